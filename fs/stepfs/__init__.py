@@ -1,0 +1,1 @@
+"""stepfs: transactional global training batches in object storage, read as files."""

@@ -1,0 +1,34 @@
+"""Wall time behind one small door, so that a whole cluster can run under trio's virtual clock.
+
+Wall time is informative only: it stamps commits (file mtimes) and never decides anything in the protocol.
+Intervals and deadlines use `trio.current_time` and `trio.sleep`, which `trio.testing.MockClock` replaces.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import trio
+
+_SIMULATED_EPOCH_MS = 1_700_000_000_000
+
+
+class Clock(Protocol):
+    """Milliseconds since 1970; may step backwards, callers must not rely on order."""
+
+    def now_ms(self) -> int: ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class TrioClock:
+    """Wall time derived from trio's clock: deterministic under `MockClock`."""
+
+    def now_ms(self) -> int:
+        return _SIMULATED_EPOCH_MS + int(trio.current_time() * 1000)

@@ -1,0 +1,64 @@
+"""Errors that cross a room's door: one tree, each class saying what the caller should do.
+
+Normal outcomes of the protocol (a create that lost its race, a step that is not committed yet) are values,
+not exceptions; see `stepfs.store.api.Put` and `stepfs.sequence`. What is raised here ends an operation. Every
+class carries the exit code that the command lines document, so the edge needs no table of its own.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StepfsError(Exception):
+    """Something failed; the message is one line that says what to do."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(StepfsError):
+    """The call is wrong (a value, a size, a combination of options): correct it and call again."""
+
+    exit_code = 2
+
+
+class AbsentError(StepfsError):
+    """A lake, bucket, directory or object that was named does not exist: name another, or create it first."""
+
+    exit_code = 3
+
+
+class RefusedError(StepfsError):
+    """Refused to protect data or a running process (lake exists, mount busy, store unfit, no right)."""
+
+    exit_code = 4
+
+
+class NewerFormatError(RefusedError):
+    """The object was written by a newer stepfs: upgrade this one. Nothing was changed."""
+
+
+class SealedError(RefusedError):
+    """The lake is sealed: no more steps will come, on purpose. Stop producing."""
+
+
+class WithdrawnError(RefusedError):
+    """A checkpoint needs steps that are being reclaimed; the record was withdrawn. Resume from a later one."""
+
+
+class CorruptError(StepfsError):
+    """Stored bytes are not what was committed: restore the object, or fork the lake around it."""
+
+    exit_code = 5
+
+
+class StoreUnreachableError(StepfsError):
+    """The store did not answer within its deadline. Nothing is known to be lost: try again later."""
+
+    exit_code = 6
+
+
+class FencedError(StepfsError):
+    """A newer incarnation of this producer id is live. Stop; a supervisor must not restart this process."""
+
+    exit_code = 7
