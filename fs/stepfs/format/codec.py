@@ -1,0 +1,166 @@
+"""The envelope of every small object, and bounded reading of what is inside.
+
+    offset 0   6 bytes   magic "stepfs"
+           6   u8        kind (`Kind`)
+           7   u8        format version
+           8   u32 LE    body length
+          12   u32 LE    CRC32C of the body
+          16   …         body: one msgpack map with string keys
+
+The checksum is verified before msgpack sees a byte. Unknown map keys are ignored within a format version; an
+unknown kind or a higher version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
+`CorruptError`, never another exception, never an allocation larger than a small multiple of the input.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import msgpack
+from crc32c import crc32c
+
+from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format.ids import ID_BYTES_MAX, INTEGER_MAX
+
+MAGIC: Final = b"stepfs"
+FORMAT_VERSION: Final = 1
+OBJECT_BYTES_MAX: Final = 256 << 20
+_HEADER = struct.Struct("<6sBBII")
+_CONTAINER_ITEMS_MAX: Final = (
+    1 << 14
+)  # times msgpack's 511 levels, 8 bytes each: what a hostile object can claim
+
+Value = None | bool | int | float | str | bytes | list["Value"] | dict["Value", "Value"]
+
+
+class Kind(enum.IntEnum):
+    """What an enveloped object is; stored, so numbers never change meaning."""
+
+    LAKE = 1
+    COMMIT = 2
+    SNAPSHOT = 3
+    SEGMENT = 4
+    FLOOR = 5
+    CONSUMER = 6
+    TGB_INDEX = 7
+    NODE = 8
+
+
+def encode(kind: Kind, body: Mapping[str, object]) -> bytes:
+    """Envelope one map."""
+    packed: bytes = msgpack.packb(body, use_bin_type=True)
+    assert len(packed) <= OBJECT_BYTES_MAX
+    return _HEADER.pack(MAGIC, kind, FORMAT_VERSION, len(packed), crc32c(packed)) + packed
+
+
+def decode(kind: Kind, data: bytes, what: str) -> Fields:
+    """Open an envelope of the expected kind. `what` names the object in errors (its key)."""
+    if len(data) < _HEADER.size:
+        raise CorruptError(f"{what}: {len(data)} bytes is too short for a stepfs object")
+    magic, got_kind, version, length, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptError(f"{what}: not a stepfs object (magic {magic!r})")
+    if version > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{what}: written in format {version}, this stepfs reads up to {FORMAT_VERSION}; upgrade stepfs"
+        )
+    if version == 0:
+        raise CorruptError(f"{what}: says format 0, which never was")
+    if got_kind != kind:
+        raise CorruptError(
+            f"{what}: is a stepfs object of kind {got_kind}, expected {kind.name} ({kind.value})"
+        )
+    body = memoryview(data)[_HEADER.size :]
+    if len(body) != length:
+        raise CorruptError(f"{what}: truncated, {len(body)} of {length} body bytes")
+    if crc32c(body) != checksum:
+        raise CorruptError(f"{what}: checksum mismatch")
+    return Fields(unpack(body, what), what)
+
+
+def unpack(body: bytes | memoryview, what: str) -> Value:
+    """Msgpack → value, bounded in depth by msgpack's own stack and in width here."""
+    try:
+        value: Value = msgpack.unpackb(
+            body,
+            raw=False,
+            strict_map_key=False,
+            max_array_len=min(len(body), _CONTAINER_ITEMS_MAX),
+            max_map_len=min(len(body), _CONTAINER_ITEMS_MAX),
+        )
+    except Exception as error:
+        # msgpack raises a zoo here (ValueError, StackError, ExtraData, TypeError for unhashable keys …).
+        raise CorruptError(f"{what}: malformed msgpack ({type(error).__name__}: {error})") from error
+    return value
+
+
+class Fields:
+    """A decoded map read field by field, each with its type and bound."""
+
+    __slots__ = ("_map", "_what")
+
+    def __init__(self, value: Value, what: str) -> None:
+        if not isinstance(value, dict):
+            raise CorruptError(f"{what}: expected a map, found {type(value).__name__}")
+        self._map = value
+        self._what = what
+
+    def integer(self, name: str, *, low: int = 0, high: int = INTEGER_MAX) -> int:
+        value = self._map.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.bad(name, f"an integer in [{low}, {high}]")
+        return value
+
+    def text(self, name: str, *, bytes_max: int = ID_BYTES_MAX) -> str:
+        value = self._map.get(name)
+        if not isinstance(value, str) or len(value.encode(errors="surrogatepass")) > bytes_max:
+            raise self.bad(name, f"text of at most {bytes_max} bytes")
+        return value
+
+    def binary(self, name: str, *, size: int | None = None, size_max: int = OBJECT_BYTES_MAX) -> bytes:
+        value = self._map.get(name)
+        if not isinstance(value, bytes) or len(value) > size_max or (size is not None and len(value) != size):
+            raise self.bad(name, f"{size if size is not None else f'at most {size_max}'} bytes")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self._map.get(name)
+        if not isinstance(value, bool):
+            raise self.bad(name, "a boolean")
+        return value
+
+    def map(self, name: str) -> Fields:
+        return Fields(self._map.get(name), f"{self._what}: {name}")
+
+    def maps(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[Fields]:
+        value = self._map.get(name)
+        if not isinstance(value, list) or len(value) > items_max:
+            raise self.bad(name, f"a list of at most {items_max} maps")
+        return [Fields(item, f"{self._what}: {name}[{number}]") for number, item in enumerate(value)]
+
+    def integers(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[int]:
+        value = self._map.get(name)
+        if not isinstance(value, list) or len(value) > items_max:
+            raise self.bad(name, f"a list of at most {items_max} integers")
+        numbers = [
+            n for n in value if isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= INTEGER_MAX
+        ]
+        if len(numbers) != len(value):
+            raise self.bad(name, f"integers in [0, {INTEGER_MAX}]")
+        return numbers
+
+    def texts(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[str]:
+        value = self._map.get(name)
+        if not isinstance(value, list) or len(value) > items_max:
+            raise self.bad(name, f"a list of at most {items_max} texts")
+        texts = [text for text in value if isinstance(text, str)]
+        if len(texts) != len(value):
+            raise self.bad(name, "texts")
+        return texts
+
+    def bad(self, name: str, expected: str) -> CorruptError:
+        """The error for a field that is not what it must be; raise it."""
+        return CorruptError(f"{self._what}: field {name!r} is not {expected}")

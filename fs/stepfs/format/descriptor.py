@@ -1,0 +1,127 @@
+"""What a commit says of one TGB: where its slices lie and how to verify them without opening the object.
+
+Per slice: offset, length, CRC32C, record count; for a slice longer than one block (`BLOCK_BYTES`) one CRC32C per
+block besides, so that a large slice can be fetched in parts and served block by verified block. Kept packed: a
+lake of 10⁶ steps × 64 slices must not become 10⁸ Python objects.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.errors import CorruptError
+from stepfs.format.codec import Fields
+from stepfs.format.ids import BLOCK_BYTES, SLICE_BYTES_MAX, SLICES_MAX, SliceIndex
+
+_SLICE: Final = struct.Struct("<QQII")
+_CRC: Final = struct.Struct("<I")
+_KEY_BYTES_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRef:
+    """One slice inside its object: bytes [offset, offset + length), checksum, records."""
+
+    offset: int
+    length: int
+    crc32c: int
+    records: int
+    blocks: tuple[int, ...]  # CRC32C of each BLOCK_BYTES block; empty for a slice of at most one block
+
+
+def block_count(length: int) -> int:
+    """How many block checksums a slice of `length` bytes carries (none when one block holds it)."""
+    return 0 if length <= BLOCK_BYTES else -(-length // BLOCK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """One TGB as a commit names it."""
+
+    origin: int  # index into the lake's origins; 0 = this lake
+    key: str
+    size: int  # bytes of the whole object
+    seq: int
+    packed_slices: bytes
+    packed_blocks: bytes
+
+    @property
+    def slices(self) -> int:
+        return len(self.packed_slices) // _SLICE.size
+
+    def length(self, index: SliceIndex) -> int:
+        """Bytes of one slice, without decoding the rest."""
+        length: int = _SLICE.unpack_from(self.packed_slices, index * _SLICE.size)[1]
+        return length
+
+    def slice(self, index: SliceIndex) -> SliceRef:
+        """Where slice `index` lies; IndexError beyond the last."""
+        if not 0 <= index < self.slices:
+            raise IndexError(index)
+        first_block = 0
+        for before in range(index if self.packed_blocks else 0):
+            first_block += block_count(self.length(SliceIndex(before)))
+        offset, length, crc, records = _SLICE.unpack_from(self.packed_slices, index * _SLICE.size)
+        blocks = struct.unpack_from(f"<{block_count(length)}I", self.packed_blocks, first_block * _CRC.size)
+        return SliceRef(offset, length, crc, records, blocks)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(entry[1] for entry in _SLICE.iter_unpack(self.packed_slices))
+
+    @property
+    def records(self) -> int:
+        return sum(entry[3] for entry in _SLICE.iter_unpack(self.packed_slices))
+
+
+def pack_slices(slices: Sequence[SliceRef]) -> tuple[bytes, bytes]:
+    """Slices → (packed_slices, packed_blocks)."""
+    packed = b"".join(_SLICE.pack(s.offset, s.length, s.crc32c, s.records) for s in slices)
+    blocks = b"".join(_CRC.pack(crc) for s in slices for crc in s.blocks)
+    return packed, blocks
+
+
+def check_packed(packed_slices: bytes, packed_blocks: bytes, *, size: int, what: str) -> None:
+    """Refuse slices that do not fit their object or whose block checksums are not exactly as many as needed."""
+    if len(packed_slices) % _SLICE.size or not 0 < len(packed_slices) // _SLICE.size <= SLICES_MAX:
+        raise CorruptError(f"{what}: slice table of {len(packed_slices)} bytes")
+    blocks = 0
+    for offset, length, _crc, _records in _SLICE.iter_unpack(packed_slices):
+        if length > SLICE_BYTES_MAX or offset + length > size:
+            raise CorruptError(
+                f"{what}: a slice [{offset}, +{length}) lies outside its object of {size} bytes"
+            )
+        blocks += block_count(length)
+    if len(packed_blocks) != blocks * _CRC.size:
+        raise CorruptError(f"{what}: {len(packed_blocks)} bytes of block checksums for {blocks} blocks")
+
+
+def descriptor_body(tgb: Descriptor) -> dict[str, object]:
+    """Descriptor → the map stored in commits, snapshots and index segments."""
+    return {
+        "origin": tgb.origin,
+        "key": tgb.key,
+        "size": tgb.size,
+        "seq": tgb.seq,
+        "slices": tgb.packed_slices,
+        "blocks": tgb.packed_blocks,
+    }
+
+
+def read_descriptor(fields: Fields, what: str) -> Descriptor:
+    """Inverse of `descriptor_body`; `CorruptError` for anything out of bounds."""
+    size = fields.integer("size")
+    packed_slices = fields.binary("slices")
+    packed_blocks = fields.binary("blocks")
+    check_packed(packed_slices, packed_blocks, size=size, what=what)
+    return Descriptor(
+        origin=fields.integer("origin", high=255),
+        key=fields.text("key", bytes_max=_KEY_BYTES_MAX),
+        size=size,
+        seq=fields.integer("seq"),
+        packed_slices=packed_slices,
+        packed_blocks=packed_blocks,
+    )

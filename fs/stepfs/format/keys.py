@@ -1,0 +1,122 @@
+"""Object names of a lake: pure functions from what an object is to where it lives.
+
+Components are fixed width in `[0-9a-z-]` so that no name is a prefix of a sibling: SeaweedFS sorts by path
+component, S3 by bytes, and both must LIST in the same order. User-chosen ids appear only as hashes; the ids
+themselves stand inside the objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs import entropy
+from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex
+
+LAKE: Final = "lake.msgpack"
+_NUMBER_DIGITS: Final = 20
+_DATA = re.compile(r"^[0-9a-f]{32}/data/([0-9a-f]{32})/(\d{10})-(\d{16})-([0-9a-f]{16})\.tgb$")
+
+
+def new_lake_id() -> str:
+    """128 random bits: a lake dropped and recreated under the same URL is another lake (hazard 7)."""
+    return entropy.token(16).hex()
+
+
+def component(identifier: str) -> str:
+    """Fixed-width path component of a producer, group or node id."""
+    return hashlib.sha256(identifier.encode()).hexdigest()[:32]
+
+
+def numbered(prefix: str, number: int) -> str:
+    """Slot `number` of the sequence under `prefix` (which ends in '/')."""
+    assert prefix.endswith("/")
+    assert 0 <= number < 10**_NUMBER_DIGITS
+    return f"{prefix}{number:0{_NUMBER_DIGITS}d}"
+
+
+def number_of(prefix: str, key: str) -> int | None:
+    """Inverse of `numbered`; None for anything else found under the prefix."""
+    tail = key.removeprefix(prefix)
+    if len(tail) != _NUMBER_DIGITS or not tail.isascii() or not tail.isdigit() or key == tail:
+        return None
+    return int(tail)
+
+
+def log_prefix(lake_id: str) -> str:
+    return f"{lake_id}/log/"
+
+
+def floor_prefix(lake_id: str) -> str:
+    return f"{lake_id}/floor/"
+
+
+def snapshot_prefix(lake_id: str) -> str:
+    return f"{lake_id}/snapshot/"
+
+
+def index_prefix(lake_id: str) -> str:
+    return f"{lake_id}/index/"
+
+
+def data_prefix(lake_id: str) -> str:
+    return f"{lake_id}/data/"
+
+
+def consumers_prefix(lake_id: str) -> str:
+    return f"{lake_id}/consumers/"
+
+
+def group_prefix(lake_id: str, group: str) -> str:
+    return f"{lake_id}/consumers/{component(group)}/"
+
+
+def nodes_prefix(lake_id: str) -> str:
+    return f"{lake_id}/nodes/"
+
+
+def node_key(lake_id: str, group: str, node: str) -> str:
+    return f"{lake_id}/nodes/{component(group)}/{component(node)}"
+
+
+def segment_key(lake_id: str, segment: SegmentIndex) -> str:
+    """`index/<first>-<last>`, both steps inclusive."""
+    first = segment * SEGMENT_STEPS
+    last = first + SEGMENT_STEPS - 1
+    return f"{lake_id}/index/{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"
+
+
+def segment_of_key(lake_id: str, key: str) -> SegmentIndex | None:
+    """Inverse of `segment_key`; None for anything else."""
+    tail = key.removeprefix(index_prefix(lake_id))
+    first, dash, _ = tail.partition("-")
+    if not (dash and first.isascii() and first.isdigit()):
+        return None
+    segment = SegmentIndex(int(first) // SEGMENT_STEPS)
+    return segment if segment_key(lake_id, segment) == key else None
+
+
+@dataclass(frozen=True, slots=True)
+class DataName:
+    """What the name of a data object says: enough to tell an orphan without a clock."""
+
+    producer: str  # `component` of the producer id
+    epoch: Epoch
+    seq: int
+
+
+def data_key(lake_id: str, producer_id: str, epoch: Epoch, seq: int) -> str:
+    """A fresh name for a TGB; the random part keeps a forked or rewound producer from overwriting (hazard 8)."""
+    assert 0 <= epoch < 10**10
+    assert 0 <= seq < 10**16
+    return f"{lake_id}/data/{component(producer_id)}/{epoch:010d}-{seq:016d}-{entropy.token(8).hex()}.tgb"
+
+
+def parse_data_key(key: str) -> DataName | None:
+    """Read a data object's name; None for anything else found under `data/`."""
+    match = _DATA.fullmatch(key)
+    if match is None:
+        return None
+    return DataName(match[1], Epoch(int(match[2])), int(match[3]))

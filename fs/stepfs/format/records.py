@@ -1,0 +1,153 @@
+"""The three small records beside the log: lake identity, reclaim floor, consumer group."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.errors import CorruptError, UsageError
+from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX, Step, Version
+
+RECORD_ID_BYTES: Final = 16
+KEPT_CHECKPOINTS_MAX: Final = 4096
+_EXT: Final = re.compile(r"^(\.[A-Za-z0-9_-]{1,15}){1,3}$")
+_LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")
+
+
+@dataclass(frozen=True, slots=True)
+class LakeIdentity:
+    """`lake.msgpack`: written once; everything else of the lake lives under its random id."""
+
+    lake_id: str
+    slices: int
+    ext: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FloorRecord:
+    """A slot of `floor/`. A closing record (closing > first_live_step) announces; the next one advances."""
+
+    record_id: bytes  # random: tells two reclaimers apart
+    floor: Version  # lowest log version that may still exist
+    first_live_step: Step
+    closing: Step  # no group may start to need a step below this
+    deleted_bytes: int  # payload bytes reclaimed so far
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """A slot of `consumers/<group>/`: the whole set of kept checkpoints, so older slots are never needed."""
+
+    record_id: bytes
+    group: str
+    kept: tuple[Step, ...]  # `next` of every kept, durable checkpoint, ascending, distinct
+    start: (
+        Step  # what counts while nothing is kept: the first step that was not being given up at registration
+    )
+    retired: bool
+    time_ms: int
+
+    @property
+    def need(self) -> Step:
+        """First step this group may still read. Meaningless when retired."""
+        return min(self.kept, default=self.start)
+
+
+def check_ext(ext: str) -> str:
+    """A file extension such as `.pt` or `.tar.gz`; `UsageError` otherwise."""
+    if not _EXT.fullmatch(ext):
+        raise UsageError(f"extension {ext!r}: use a dot and letters or digits, such as .pt or .npy")
+    return ext
+
+
+def check_id(identifier: str, what: str) -> str:
+    """A producer or group id: 1 to 256 bytes of printable UTF-8."""
+    size = len(identifier.encode(errors="surrogatepass"))
+    if not 0 < size <= ID_BYTES_MAX or not identifier.isprintable():
+        raise UsageError(f"{what} {identifier!r}: use 1 to {ID_BYTES_MAX} bytes of printable text")
+    return identifier
+
+
+def encode_lake(identity: LakeIdentity) -> bytes:
+    return encode(
+        Kind.LAKE,
+        {
+            "lake": identity.lake_id,
+            "slices": identity.slices,
+            "ext": identity.ext,
+            "created": identity.created_ms,
+        },
+    )
+
+
+def decode_lake(data: bytes, what: str) -> LakeIdentity:
+    fields = decode(Kind.LAKE, data, what)
+    lake_id = fields.text("lake")
+    ext = fields.text("ext")
+    if not _LAKE_ID.fullmatch(lake_id) or not _EXT.fullmatch(ext):
+        raise CorruptError(f"{what}: lake id {lake_id!r} with extension {ext!r}")
+    slices = fields.integer("slices", low=1, high=SLICES_MAX)
+    return LakeIdentity(lake_id, slices, ext, fields.integer("created"))
+
+
+def encode_floor(lake_id: str, record: FloorRecord) -> bytes:
+    return encode(
+        Kind.FLOOR,
+        {
+            "lake": lake_id,
+            "id": record.record_id,
+            "floor": record.floor,
+            "first_live_step": record.first_live_step,
+            "closing": record.closing,
+            "deleted_bytes": record.deleted_bytes,
+            "time": record.time_ms,
+        },
+    )
+
+
+def decode_floor(data: bytes, what: str) -> tuple[str, FloorRecord]:
+    """→ (lake id, record)."""
+    fields = decode(Kind.FLOOR, data, what)
+    return fields.text("lake"), FloorRecord(
+        record_id=fields.binary("id", size=RECORD_ID_BYTES),
+        floor=Version(fields.integer("floor")),
+        first_live_step=Step(fields.integer("first_live_step")),
+        closing=Step(fields.integer("closing")),
+        deleted_bytes=fields.integer("deleted_bytes"),
+        time_ms=fields.integer("time"),
+    )
+
+
+def encode_consumer(lake_id: str, record: ConsumerRecord) -> bytes:
+    return encode(
+        Kind.CONSUMER,
+        {
+            "lake": lake_id,
+            "id": record.record_id,
+            "group": record.group,
+            "kept": list(record.kept),
+            "start": record.start,
+            "retired": record.retired,
+            "time": record.time_ms,
+        },
+    )
+
+
+def decode_consumer(data: bytes, what: str) -> tuple[str, ConsumerRecord]:
+    """→ (lake id, record)."""
+    fields = decode(Kind.CONSUMER, data, what)
+    kept = fields.integers("kept", items_max=KEPT_CHECKPOINTS_MAX)
+    if kept != sorted(set(kept)):
+        raise CorruptError(f"{what}: kept checkpoints are not ascending and distinct")
+    return fields.text("lake"), ConsumerRecord(
+        record_id=fields.binary("id", size=RECORD_ID_BYTES),
+        group=fields.text("group"),
+        kept=tuple(Step(next_step) for next_step in kept),
+        start=Step(fields.integer("start")),
+        retired=fields.boolean("retired"),
+        time_ms=fields.integer("time"),
+    )

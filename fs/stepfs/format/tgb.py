@@ -1,0 +1,147 @@
+"""The TGB object: every slice of one global step, immutable, readable without any log.
+
+    offset 0      64 bytes   magic "stepfs-tgb\\n", format version, zero padding
+           64     slices     back to back, each at a multiple of 64 bytes, zero padding between
+           …      index      enveloped map (codec.py): lake, producer, epoch, seq, packed slice table
+           end-24 24 bytes   u64 index offset, u32 index length, u32 CRC32C of the 12 bytes before it, magic "tgb-foot"
+
+The writer never joins payloads: the image is a list of buffers, sent as they are. Reading needs the descriptor
+from the log only; the index and footer serve `stepfs verify` and recovery after a lost log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format.codec import FORMAT_VERSION, Kind, decode, encode
+from stepfs.format.descriptor import SliceRef, block_count, check_packed, pack_slices
+from stepfs.format.ids import BLOCK_BYTES, Epoch
+
+Buffer = bytes | bytearray | memoryview
+
+ALIGNMENT_BYTES: Final = 64
+FOOTER_BYTES: Final = 24
+_MAGIC: Final = b"stepfs-tgb\n"
+_FOOT: Final = b"tgb-foot"
+HEADER: Final = (_MAGIC + bytes([FORMAT_VERSION])).ljust(ALIGNMENT_BYTES, b"\0")
+_FOOTER = struct.Struct("<QI")
+_ZEROS: Final = bytes(ALIGNMENT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class TgbIndex:
+    """Who wrote the object and where its slices lie, as the object itself says."""
+
+    lake_id: str
+    producer_id: str
+    epoch: Epoch
+    seq: int
+    packed_slices: bytes
+    packed_blocks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TgbImage:
+    """An object ready to be sent: `b"".join(parts)` would be its bytes."""
+
+    parts: tuple[Buffer, ...]
+    size: int
+    packed_slices: bytes
+    packed_blocks: bytes
+
+
+def checksum_slice(payload: memoryview) -> tuple[int, tuple[int, ...]]:
+    """CRC32C of a slice, and of each of its blocks when it has more than one."""
+    if not block_count(len(payload)):
+        return crc32c(payload), ()
+    whole = 0
+    blocks = []
+    for start in range(0, len(payload), BLOCK_BYTES):
+        block = payload[start : start + BLOCK_BYTES]
+        whole = crc32c(block, whole)
+        blocks.append(crc32c(block))
+    return whole, tuple(blocks)
+
+
+def build(
+    *,
+    lake_id: str,
+    producer_id: str,
+    epoch: Epoch,
+    seq: int,
+    payloads: Sequence[Buffer],
+    records: Sequence[int],
+) -> TgbImage:
+    """Lay out and checksum one TGB. CPU-bound (a pass over every payload): call it in a worker thread."""
+    assert len(payloads) == len(records) > 0
+    parts: list[Buffer] = [HEADER]
+    offset = len(HEADER)
+    slices = []
+    for payload, count in zip(payloads, records, strict=True):
+        view = memoryview(payload).cast("B") if len(payload) else memoryview(b"")
+        crc, blocks = checksum_slice(view)
+        slices.append(SliceRef(offset, len(view), crc, count, blocks))
+        parts.append(view)
+        padding = -len(view) % ALIGNMENT_BYTES
+        if padding:
+            parts.append(_ZEROS[:padding])
+        offset += len(view) + padding
+    packed_slices, packed_blocks = pack_slices(slices)
+    index = encode(
+        Kind.TGB_INDEX,
+        {
+            "lake": lake_id,
+            "producer": producer_id,
+            "epoch": epoch,
+            "seq": seq,
+            "slices": packed_slices,
+            "blocks": packed_blocks,
+        },
+    )
+    place = _FOOTER.pack(offset, len(index))
+    parts += [index, place, struct.pack("<I", crc32c(place)), _FOOT]
+    return TgbImage(tuple(parts), offset + len(index) + FOOTER_BYTES, packed_slices, packed_blocks)
+
+
+def read_header(header: bytes, what: str) -> None:
+    """Refuse what is not a TGB, or a newer one. `header` is the object's first 64 bytes."""
+    if not header.startswith(_MAGIC) or len(header) != ALIGNMENT_BYTES:
+        raise CorruptError(f"{what}: not a TGB object")
+    if header[len(_MAGIC)] > FORMAT_VERSION:
+        raise NewerFormatError(f"{what}: TGB of format {header[len(_MAGIC)]}; upgrade stepfs")
+
+
+def read_footer(footer: bytes, *, size: int, what: str) -> tuple[int, int]:
+    """Last `FOOTER_BYTES` of the object → (index offset, index length)."""
+    if len(footer) != FOOTER_BYTES or footer[-len(_FOOT) :] != _FOOT:
+        raise CorruptError(f"{what}: no TGB footer; the object is truncated")
+    place = footer[: _FOOTER.size]
+    (checksum,) = struct.unpack_from("<I", footer, _FOOTER.size)
+    if crc32c(place) != checksum:
+        raise CorruptError(f"{what}: TGB footer checksum mismatch")
+    offset, length = _FOOTER.unpack(place)
+    if offset < ALIGNMENT_BYTES or offset + length + FOOTER_BYTES != size:
+        raise CorruptError(f"{what}: TGB index [{offset}, +{length}) does not fit an object of {size} bytes")
+    return offset, length
+
+
+def read_index(data: bytes, *, size: int, what: str) -> TgbIndex:
+    """The index of a TGB of `size` bytes."""
+    fields = decode(Kind.TGB_INDEX, data, what)
+    packed_slices = fields.binary("slices")
+    packed_blocks = fields.binary("blocks")
+    check_packed(packed_slices, packed_blocks, size=size, what=what)
+    return TgbIndex(
+        lake_id=fields.text("lake"),
+        producer_id=fields.text("producer"),
+        epoch=Epoch(fields.integer("epoch", low=1)),
+        seq=fields.integer("seq"),
+        packed_slices=packed_slices,
+        packed_blocks=packed_blocks,
+    )

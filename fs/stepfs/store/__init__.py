@@ -1,0 +1,1 @@
+"""Object stores: one small async protocol, three implementations."""

@@ -1,0 +1,101 @@
+"""The store as the rest of stepfs sees it: six verbs on byte strings, async on trio.
+
+One primitive carries every guarantee: `create`, a single-request put that succeeds only if the key is absent. Its
+outcome is a value, because losing a race and not knowing are ordinary (protocol.md). `If-Match`, conditional
+multipart completion and conditional copy are not used: servers differ on them. Implementations: `local` (file://),
+`s3` (boto3), `faulty` (in memory, virtual time, planted faults).
+
+All methods raise `StoreUnreachableError` once their own retries and deadline are spent, `RefusedError` for
+missing rights, `AbsentError` when the bucket or root itself is gone. Keys are relative to the lake's URL, use '/'
+and never start with it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Put(enum.Enum):
+    """How a conditional create ended."""
+
+    CREATED = "created"  # this request's bytes are the object
+    EXISTS = "exists"  # the key was taken; maybe by an earlier attempt of ours: read it (hazard 2)
+    RETRY = "retry"  # 409: undecided by the server, send the same bytes again shortly (hazard 3)
+    UNKNOWN = "unknown"  # timeout, reset, 5xx: may have happened, or may still happen
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One listed object."""
+
+    key: str
+    size: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """Requests sent and bytes moved; tests and benchmarks assert on these."""
+
+    get: int = 0
+    create: int = 0
+    put: int = 0
+    list: int = 0
+    delete: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    keys: MutableSequence[tuple[str, str]] | None = field(
+        default=None
+    )  # (verb, key) trace, when a test sets a list
+
+    def note(self, verb: str, *keys: str) -> None:
+        """One more request of `verb` ('get', 'create', 'put', 'list', 'delete'); only a delete names several keys."""
+        setattr(self, verb, getattr(self, verb) + 1)
+        if self.keys is not None:
+            self.keys.extend((verb, key) for key in keys)
+
+    @property
+    def requests(self) -> int:
+        return self.get + self.create + self.put + self.list + self.delete
+
+
+class Store(Protocol):
+    """A prefix of an object store, or a directory that behaves like one."""
+
+    url: str
+    counts: Counts
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        """The whole object, None if absent. `CorruptError` if it is larger than `bytes_max`."""
+        ...
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+        """Fill `buffer` with bytes from `offset`; one request, no copy beyond the socket's.
+
+        Returns how many bytes there were (fewer than asked at the end of the object), None if absent.
+        """
+        ...
+
+    async def create(self, key: str, body: bytes) -> Put:
+        """Create `key` only if absent: exactly one attempt, durable when CREATED."""
+        ...
+
+    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Upload the concatenation of `parts` under a name nobody else uses; retried, durable on return."""
+        ...
+
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Entry]:
+        """Objects under `prefix` with key > `after`, in key order, at most `limit`."""
+        ...
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """Delete in batches; an absent key is fine (idempotent)."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release threads and connections."""
+        ...

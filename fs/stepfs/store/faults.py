@@ -1,0 +1,105 @@
+"""What can go wrong with one request, as values: whether and when the server applies it, and what the caller is told.
+
+The two are independent; every hazard of protocol.md that comes from the network is a pair of them. A `Plan` picks a
+fault for each request; `faulty.FaultyStore` carries it out. Nothing here depends on time or global randomness.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+_TIMEOUT_S = 15.0
+
+
+class Told(enum.Enum):
+    """What the caller learns."""
+
+    TRUTH = "truth"
+    NOTHING = "nothing"  # timeout, reset, 5xx, short body
+    CONFLICT = "409"
+    TAKEN = "412"
+    ABSENT = "404"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way for a request to go wrong.
+
+    `applied`: the server carries it out on arrival. `late_s`: it does so this long after arrival instead, when the
+    caller has long given up. `wait_s`: what the caller waits beyond the usual latency.
+    """
+
+    name: str
+    told: Told
+    applied: bool = False
+    late_s: float | None = None
+    wait_s: float = 0.0
+
+
+LOST_REQUEST = Fault("lost request", Told.NOTHING, wait_s=_TIMEOUT_S)
+LOST_RESPONSE = Fault("lost response", Told.NOTHING, applied=True, wait_s=_TIMEOUT_S)
+RESET_BEFORE = Fault("reset before apply", Told.NOTHING)
+RESET_AFTER = Fault("reset after apply", Told.NOTHING, applied=True)
+ERROR_500 = Fault("500", Told.NOTHING)
+ERROR_500_APPLIED = Fault("500 after apply", Told.NOTHING, applied=True)
+THROTTLED_503 = Fault("503", Told.NOTHING, wait_s=0.1)
+CONFLICT_409 = Fault("409", Told.CONFLICT)
+FALSE_412 = Fault("412 for a free key", Told.TAKEN)
+OWN_412 = Fault("412 for the own success", Told.TAKEN, applied=True)
+SHORT_BODY = Fault("short body", Told.NOTHING, applied=True)
+STALE_404 = Fault("404 for an object that is there", Told.ABSENT)
+
+
+def delayed(late_s: float, *, wait_s: float = 0.0) -> Fault:
+    """Nothing is heard, and the request lands `late_s` after its arrival all the same."""
+    return Fault(f"delayed {late_s:g} s", Told.NOTHING, late_s=late_s, wait_s=wait_s)
+
+
+Plan = Callable[[str, str, random.Random], Fault | None]  # (verb, key, the store's own randomness)
+
+
+def no_faults(_verb: str, _key: str, _rng: random.Random) -> Fault | None:
+    """Every request works."""
+    return None
+
+
+class Scripted:
+    """The given faults once each, on the first request whose verb equals and whose key contains what is named."""
+
+    def __init__(self, script: Sequence[tuple[str, str, Fault]]) -> None:
+        self.left = list(script)  # a test asserts that it ends empty
+
+    def __call__(self, verb: str, key: str, _rng: random.Random) -> Fault | None:
+        for position, (wanted, part, fault) in enumerate(self.left):
+            if wanted == verb and part in key:
+                del self.left[position]
+                return fault
+        return None
+
+
+class Weighted:
+    """Each fault with its probability, per request of a verb it can happen to."""
+
+    def __init__(self, probabilities: Mapping[Fault, float]) -> None:
+        self._faults = list(probabilities)
+        self._weights = [probabilities[fault] for fault in self._faults]
+        self._healthy = 1.0 - sum(self._weights)
+        assert self._healthy >= 0.0
+        self.active = True  # a simulation turns faults off to let everything settle
+
+    def __call__(self, verb: str, _key: str, rng: random.Random) -> Fault | None:
+        pick: Fault | None
+        (pick,) = rng.choices([None, *self._faults], [self._healthy, *self._weights])
+        return pick if self.active and pick is not None and can_happen(pick, verb) else None
+
+
+def can_happen(fault: Fault, verb: str) -> bool:
+    """Whether `fault` makes sense for `verb`: status codes of conditional creates only for them, and so on."""
+    if fault.told in {Told.CONFLICT, Told.TAKEN}:
+        return verb == "create"
+    if fault.told is Told.ABSENT or fault is SHORT_BODY:
+        return verb == "get"
+    return True

@@ -1,0 +1,66 @@
+"""Whole reads, durable writes: the few file primitives the local store is made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from stepfs.store.api import Buffer
+
+STALE_TEMPORARY_S: Final = 24 * 3600
+_VECTORS_MAX: Final = 1024  # IOV_MAX
+
+
+def links(path: Path) -> int:
+    """Names the file has; opening it first makes a network file system ask its server (close-to-open)."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(handle).st_nlink
+    finally:
+        os.close(handle)
+
+
+def fill(handle: int, offset: int, buffer: memoryview) -> int:
+    """Read into `buffer` from byte `offset`; returns how many bytes there were before the end of the file."""
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(handle, [buffer[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done
+
+
+def write_all(handle: int, parts: Sequence[Buffer]) -> None:
+    """Write the concatenation of `parts`, gathered by the kernel, not here."""
+    views = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+    while views:
+        written = os.writev(handle, views[:_VECTORS_MAX])
+        done = 0
+        while done < len(views) and written >= views[done].nbytes:
+            written -= views[done].nbytes
+            done += 1
+        del views[:done]
+        if written:
+            views[0] = views[0][written:]
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def collect_stale(place: Path, now_s: float) -> None:
+    """Drop what writers that crashed left behind; `now_s` is this file system's time, from a file just written."""
+    with suppress(OSError), os.scandir(place) as scan:
+        for entry in scan:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime < now_s - STALE_TEMPORARY_S:
+                    os.unlink(entry.path)  # noqa: PTH108 (already a str)

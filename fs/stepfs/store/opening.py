@@ -1,0 +1,53 @@
+"""From a lake's URL to its store: parsing and refusing only; nothing here touches a disk or a network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from stepfs.errors import UsageError
+from stepfs.store.api import Store
+from stepfs.store.local import LocalStore
+from stepfs.store.names import check_key
+
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def open_store(url: str, *, endpoint_url: str | None = None) -> Store:
+    """The store of `file:///directory` or `s3://bucket/prefix`; `UsageError` for anything else.
+
+    `endpoint_url` names an S3-compatible server; without it the AWS chain decides (AWS_ENDPOINT_URL_S3, …).
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise UsageError(f"{url!r} has no scheme; write file:///directory or s3://bucket/prefix")
+    if scheme == "file":
+        return LocalStore(_local_root(url, rest))
+    if scheme == "s3":
+        bucket, prefix = _bucket_and_prefix(url, rest)
+        from stepfs.store.s3 import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
+
+        return S3Store(bucket, prefix, endpoint_url=endpoint_url)
+    raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write file:///directory or s3://bucket/prefix")
+
+
+def _local_root(url: str, rest: str) -> Path:
+    host, slash, path = rest.partition("/")
+    if host not in {"", "localhost"} or not slash:
+        raise UsageError(f"{url!r} is not absolute; write file:///directory")
+    root = Path(unquote(f"/{path}"))
+    if "\0" in str(root) or ".." in root.parts:
+        raise UsageError(f"{url!r} does not name a directory; write file:///directory")
+    return root
+
+
+def _bucket_and_prefix(url: str, rest: str) -> tuple[str, str]:
+    bucket, _, prefix = rest.partition("/")
+    if "@" in rest:
+        raise UsageError("credentials do not belong into a URL; set AWS_ACCESS_KEY_ID or AWS_PROFILE instead")
+    if _BUCKET.fullmatch(bucket) is None:
+        raise UsageError(f"{url!r}: {bucket!r} is not a bucket name; write s3://bucket/prefix")
+    prefix = prefix.strip("/")
+    return bucket, check_key(prefix) if prefix else ""

@@ -1,0 +1,40 @@
+"""What a failed system call means to the person who runs the program: errno to one line and one error class."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Final
+
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError, UsageError
+
+_FULL: Final = "; free space and retry"
+_RIGHT: Final = "; check owner, mode and mount options"
+_LINKS: Final = "; file:// lakes need a file system with hard links, use another"
+_FILES: Final = "; raise ulimit -n"
+_REFUSALS: Final = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "; raise ulimit -f",
+    errno.EACCES: _RIGHT,
+    errno.EPERM: _RIGHT,
+    errno.EROFS: _RIGHT,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ELOOP: "; remove the symbolic link that stands in its place",
+    errno.ENOTDIR: "; move away the file that stands where a directory belongs",
+    errno.EXDEV: _LINKS,
+    errno.EOPNOTSUPP: _LINKS,
+    errno.EMLINK: _LINKS,
+    errno.ENOSYS: _LINKS,
+}
+
+
+def explain(error: OSError, root: Path, doing: str) -> StepfsError:
+    """The error to raise (from `error`) when `doing` ('write a/b', …) failed below `root`."""
+    what = f"cannot {doing} on the file system of {root}: {(error.strerror or str(error)).lower()}"
+    if error.errno in _REFUSALS:
+        return RefusedError(what + _REFUSALS[error.errno])
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"{what}; use a shorter directory")
+    return StoreUnreachableError(f"{what} (errno {error.errno}); check the file system and retry")

@@ -1,0 +1,202 @@
+"""The one promise everything rests on, tried out: of many creates of a key exactly one succeeds.
+
+Some servers ignore If-None-Match and answer 200 to everybody (hazard 4: `rclone serve s3`, the JuiceFS gateway);
+others check and then write without a lock, which only a race shows. `probe_store` refuses such a store by name:
+briefly for writers (a few requests), thoroughly when a lake is made. `examine_store` gives `stepfs doctor` the whole
+list. Probe objects live under `probe/`, outside every lake id; a role without the right to delete leaves them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
+from stepfs.store.api import Put, Store
+
+PREFIX: Final = "probe/"
+_RACES: Final = 4
+_RACERS: Final = 4
+_UNDECIDED_MAX: Final = 3
+_PAUSE_S: Final = 0.5
+_SERVERS: Final = {  # what a server that was caught calls itself → what it is called
+    "AmazonS3": "probably `rclone serve s3` or another gofakes3 server",
+    "MinIO": "probably the JuiceFS gateway or an old MinIO",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One capability: `passed`, or what was seen instead."""
+
+    name: str
+    passed: bool
+    seen: str = ""
+
+
+@dataclass(slots=True)
+class StoreReport:
+    """What `examine_store` found; `server` as the server names itself, '' if it does not."""
+
+    url: str
+    server: str = ""
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def fit(self) -> bool:
+        """Whether a lake may live here."""
+        return all(check.passed for check in self.checks)
+
+    def refusal(self) -> str:
+        """One line that names the server and what it got wrong; '' if it is fit."""
+        wrong = [f"{check.name}: {check.seen}" for check in self.checks if not check.passed]
+        if not wrong:
+            return ""
+        called = f"the server ({self.server}{_alias(self.server)})" if self.server else "the store"
+        return (
+            f"{self.url}: {called} cannot hold a lake: {'; '.join(wrong)}; "
+            "use one that honours conditional writes"
+        )
+
+
+async def probe_store(store: Store, *, thorough: bool) -> None:
+    """`RefusedError` naming the server unless conditional creates are honest.
+
+    Brief: two creates, a read, a delete, one after the other. Thorough: `examine_store`. `StoreUnreachableError` if
+    the server would not decide.
+    """
+    report = await (examine_store(store) if thorough else _examine(store, [_second_create]))
+    if not report.fit:
+        raise RefusedError(report.refusal())
+
+
+async def examine_store(store: Store) -> StoreReport:
+    """Every capability that stepfs relies on, each tried; only an unreachable or closed store raises."""
+    return await _examine(store, [_second_create, _racing_creates, _reading, _listing])
+
+
+async def _examine(store: Store, checks: list[Callable[[Store, str], Awaitable[Check]]]) -> StoreReport:
+    report = StoreReport(store.url)
+    for check in checks:
+        prefix = f"{PREFIX}{entropy.token(16).hex()}"
+        try:
+            report.checks.append(await check(store, prefix))
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 10.0), suppress(RefusedError):
+                await store.delete([prefix, *_race_keys(prefix), *_list_keys(prefix)])
+        if not report.checks[-1].passed:
+            break  # what follows would only repeat it
+    report.server = str(getattr(store, "server", ""))
+    return report
+
+
+async def _second_create(store: Store, prefix: str) -> Check:
+    name = "conditional create"
+    first = await _decided(store, prefix, b"first")
+    second = await _decided(store, prefix, b"second")
+    if first is Put.CREATED and second is Put.CREATED:
+        return Check(
+            name, passed=False, seen="If-None-Match is ignored, a second create of the same key succeeded"
+        )
+    if second is not Put.EXISTS:
+        return Check(
+            name, passed=False, seen=f"two creates of one key ended as {first.value}, {second.value}"
+        )
+    body = await store.get(prefix)
+    kept = body == b"first" or (first is Put.EXISTS and body is not None)  # our own, unheard, then a retry
+    return Check(name, passed=kept, seen="" if kept else "a refused create changed the object")
+
+
+async def _racing_creates(store: Store, prefix: str) -> Check:
+    name = "racing creates"
+    outcomes = await _race(store, _race_keys(prefix))
+    for key, ended in outcomes.items():
+        winners = [body for body, outcome in ended.items() if outcome is Put.CREATED]
+        unsure = {Put.UNKNOWN, Put.RETRY} & set(ended.values())
+        if len(winners) > 1:
+            return Check(
+                name, passed=False, seen=f"{len(winners)} of {_RACERS} racing creates of one key succeeded"
+            )
+        if winners and await store.get(key) != winners[0]:
+            return Check(name, passed=False, seen="the object is not the winner's")
+        if not winners and not unsure:
+            return Check(name, passed=False, seen="no one of racing creates succeeded")
+    return Check(name, passed=True)
+
+
+async def _race(store: Store, keys: Sequence[str]) -> dict[str, dict[bytes, Put]]:
+    """All races at once: losers wait seconds on some servers."""
+    outcomes: dict[str, dict[bytes, Put]] = {key: {} for key in keys}
+    failed: list[StepfsError] = []
+
+    async def enter(key: str, body: bytes) -> None:
+        try:
+            outcomes[key][body] = await store.create(key, body)
+        except StepfsError as error:
+            failed.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for key in keys:
+            for racer in range(_RACERS):
+                nursery.start_soon(enter, key, b"racer %d" % racer)
+    for error in failed[:1]:
+        raise error
+    return outcomes
+
+
+async def _reading(store: Store, prefix: str) -> Check:
+    name = "read after write"
+    if await store.get(prefix) is not None:
+        return Check(name, passed=False, seen="an object that was never written is there")
+    body = bytes(range(256)) * 256
+    await store.put(prefix, [body])
+    if await store.get(prefix) != body:
+        return Check(name, passed=False, seen="an object just written does not read back")
+    middle = bytearray(1000)
+    if await store.read_into(prefix, 12345, memoryview(middle)) != 1000 or middle != body[12345:13345]:
+        return Check(name, passed=False, seen="a ranged read returns other bytes")
+    await store.delete([prefix])
+    if await store.get(prefix) is not None:
+        return Check(name, passed=False, seen="a deleted object is still there")
+    return Check(name, passed=True)
+
+
+async def _listing(store: Store, prefix: str) -> Check:
+    name = "list after write"
+    keys = _list_keys(prefix)
+    for key in reversed(keys):
+        await store.put(key, [b"x"])
+    listed = [entry.key for entry in await store.list(f"{prefix}-list/")]
+    if listed != keys:
+        return Check(name, passed=False, seen="objects just written are not listed, or not in order")
+    some = [entry.key for entry in await store.list(f"{prefix}-list/", after=keys[1], limit=2)]
+    if some != keys[2:4]:
+        return Check(name, passed=False, seen="listing does not start or stop where it was told to")
+    return Check(name, passed=True)
+
+
+def _race_keys(prefix: str) -> list[str]:
+    return [f"{prefix}-{race}" for race in range(_RACES)]
+
+
+def _list_keys(prefix: str) -> list[str]:
+    return [f"{prefix}-list/{number:03}" for number in range(5)]
+
+
+async def _decided(store: Store, key: str, body: bytes) -> Put:
+    for _ in range(_UNDECIDED_MAX):
+        outcome = await store.create(key, body)
+        if outcome in {Put.CREATED, Put.EXISTS}:
+            return outcome
+        await trio.sleep(_PAUSE_S)
+    raise StoreUnreachableError(f"{store.url}: the server does not decide a create; try again later")
+
+
+def _alias(server: str) -> str:
+    known = [name for sign, name in _SERVERS.items() if server.startswith(sign)]
+    return f", {known[0]}" if known else ""

@@ -1,0 +1,238 @@
+"""A lake in an S3-compatible bucket (s3://): six verbs, each as few requests as it can be, on boto3 in threads.
+
+Cancellation: `get`, `read_into`, `list`, `delete` and `put` are abandoned at once. Their thread ends by itself, at
+the latest with its timeout, and touches nothing of the caller's: a read copies into the caller's buffer under a lock
+that a cancelled caller takes first; an upload whose caller left refuses to go on, and its checksum covers a buffer
+that changed meanwhile (a multipart upload first waits for its pieces to stop, at most the timeout, so that none
+arrives after they are given back). `create` is never abandoned: it always reports how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+from stepfs import entropy
+from stepfs.errors import CorruptError, RefusedError
+from stepfs.store.api import Buffer, Counts, Entry, Put
+from stepfs.store.names import check_key, check_prefix
+from stepfs.store.s3_clients import COMMIT_THREADS_MAX, DATA_THREADS_MAX, Clients
+from stepfs.store.s3_download import Landing, download
+from stepfs.store.s3_errors import FAILURES, broke_in_body, create_outcome, explain, is_absent, is_past_end
+from stepfs.store.s3_upload import SINGLE_BYTES_MAX, Upload, byte_views
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import ListObjectsV2RequestTypeDef
+
+T = TypeVar("T")
+Listing = list[Entry]  # inside the class `list` is the verb
+COMMIT_TIMEOUT_S: Final = 15.0  # losers of a race wait up to 4 s on SeaweedFS
+DATA_TIMEOUT_S: Final = 20.0  # of silence; a loaded server takes seconds to acknowledge 64 MiB
+_PAGE: Final = 1000  # S3's limit, for listing and for deleting
+_BODY_ATTEMPTS: Final = 4
+_SENDS_BODY: Final = {"PutObject", "UploadPart"}
+
+
+class S3Store:
+    """`stepfs.store.api.Store` under `prefix` of `bucket`; no request is sent before the first call.
+
+    `endpoint_url` None leaves it to the AWS chain (AWS_ENDPOINT_URL_S3, configuration files). STEPFS_SSE ('AES256',
+    'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID choose server-side encryption.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint_url: str | None = None,
+        commit_timeout_s: float = COMMIT_TIMEOUT_S,
+        data_timeout_s: float = DATA_TIMEOUT_S,
+    ) -> None:
+        self.bucket = bucket
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.counts = Counts()
+        self.server = ""  # the Server header of the last answer
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._clients = Clients(
+            endpoint_url,
+            commit_timeout_s=commit_timeout_s,
+            data_timeout_s=data_timeout_s,
+            on_request=self._count,
+            on_server=self._see,
+        )
+        self._threads = trio.CapacityLimiter(DATA_THREADS_MAX)
+        self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
+        self._sending = threading.local()  # verb and keys of the call this thread is busy with
+        self._lock = threading.Lock()
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        name = self._name(key)
+
+        def fetch() -> bytes:
+            response = self._clients.data().get_object(Bucket=self.bucket, Key=name)
+            with closing(response["Body"]) as body:
+                if response["ContentLength"] > bytes_max:
+                    size = response["ContentLength"]
+                    raise CorruptError(f"{self.url}/{key} has {size} bytes, at most {bytes_max} make sense")
+                return body.read()
+
+        for attempt in range(_BODY_ATTEMPTS):
+            try:
+                found = await self._call("get", (key,), fetch)
+            except FAILURES as error:
+                if is_absent(error):
+                    return None
+                await self._after_break(error, attempt, f"read {key}")
+            else:
+                self._add_read(len(found))
+                return found
+        raise AssertionError
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+        name = self._name(key)
+        landing = Landing(buffer)
+        if landing.room == 0:
+            return 0
+
+        def fetch() -> None:
+            download(self._clients.data(), self.bucket, name, offset, landing)
+
+        for attempt in range(_BODY_ATTEMPTS):
+            before = landing.done
+            try:
+                await self._call("get", (key,), fetch)
+            except trio.Cancelled:
+                landing.leave()
+                raise
+            except FAILURES as error:
+                if is_absent(error):
+                    return None
+                if is_past_end(error) or landing.room == 0:
+                    break
+                await self._after_break(error, attempt, f"read {key}")
+            else:
+                break
+            finally:
+                self._add_read(landing.done - before)
+        return landing.done
+
+    async def create(self, key: str, body: bytes) -> Put:
+        name = self._name(key)
+        upload = Upload(self.bucket, name, byte_views([body]), _encryption())
+        try:
+            await self._call(
+                "create", (key,), lambda: upload.create(self._clients.commit(), body), abandon=False
+            )
+        except FAILURES as error:
+            outcome = create_outcome(error)
+            if outcome is None:
+                raise explain(error, self.url, f"create {key}") from error
+            return outcome
+        return Put.CREATED
+
+    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        name = self._name(key)
+        views = byte_views(parts)
+        upload = Upload(self.bucket, name, views, _encryption())
+
+        async def call(work: Callable[[], T], /, *, abandon: bool = True) -> T:
+            return await self._call("put", (key,), work, abandon=abandon)
+
+        try:
+            if upload.length <= SINGLE_BYTES_MAX:
+                await call(lambda: upload.send(self._clients.data()))
+            else:
+                await upload.send_pieces(self._clients.data, call)
+        except FAILURES as error:
+            raise explain(error, self.url, f"write {key}") from error
+        finally:
+            upload.abandoned.set()  # a thread that is still sending stops
+
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> Listing:
+        check_prefix(prefix)
+        found: Listing = []
+        request: ListObjectsV2RequestTypeDef = {"Bucket": self.bucket, "Prefix": self._prefix + prefix}
+        if after:
+            request["StartAfter"] = self._prefix + after
+        while limit is None or len(found) < limit:
+            request["MaxKeys"] = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            try:
+                page = await self._call(
+                    "list", (prefix,), lambda: self._clients.data().list_objects_v2(**request)
+                )
+            except FAILURES as error:
+                raise explain(error, self.url, f"list {prefix or 'the lake'}") from error
+            for item in page.get("Contents", []):
+                found.append(Entry(item["Key"].removeprefix(self._prefix), item["Size"]))
+            if not page.get("IsTruncated"):
+                break
+            request["ContinuationToken"] = page["NextContinuationToken"]
+        return found
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        names = [check_key(key) for key in keys]
+        for start in range(0, len(names), _PAGE):
+            batch = tuple(names[start : start + _PAGE])
+            try:
+                errors = await self._call("delete", batch, partial(self._delete, batch))
+            except FAILURES as error:
+                raise explain(error, self.url, f"delete {batch[0]}") from error
+            if errors:
+                raise RefusedError(f"cannot delete in {self.url}: {errors[0]}; check the rights of this role")
+
+    async def aclose(self) -> None:
+        await trio.to_thread.run_sync(self._clients.close)
+
+    def _delete(self, keys: Sequence[str]) -> Sequence[str]:
+        answer = self._clients.data().delete_objects(
+            Bucket=self.bucket,
+            Delete={"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True},
+        )
+        failed = [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
+        return [f"{error.get('Key')}: {error.get('Code')}" for error in failed]
+
+    async def _call(
+        self, verb: str, keys: tuple[str, ...], work: Callable[[], T], *, abandon: bool = True
+    ) -> T:
+        def labelled() -> T:
+            self._sending.label = (verb, keys)
+            return work()
+
+        limiter = self._commit_threads if verb == "create" else self._threads
+        return await trio.to_thread.run_sync(labelled, limiter=limiter, abandon_on_cancel=abandon)
+
+    async def _after_break(self, error: Exception, attempt: int, doing: str) -> None:
+        """Wait before asking again for a body that did not arrive whole; raise for every other error."""
+        if not broke_in_body(error) or attempt == _BODY_ATTEMPTS - 1:
+            raise explain(error, self.url, doing) from error
+        await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+
+    def _name(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _count(self, operation: str, headers: Mapping[str, Any]) -> None:
+        verb, keys = self._sending.label
+        with self._lock:
+            self.counts.note(verb, *keys)
+            if operation in _SENDS_BODY:
+                self.counts.bytes_written += int(headers.get("Content-Length") or 0)
+
+    def _add_read(self, size: int) -> None:
+        with self._lock:
+            self.counts.bytes_read += size
+
+    def _see(self, server: str) -> None:
+        self.server = server or self.server
+
+
+def _encryption() -> dict[str, str]:
+    """Server-side encryption asked for by the environment, as request parameters."""
+    chosen = {"ServerSideEncryption": "STEPFS_SSE", "SSEKMSKeyId": "STEPFS_SSE_KMS_KEY_ID"}
+    return {name: value for name, variable in chosen.items() if (value := os.environ.get(variable))}

@@ -1,0 +1,74 @@
+"""A ranged GET into a buffer whose owner may leave at any moment.
+
+Bytes go from the socket through one cache-sized piece into the caller's buffer (measured: no dearer than urllib3's own
+`readinto`), under a lock that a leaving owner takes: after `leave` returned, nothing is written to the buffer any more,
+and the connection is shut down so that the thread ends at once instead of at its timeout.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from stepfs.errors import RefusedError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+_PIECE_BYTES: Final = 1 << 20
+
+
+class LeftError(Exception):
+    """The owner of the buffer is gone; nobody sees this."""
+
+
+class Landing:
+    """The caller's buffer, and how much of it is filled."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer.cast("B")
+        self._lock = threading.Lock()
+        self._left = False
+        self._stream: Any = None
+        self.done = 0
+
+    @property
+    def room(self) -> int:
+        return len(self._buffer) - self.done
+
+    def connect(self, stream: Any) -> None:
+        """Remember the raw stream, for `leave` to shut down."""
+        with self._lock:
+            self._stream = stream
+            if self._left:
+                raise LeftError
+
+    def land(self, piece: bytes) -> None:
+        with self._lock:
+            if self._left:
+                raise LeftError
+            self._buffer[self.done : self.done + len(piece)] = piece
+            self.done += len(piece)
+
+    def leave(self) -> None:
+        """The owner goes (from another thread): no byte lands after this."""
+        with self._lock:
+            self._left = True
+            if self._stream is not None:
+                with suppress(AttributeError, OSError, ValueError):  # finished, or already closed
+                    self._stream.shutdown()
+
+
+def download(client: S3Client, bucket: str, key: str, offset: int, landing: Landing) -> None:
+    """Fill what room `landing` has with the object's bytes from `offset` + what is done; one request."""
+    first = offset + landing.done
+    last = offset + landing.done + landing.room - 1
+    response = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={first}-{last}")
+    body = response["Body"]
+    with closing(body):
+        if not response.get("ContentRange", "").startswith(f"bytes {first}-"):
+            raise RefusedError(f"s3://{bucket}/{key}: the server ignores Range requests; use another server")
+        landing.connect(getattr(body, "_raw_stream", None))  # the only way to end a blocked read
+        while piece := body.read(_PIECE_BYTES):
+            landing.land(piece)

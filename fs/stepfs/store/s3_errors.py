@@ -1,0 +1,127 @@
+"""What a failed S3 request means: the outcome of a create, or one error with one line that says what to do."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
+
+from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.store.api import Put
+
+FAILURES: Final = (
+    boto.BotoCoreError,
+    boto.ClientError,
+    ResponseParserError,
+    HTTPError,
+    OSError,
+)  # what a request may end in
+_SETTINGS: Final = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.ProfileNotFound,
+    boto.ConfigNotFound,
+    boto.ConfigParseError,
+    boto.InvalidConfigError,
+    boto.SSOError,
+    boto.TokenRetrievalError,
+    boto.InvalidRegionError,
+)
+_TRANSIENT_4XX: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+_TRANSIENT_CODES: Final = {"RequestTimeout", "SlowDown", "Throttling", "BadDigest"}
+_FORBIDDEN: Final = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+_WRONG_REGION: Final = {
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+    "IllegalLocationConstraintException",
+}
+_BODY: Final = (
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    boto.ReadTimeoutError,
+    HTTPError,
+    OSError,
+)
+_CHECK_KEYS: Final = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+
+
+def status_of(error: Exception) -> int:
+    """HTTP status of the server's answer, 0 if there was none."""
+    if isinstance(error, boto.ClientError):
+        return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return 0
+
+
+def code_of(error: Exception) -> str:
+    """S3 error code, '' if there was none."""
+    return error.response.get("Error", {}).get("Code", "") if isinstance(error, boto.ClientError) else ""
+
+
+def is_absent(error: Exception) -> bool:
+    """The object (not the bucket) is not there."""
+    return status_of(error) == HTTPStatus.NOT_FOUND and code_of(error) != "NoSuchBucket"
+
+
+def is_past_end(error: Exception) -> bool:
+    """A range that starts at or beyond the end of the object."""
+    return status_of(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+
+
+def is_distrusted(error: Exception) -> bool:
+    """The server's certificate does not verify: nothing was sent to it."""
+    return isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
+def broke_in_body(error: Exception) -> bool:
+    """The answer started well and its body did not arrive: worth asking for the rest."""
+    return isinstance(error, _BODY)
+
+
+def create_outcome(error: Exception) -> Put | None:
+    """How a conditional create ended that did not answer 200; None: definitely not done, raise `explain`."""
+    if isinstance(error, (*_SETTINGS, boto.ParamValidationError)) or is_distrusted(error):
+        return None
+    status = status_of(error)
+    if status == HTTPStatus.PRECONDITION_FAILED:
+        return Put.EXISTS
+    if status == HTTPStatus.CONFLICT:
+        return Put.RETRY
+    transient = status in _TRANSIENT_4XX or code_of(error) in _TRANSIENT_CODES
+    definite = HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+    if (definite and not transient) or status == HTTPStatus.NOT_IMPLEMENTED:
+        return None
+    return Put.UNKNOWN
+
+
+def explain(error: Exception, url: str, doing: str) -> StepfsError:
+    """The error to raise (from `error`) when `doing` ('read a/b', …) failed on the store `url`."""
+    code, status = code_of(error), status_of(error)
+    said = f"({code or status})"
+    kind: type[StepfsError] = RefusedError
+    if code == "NoSuchBucket":
+        bucket = url.removeprefix("s3://").partition("/")[0]
+        return AbsentError(f"bucket {bucket} does not exist; create it first, stepfs never does")
+    if isinstance(error, _SETTINGS):
+        why = f"{_one_line(error)}; {_CHECK_KEYS}"
+    elif is_distrusted(error):
+        why = f"{_one_line(error)}; set AWS_CA_BUNDLE to its authority's certificate, or correct the URL"
+    elif code == "RequestTimeTooSkewed":
+        why = f"this machine's clock is wrong {said}; set it"
+    elif code in _WRONG_REGION:
+        why = f"the bucket is in another region {said}; set AWS_REGION to it"
+    elif status in _FORBIDDEN or code in {"ExpiredToken", "InvalidToken"}:
+        why = f"the server refuses these credentials or this action {said}; {_CHECK_KEYS}"
+    elif code != "BadDigest" and (400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED):
+        why = f"the server refuses the request: {_one_line(error)}; see what `stepfs doctor` says about it"
+    else:
+        kind = StoreUnreachableError
+        why = f"{_one_line(error)}; check the network and AWS_ENDPOINT_URL_S3, then retry"
+    return kind(f"cannot {doing} in {url}: {why}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
