@@ -1,0 +1,73 @@
+"""From a trainer's counter to the first step still needed: explicit, because off-by-one here loses data.
+
+A checkpoint named 100 may have consumed steps 0…99 (Hugging Face: next is N) or 0…100 (next is N+1), and a counter of
+optimizer steps with gradient accumulation 4 means N*4. The user says which; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Final
+
+from stepfs.errors import UsageError
+from stepfs.format.ids import INTEGER_MAX, Step
+
+_TEXT_MAX: Final = 64
+
+
+class NextStep:
+    """The parsed `--next-step`: integers, N, + - * // and parentheses."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            tree = ast.parse(text[:_TEXT_MAX].strip(), mode="eval") if len(text) <= _TEXT_MAX else None
+        except (SyntaxError, ValueError):
+            tree = None
+        if tree is None:
+            raise self._bad()
+        self._evaluate = self._compile(tree.body)
+        self(1)
+
+    def __call__(self, counter: int) -> Step:
+        """First step needed by the checkpoint with this counter. `UsageError` if that is no step."""
+        try:
+            value = self._evaluate(counter)
+        except ZeroDivisionError:
+            raise self._bad() from None
+        if not 0 <= value <= INTEGER_MAX:
+            raise UsageError(
+                f"--next-step {self.text!r} makes {value} of checkpoint {counter}, which is no step"
+            )
+        return Step(value)
+
+    def _compile(self, node: ast.expr) -> Callable[[int], int]:
+        match node:
+            case ast.Name(id="N"):
+                return lambda counter: counter
+            case ast.Constant(value=int(number)) if not isinstance(number, bool):
+                return lambda _: number
+            case ast.BinOp(left=left, op=op, right=right):
+                one, two = self._compile(left), self._compile(right)
+                return self._combine(op, one, two)
+            case _:
+                raise self._bad()
+
+    def _combine(
+        self, op: ast.operator, one: Callable[[int], int], two: Callable[[int], int]
+    ) -> Callable[[int], int]:
+        match op:
+            case ast.Add():
+                return lambda counter: one(counter) + two(counter)
+            case ast.Sub():
+                return lambda counter: one(counter) - two(counter)
+            case ast.Mult():
+                return lambda counter: one(counter) * two(counter)
+            case ast.FloorDiv():
+                return lambda counter: one(counter) // two(counter)
+            case _:
+                raise self._bad()
+
+    def _bad(self) -> UsageError:
+        return UsageError(f"--next-step {self.text!r}: write an expression of N such as N, N+1 or N*4")

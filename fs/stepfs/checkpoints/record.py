@@ -1,0 +1,52 @@
+"""Recording that a durable checkpoint exists, by the lake's URL or through a mount of it: one door for all who may say so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepfs.consumers import Group
+from stepfs.errors import AbsentError, UsageError
+from stepfs.format.ids import Step
+from stepfs.format.records import ConsumerRecord
+from stepfs.log.reader import LogReader
+
+
+@dataclass(frozen=True, slots=True)
+class MountedLake:
+    """What a directory shows, as its daemon says."""
+
+    lake: str
+    endpoint_url: str | None
+    group: str | None
+
+
+def mounted_lake(directory: Path) -> MountedLake:
+    """`AbsentError` if the directory is not a stepfs mount."""
+    try:
+        options = json.loads((directory / ".stepfs" / "config.json").read_text())["options"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise AbsentError(f"{directory} is not a stepfs mount; name the lake's URL instead") from None
+    return MountedLake(options["lake"], options["endpoint_url"], options["group"])
+
+
+async def record_checkpoint(
+    log: LogReader, group: str, next_step: int, *, keep: int | None = None, drop: bool = False
+) -> ConsumerRecord:
+    """A checkpoint of `group` that resumes at `next_step` is durable, or with `drop` is gone.
+
+    Refuses a step nobody can have consumed yet: it would let the lake delete what was never read.
+    """
+    check_next_step(next_step, log.state.next_step)
+    run = Group.of(log.store, log.identity, group)
+    return await (run.drop(Step(next_step)) if drop else run.add(Step(next_step), keep=keep))
+
+
+def check_next_step(next_step: int, committed: int) -> None:
+    """`UsageError` for a step beyond the one to be committed next."""
+    if not 0 <= next_step <= committed:
+        raise UsageError(
+            f"NEXT {next_step}: only {committed} steps are committed; is the checkpoint from another lake, "
+            "or is its counter not in steps?"
+        )

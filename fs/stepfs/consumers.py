@@ -1,0 +1,300 @@
+"""Consumer groups: which durable checkpoints a training run keeps, and so which steps it may still need.
+
+Each group is a sequence of records, each holding the whole set, so only the greatest slot counts and older ones are
+trimmed. A slot that was trimmed can be taken again by a sleeper; a LIST after the create shows that it is not the
+greatest, and the sleeper starts over. There are no leases: a group counts until it is retired (protocol.md).
+
+A record that makes a group need *earlier* steps races with a reclaimer that is giving those steps up. Both write
+first and look afterwards: the reclaimer announces the step it closes at and then lists the groups, the group writes
+its record and then reads the floor. At least one of them sees the other. A step that is on record already, but may
+have got there unseen (a writer died, its request landed late), is made safe by taking the reclaimer's next floor slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock, SystemClock
+from stepfs.errors import (
+    AbsentError,
+    CorruptError,
+    RefusedError,
+    StoreUnreachableError,
+    UsageError,
+    WithdrawnError,
+)
+from stepfs.floor import Floor
+from stepfs.format.ids import Step
+from stepfs.format.keys import consumers_prefix, group_prefix, number_of, numbered
+from stepfs.format.records import (
+    KEPT_CHECKPOINTS_MAX,
+    RECORD_ID_BYTES,
+    ConsumerRecord,
+    LakeIdentity,
+    check_id,
+    decode_consumer,
+    encode_consumer,
+)
+from stepfs.sequence import Mine, Unknown, take_slot
+from stepfs.store.api import Store
+
+_ROUNDS_MAX: Final = 32
+_RETRY_S: Final = 0.05
+
+Change = Callable[[ConsumerRecord | None, Step], ConsumerRecord]  # (newest record, closing) → next record
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One consumer group of one lake, by name."""
+
+    store: Store
+    identity: LakeIdentity
+    name: str
+    clock: Clock
+
+    @classmethod
+    def of(cls, store: Store, identity: LakeIdentity, name: str, clock: Clock | None = None) -> Group:
+        """`UsageError` for a name that cannot be one."""
+        return cls(store, identity, check_id(name, "group"), clock or SystemClock())
+
+    async def read(self) -> ConsumerRecord | None:
+        """The newest record; None if the group was never registered."""
+        return (await self.newest())[1]
+
+    async def register(self) -> ConsumerRecord:
+        """Make the group exist; it keeps every live step until its first checkpoint. Idempotent."""
+        for _ in range(_ROUNDS_MAX):
+            found = await self.read()
+            if found is not None and not found.retired:
+                return found
+            try:
+                return await self._write(self._joined)
+            except WithdrawnError:
+                continue  # a reclaimer closed further meanwhile; what is live after that is still all there is
+        raise RefusedError(f"group {self.name!r}: reclaimers keep moving; try again")
+
+    async def add(self, next_step: Step, *, keep: int | None = None) -> ConsumerRecord:
+        """A durable checkpoint exists that resumes at `next_step`. `keep` drops all but the greatest `keep`.
+
+        Raises `WithdrawnError` when steps it needs are being reclaimed already.
+        """
+        if keep is not None and keep < 1:
+            raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
+
+        def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
+            base = self._joined(old, closing)
+            kept = sorted({*base.kept, next_step})[-keep if keep else 0 :]
+            if len(kept) > KEPT_CHECKPOINTS_MAX:
+                raise UsageError(
+                    f"group {self.name!r} keeps {len(kept)} checkpoints; use --keep to drop old ones"
+                )
+            return self._next(base, kept=tuple(kept))
+
+        return await self._write(change, brings=frozenset({next_step}))
+
+    async def drop(self, next_step: Step) -> ConsumerRecord:
+        """That checkpoint is gone. `AbsentError` if it was not kept."""
+        seen = False  # a second look may find it gone by our own record, which somebody followed at once (hazard 2)
+
+        def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
+            nonlocal seen
+            del closing
+            if old is None or old.retired or not (seen or next_step in old.kept):
+                raise AbsentError(f"group {self.name!r} keeps no checkpoint with next step {next_step}")
+            seen = True
+            return self._next(old, kept=tuple(s for s in old.kept if s != next_step), start=old.need)
+
+        return await self._write(change)
+
+    async def replace(self, kept: frozenset[Step]) -> ConsumerRecord:
+        """The kept checkpoints are exactly these now (a watched checkpoint directory)."""
+
+        def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
+            base = self._joined(old, closing)
+            return self._next(base, kept=tuple(sorted(kept)), start=base.need)
+
+        return await self._write(change, brings=kept)
+
+    async def retire(self) -> ConsumerRecord:
+        """The run is over: the group no longer holds anything back. Idempotent."""
+
+        def change(old: ConsumerRecord | None, _closing: Step) -> ConsumerRecord:
+            if old is None:
+                raise AbsentError(f"there is no group {self.name!r} in {self.store.url}; see `stepfs status`")
+            return self._next(old, retired=True)
+
+        return await self._write(change)
+
+    async def _write(self, change: Change, *, brings: frozenset[Step] = frozenset()) -> ConsumerRecord:
+        """Make `change` the newest record; `brings` are the checkpoints that it may add."""
+        floor = Floor(self.store, self.identity)
+        former: ConsumerRecord | None = None
+        landed: set[bytes] = set()  # records of this call that were, for a moment at least, the newest
+        for attempt in range(_ROUNDS_MAX):
+            await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
+            await floor.refresh()
+            number, old = await self.newest()
+            if not landed:
+                former = old
+            record = change(old, floor.closing)
+            late = _late(former, record, brings, floor)
+            if not late:
+                outcome = await self._take(number + 1, record)
+                if outcome is not None:
+                    landed.add(record.record_id)
+                if not outcome:
+                    continue
+                await floor.refresh()
+                late = _late(former, record, brings, floor)
+            if late:
+                await self._withdraw(former, landed, late)
+                raise WithdrawnError(
+                    f"group {self.name!r}: steps from {record.need} on are needed, but those below {floor.closing} are "
+                    "being reclaimed; nothing was recorded. Resume from a later checkpoint, or start a new lake"
+                )
+            unseen = any(step < floor.closing for step in brings)  # on record before, but perhaps too late
+            if unseen and not isinstance(await floor.renew(self.clock), Mine):
+                continue
+            await self._trim(number + 1)
+            return record
+        raise RefusedError(f"group {self.name!r} is being changed by others all the time; try again")
+
+    async def _withdraw(
+        self, former: ConsumerRecord | None, landed: set[bytes], late: frozenset[Step]
+    ) -> None:
+        """Take back what `landed`: restore the former set, or take `late` out of what others made of it since."""
+        number, newest = await self.newest()
+        while newest is not None and not newest.retired:
+            if newest.record_id in landed:
+                restored = self._next(former or newest, retired=former is None or former.retired)
+            elif late & set(newest.kept):
+                rest = tuple(step for step in newest.kept if step not in late)
+                restored = self._next(newest, kept=rest or (former.kept if former else ()))
+            else:
+                return
+            if await self._take(number + 1, restored):
+                await self._trim(number + 1)
+                return
+            number, newest = await self.newest()
+
+    async def _take(self, number: int, record: ConsumerRecord) -> bool | None:
+        """Create slot `number`: True if it is ours *and* the greatest, False if ours but not that, None if not ours."""
+        prefix = group_prefix(self.identity.lake_id, self.name)
+        body = encode_consumer(self.identity.lake_id, record)
+        outcome = await take_slot(self.store, numbered(prefix, number), body)
+        if isinstance(outcome, Unknown):
+            raise StoreUnreachableError(
+                f"{self.store.url}: the store stopped answering; run `stepfs status` to see what group "
+                f"{self.name!r} keeps, then try again"
+            )
+        if not isinstance(outcome, Mine):
+            return None
+        return (await self._slots())[-1:] == [number]
+
+    async def newest(self) -> tuple[int, ConsumerRecord | None]:
+        """(slot, newest record); (-1, None) if the group was never registered."""
+        slots = await self._slots()
+        if not slots:
+            return -1, None
+        prefix = group_prefix(self.identity.lake_id, self.name)
+        number, record = await _read_latest(self.store, self.identity, prefix, slots[-1])
+        if record.group != self.name:
+            raise CorruptError(
+                f"the records of group {self.name!r} name {record.group!r}; restore them from a backup"
+            )
+        return number, record
+
+    async def _slots(self) -> list[int]:
+        prefix = group_prefix(self.identity.lake_id, self.name)
+        found = await self.store.list(prefix)
+        return [n for entry in found if (n := number_of(prefix, entry.key)) is not None]
+
+    async def _trim(self, below: int) -> None:
+        prefix = group_prefix(self.identity.lake_id, self.name)
+        if older := [numbered(prefix, number) for number in await self._slots() if number < below]:
+            await self.store.delete(older)
+
+    def _joined(self, old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
+        """The group's live record, or a fresh one that needs everything not being given up."""
+        if old is not None and not old.retired:
+            return old
+        return ConsumerRecord(
+            record_id=entropy.token(RECORD_ID_BYTES),
+            group=self.name,
+            kept=(),
+            start=closing,
+            retired=False,
+            time_ms=self.clock.now_ms(),
+        )
+
+    def _next(
+        self,
+        old: ConsumerRecord,
+        *,
+        kept: tuple[Step, ...] | None = None,
+        start: Step | None = None,
+        retired: bool = False,
+    ) -> ConsumerRecord:
+        return replace(
+            old,
+            record_id=entropy.token(RECORD_ID_BYTES),
+            kept=old.kept if kept is None else kept,
+            start=old.start if start is None else start,
+            retired=retired,
+            time_ms=self.clock.now_ms(),
+        )
+
+
+def _late(
+    former: ConsumerRecord | None, new: ConsumerRecord, brings: frozenset[Step], floor: Floor
+) -> frozenset[Step]:
+    """What of `new` comes too late: steps that are gone, or that were not needed before and are being given up.
+
+    Only what this call brings counts: a checkpoint that somebody else has added is theirs to answer for.
+    """
+    if new.retired:
+        return frozenset()
+    if former is None or former.retired:
+        return frozenset({*brings, new.need} if new.need < floor.closing else ())
+    given_up = max(floor.first_live_step, min(former.need, floor.closing))
+    return frozenset(step for step in brings if step < given_up)
+
+
+async def list_groups(store: Store, identity: LakeIdentity) -> dict[str, ConsumerRecord]:
+    """The newest record of every group, retired ones included, by name. `CorruptError` if one is unreadable."""
+    prefix = consumers_prefix(identity.lake_id)
+    newest: dict[str, int] = {}
+    for entry in await store.list(prefix):
+        directory, slash, _ = entry.key.rpartition("/")
+        number = number_of(f"{directory}/", entry.key) if slash else None
+        if number is not None:
+            newest[f"{directory}/"] = max(number, newest.get(f"{directory}/", -1))
+    groups = {}
+    for group, number in newest.items():
+        _, record = await _read_latest(store, identity, group, number)
+        groups[record.group] = record
+    return groups
+
+
+async def _read_latest(
+    store: Store, identity: LakeIdentity, prefix: str, number: int
+) -> tuple[int, ConsumerRecord]:
+    """Slot `number`, or what replaced it if it was trimmed since it was listed; with its number."""
+    while True:
+        key = numbered(prefix, number)
+        data = await store.get(key)
+        if data is not None:
+            lake_id, record = decode_consumer(data, key)
+            if lake_id != identity.lake_id:
+                raise CorruptError(f"{key}: belongs to lake {lake_id}, not {identity.lake_id}")
+            return number, record
+        slots = [n for entry in await store.list(prefix) if (n := number_of(prefix, entry.key)) is not None]
+        if not slots or slots[-1] <= number:
+            raise CorruptError(f"{prefix}: the group's newest record vanished; restore it")
+        number = slots[-1]

@@ -1,0 +1,98 @@
+"""The reclaim floor: below which log version and step nothing may be relied on any more.
+
+Create-if-absent is a compare-and-swap only while the slot stays occupied. Once a log slot is deleted, a sleeper
+could create it again ("slot resurrection", hazard 1, SlateDB RFC 0026). So the floor is raised, in a sequence of
+records that are themselves never deleted, *before* anything below it goes; and whoever acted on a slot checks
+afterwards that the floor had not passed it. One GET answers "has it moved?".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stepfs import entropy
+from stepfs.clock import Clock
+from stepfs.errors import CorruptError
+from stepfs.format.ids import Step, Version
+from stepfs.format.keys import floor_prefix, numbered
+from stepfs.format.records import RECORD_ID_BYTES, FloorRecord, LakeIdentity, decode_floor, encode_floor
+from stepfs.sequence import Mine, Outcome, last_dense_number, take_slot
+from stepfs.store.api import Store
+
+
+@dataclass(slots=True)
+class Floor:
+    """The newest floor record known. One per reader or writer; not shared between tasks that refresh."""
+
+    store: Store
+    identity: LakeIdentity
+    number: int = -1
+    record: FloorRecord | None = None
+
+    @property
+    def floor(self) -> Version:
+        return self.record.floor if self.record else Version(0)
+
+    @property
+    def first_live_step(self) -> Step:
+        return self.record.first_live_step if self.record else Step(0)
+
+    @property
+    def closing(self) -> Step:
+        """Steps below this are being given up: no group may newly need one."""
+        return self.record.closing if self.record else Step(0)
+
+    @property
+    def deleted_bytes(self) -> int:
+        return self.record.deleted_bytes if self.record else 0
+
+    async def refresh(self) -> bool:
+        """Move to the newest record; one GET when nothing is new. True if there was a newer one."""
+        seen: dict[int, FloorRecord] = {}
+
+        async def exists(number: int) -> bool:
+            record = await self._read(number)
+            if record is not None:
+                seen[number] = record
+            return record is not None
+
+        newest = await last_dense_number(self.number, exists)
+        if newest == self.number:
+            return False
+        record = seen[newest]
+        if record.floor < self.floor or record.first_live_step < self.first_live_step:
+            raise CorruptError(f"{self._key(newest)}: the floor went backwards; restore it from a backup")
+        self.number, self.record = newest, record
+        return True
+
+    async def append(self, record: FloorRecord) -> Outcome:
+        """Try to take the slot directly after the newest known record. Mine also moves `record` on."""
+        assert record.floor >= self.floor
+        assert record.first_live_step >= self.first_live_step
+        number = self.number + 1
+        outcome = await take_slot(self.store, self._key(number), encode_floor(self.identity.lake_id, record))
+        if isinstance(outcome, Mine):
+            self.number, self.record = number, record
+        return outcome
+
+    async def renew(self, clock: Clock) -> Outcome:
+        """Take the next slot and change nothing: a reclaimer that announced in the newest record, and may have listed
+        the groups before one of them wrote, cannot advance from there any more and starts over.
+        """
+        assert self.record is not None
+        return await self.append(
+            replace(self.record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=clock.now_ms())
+        )
+
+    def _key(self, number: int) -> str:
+        return numbered(floor_prefix(self.identity.lake_id), number)
+
+    async def _read(self, number: int) -> FloorRecord | None:
+        key = self._key(number)
+        data = await self.store.get(key)
+        if data is None:
+            return None
+        lake_id, record = decode_floor(data, key)
+        if lake_id != self.identity.lake_id:
+            raise CorruptError(f"{key}: belongs to lake {lake_id}, not {self.identity.lake_id}")
+        return record

@@ -1,0 +1,1 @@
+"""The log: commits folded into a state, followed, and shortened by snapshots."""

@@ -1,0 +1,120 @@
+"""Folding one commit into a state: pure, and strict about what may follow what.
+
+Writers guard before they write (producer/COMMIT.md); readers check the same rules again here, so that a commit
+that slipped past a broken writer stops every reader at one version instead of diverging silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stepfs.errors import CorruptError
+from stepfs.format.commit import Commit, CommitKind, chain_digest
+from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step
+from stepfs.format.snapshot import LogState, ProducerState, Segment, StepEntry, pack_ref
+
+
+class ChainError(CorruptError):
+    """The commit does not continue this history. Probe the floor before believing it: the slot may be a zombie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The next state, and the segments that filled up on the way (usually none)."""
+
+    state: LogState
+    segments: tuple[Segment, ...]
+
+
+def apply(state: LogState, commit: Commit, body: bytes) -> Applied:
+    """State at version v-1 and commit v → state at v. `body` is the commit's stored bytes (for the digest)."""
+    _check_chain(state, commit)
+    producer = _check_producer(state, commit)
+    digest = chain_digest(state.digest, body)
+    producers = state.producers
+    if producer is not None:
+        producers = {**state.producers, producer.producer_id: producer}
+    tail = state.tail + tuple(
+        StepEntry(
+            Step(commit.first_step + number),
+            commit.version,
+            commit.time_ms,
+            commit.producer_id,
+            commit.epoch,
+            tgb,
+        )
+        for number, tgb in enumerate(commit.tgbs)
+    )
+    grown = replace(
+        state,
+        version=commit.version,
+        digest=digest,
+        next_step=commit.next_step,
+        time_ms=commit.time_ms,
+        total_bytes=commit.total_bytes,
+        total_records=commit.total_records,
+        sealed=state.sealed or commit.kind is CommitKind.SEAL,
+        producers=producers,
+        origins=(*state.origins, commit.origin) if commit.origin is not None else state.origins,
+        tail=tail,
+    )
+    return _seal_segments(grown)
+
+
+def _seal_segments(state: LogState) -> Applied:
+    segments = []
+    while len(state.tail) >= SEGMENT_STEPS:
+        segment = Segment(state.sealed_segments, state.digest, state.tail[:SEGMENT_STEPS])
+        segments.append(segment)
+        state = replace(
+            state, segment_refs=state.segment_refs + pack_ref(segment), tail=state.tail[SEGMENT_STEPS:]
+        )
+    return Applied(state, tuple(segments))
+
+
+def _check_chain(state: LogState, commit: Commit) -> None:
+    what = f"log version {commit.version}"
+    if commit.lake_id != state.lake_id:
+        raise ChainError(f"{what} belongs to lake {commit.lake_id}, not {state.lake_id}")
+    if commit.version != state.version + 1 or commit.prev_digest != state.digest:
+        raise ChainError(f"{what} does not continue version {state.version} of this lake")
+    if state.sealed:
+        raise ChainError(f"{what} follows a seal")
+    if commit.first_step != state.next_step or commit.time_ms < state.time_ms:
+        raise ChainError(f"{what} starts at step {commit.first_step}, expected {state.next_step}")
+    expected_bytes = state.total_bytes + sum(tgb.payload_bytes for tgb in commit.tgbs)
+    expected_records = state.total_records + sum(tgb.records for tgb in commit.tgbs)
+    if (commit.total_bytes, commit.total_records) != (expected_bytes, expected_records):
+        raise ChainError(f"{what}: running totals do not balance")
+    for tgb in commit.tgbs:
+        if tgb.slices != state.slices:
+            raise ChainError(f"{what}: a TGB of {tgb.slices} slices in a lake of {state.slices}")
+        if tgb.origin > len(state.origins):
+            raise ChainError(f"{what}: a TGB of unknown origin {tgb.origin}")
+
+
+def _check_producer(state: LogState, commit: Commit) -> ProducerState | None:
+    """The committing producer's next state; None for kinds that belong to no producer."""
+    if commit.kind in {CommitKind.SEAL, CommitKind.ORIGIN}:
+        return None
+    what = f"log version {commit.version} of producer {commit.producer_id!r}"
+    known = state.producers.get(commit.producer_id)
+    epoch, next_seq = (known.epoch, known.next_seq) if known else (Epoch(0), 0)
+    if commit.kind is CommitKind.EPOCH:
+        if commit.epoch != epoch + 1 or commit.next_seq != next_seq:
+            raise ChainError(f"{what}: epoch {commit.epoch} after {epoch}")
+    elif known is None or known.retired or (commit.epoch, commit.incarnation) != (epoch, known.incarnation):
+        raise ChainError(f"{what}: epoch {commit.epoch} is not the live incarnation")
+    seqs = [tgb.seq for tgb in commit.tgbs]
+    if seqs != list(range(next_seq, next_seq + len(seqs))) or commit.next_seq != next_seq + len(seqs):
+        raise ChainError(f"{what}: seq {seqs[:3]}… does not continue {next_seq}")
+    return ProducerState(
+        producer_id=commit.producer_id,
+        epoch=commit.epoch,
+        incarnation=commit.incarnation,
+        next_seq=commit.next_seq,
+        position=commit.position,
+        retired=commit.retired,
+        version=commit.version,
+        time_ms=commit.time_ms,
+    )

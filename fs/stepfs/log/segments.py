@@ -1,0 +1,98 @@
+"""Index segments in memory: a small LRU, one GET per segment however many tasks want it.
+
+Steps older than the log's tail are looked up here. A segment of 512 steps × 64 slices is about 1 MB, so a mount of
+a long lake keeps the few that its readers move through, not the history.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import trio
+
+from stepfs.errors import CorruptError
+from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
+from stepfs.format.keys import segment_key
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import Segment, StepEntry, decode_segment
+from stepfs.store.api import Store
+
+_BYTES_MAX: Final = 64 << 20
+_KEPT_MIN: Final = 4
+
+
+class Segments:
+    """Loaded segments of one lake, least recently used first out once they exceed a byte budget."""
+
+    def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _BYTES_MAX) -> None:
+        self._store = store
+        self._identity = identity
+        self._kept_max = max(_KEPT_MIN, bytes_max // (SEGMENT_STEPS * (400 + 24 * identity.slices)))
+        self._loaded: OrderedDict[SegmentIndex, Segment] = OrderedDict()
+        self._loading: dict[SegmentIndex, trio.Lock] = {}
+
+    def entry_if_loaded(self, step: Step) -> StepEntry | None:
+        index = SegmentIndex(step // SEGMENT_STEPS)
+        segment = self._loaded.get(index)
+        if segment is None:
+            return None
+        self._loaded.move_to_end(index)
+        return segment.entries[step % SEGMENT_STEPS]
+
+    def get(self, index: SegmentIndex) -> Segment | None:
+        """The segment if it is in memory."""
+        return self._loaded.get(index)
+
+    def remember(self, segment: Segment) -> None:
+        """Keep a segment that was just sealed or loaded."""
+        self._loaded[segment.index] = segment
+        self._loaded.move_to_end(segment.index)
+        while len(self._loaded) > self._kept_max:
+            self._loaded.popitem(last=False)
+
+    def adopt(self, other: Segments) -> None:
+        """Take over what another instance of the same lake has loaded."""
+        for segment in other._loaded.values():
+            self.remember(segment)
+
+    async def load(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
+        """From memory or the store, checked against its 16-byte reference; `CorruptError` if absent or another's."""
+        lock = self._loading.setdefault(index, trio.Lock())
+        async with lock:
+            try:
+                segment = self._loaded.get(index)
+                if segment is None:
+                    segment = self._checked(await self._fetch(index), index, ref)
+                    self.remember(segment)
+                return segment
+            finally:
+                if not lock.statistics().tasks_waiting:
+                    self._loading.pop(index, None)
+
+    def _checked(self, segment: Segment | None, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
+        key = segment_key(self._identity.lake_id, index)
+        if segment is None:
+            raise CorruptError(
+                f"{key}: index segment is missing; restore it, or rebuild it with `stepfs verify`"
+            )
+        if ref != (segment.entries[-1].time_ms, segment.digest[:8]):
+            raise CorruptError(f"{key}: index segment belongs to another history")
+        return segment
+
+    async def load_unreferenced(self, index: SegmentIndex) -> Segment | None:
+        """A segment that the state may have dropped its reference to (reclaim, looking at what is left).
+
+        None if it is gone: another reclaimer has just finished with it.
+        """
+        return self._loaded.get(index) or await self._fetch(index)
+
+    async def _fetch(self, index: SegmentIndex) -> Segment | None:
+        key = segment_key(self._identity.lake_id, index)
+        data = await self._store.get(key)
+        if data is None:
+            return None
+        lake_id, segment = decode_segment(data, key)
+        if (lake_id, segment.index) != (self._identity.lake_id, index):
+            raise CorruptError(f"{key}: index segment belongs to another lake")
+        return segment

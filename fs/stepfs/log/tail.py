@@ -1,0 +1,59 @@
+"""Reading a stretch of log versions that is known to exist, several at once, delivered in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+import trio
+
+from stepfs.errors import StepfsError
+from stepfs.format.ids import Version
+from stepfs.format.keys import log_prefix, number_of, numbered
+from stepfs.store.api import Store
+
+_AT_ONCE: Final = 16
+
+
+async def list_versions(store: Store, lake_id: str, first: Version) -> list[Version]:
+    """Versions from `first` on without a gap, as LIST shows them. A gap ends the stretch: what lies behind it is
+    either being created out of our sight or left over from a reclaim that is still deleting.
+    """
+    prefix = log_prefix(lake_id)
+    after = numbered(prefix, first - 1) if first > 0 else prefix
+    versions: list[Version] = []
+    for entry in await store.list(prefix, after=after):
+        number = number_of(prefix, entry.key)
+        if number is None:
+            continue
+        if number != first + len(versions):
+            break
+        versions.append(Version(number))
+    return versions
+
+
+async def read_versions(
+    store: Store, lake_id: str, versions: Sequence[Version]
+) -> AsyncGenerator[tuple[str, bytes], None]:
+    """(key, body) of each version in order; stops early at one that has been deleted since it was listed."""
+    prefix = log_prefix(lake_id)
+    for start in range(0, len(versions), _AT_ONCE):
+        keys = [numbered(prefix, version) for version in versions[start : start + _AT_ONCE]]
+        bodies: dict[str, bytes | StepfsError | None] = {}
+
+        async def fetch(key: str, into: dict[str, bytes | StepfsError | None] = bodies) -> None:
+            try:
+                into[key] = await store.get(key)
+            except StepfsError as error:  # raised below as itself: a nursery would wrap it into a group
+                into[key] = error
+
+        async with trio.open_nursery() as nursery:
+            for key in keys:
+                nursery.start_soon(fetch, key)
+        for key in keys:
+            body = bodies[key]
+            if isinstance(body, StepfsError):
+                raise body
+            if body is None:
+                return
+            yield key, body

@@ -1,0 +1,69 @@
+"""The fleet view: one small object per mount with a group, rewritten now and then, removed at unmount.
+
+Nothing is decided by it: a mount that cannot write it goes on, one that was killed leaves it behind until the next mount
+at the same place takes it over, and the records of a group that is gone go with the next reclaim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import trio
+
+from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format.keys import component, node_key, nodes_prefix
+from stepfs.format.node import NodeRecord, decode_node, encode_node, node_name
+from stepfs.format.records import LakeIdentity
+from stepfs.store.api import Entry, Store
+
+BEAT_S: Final = 10.0
+STALE_S: Final = 3 * BEAT_S  # older than this: it was killed, or its store is away, or a clock is wrong
+_RECORD_BYTES_MAX: Final = 1 << 16
+_READS_MAX: Final = 16
+
+
+async def write_node(store: Store, identity: LakeIdentity, record: NodeRecord) -> None:
+    """Rewrite this mount's record."""
+    await store.put(_key(identity, record), [encode_node(identity.lake_id, record)])
+
+
+async def remove_node(store: Store, identity: LakeIdentity, record: NodeRecord) -> None:
+    """This mount is gone. Idempotent."""
+    await store.delete([_key(identity, record)])
+
+
+async def list_nodes(store: Store, identity: LakeIdentity) -> list[NodeRecord]:
+    """What mounts said last, by group and place. Unreadable records are left out: they inform nobody."""
+    listed = await store.list(nodes_prefix(identity.lake_id))
+    found: list[NodeRecord] = []
+    limiter = trio.CapacityLimiter(_READS_MAX)
+
+    async def read(entry: Entry) -> None:
+        async with limiter:
+            try:
+                data = await store.get(entry.key, bytes_max=_RECORD_BYTES_MAX)
+                lake_id, record = decode_node(data or b"", entry.key)
+            except (CorruptError, NewerFormatError):
+                return  # or removed since it was listed
+            if lake_id == identity.lake_id:
+                found.append(record)
+
+    async with trio.open_nursery() as nursery:
+        for entry in listed:
+            nursery.start_soon(read, entry)
+    return sorted(found, key=lambda record: (record.group, record.host, record.directory))
+
+
+async def forget_nodes(store: Store, identity: LakeIdentity, live_groups: Iterable[str]) -> None:
+    """Remove the records of groups that are not live: a mount of theirs that still runs says so again by itself."""
+    prefix = nodes_prefix(identity.lake_id)
+    live = {component(group) for group in live_groups}
+    listed = await store.list(prefix)
+    left = [e.key for e in listed if e.key.removeprefix(prefix).partition("/")[0] not in live]
+    if left:
+        await store.delete(left)
+
+
+def _key(identity: LakeIdentity, record: NodeRecord) -> str:
+    return node_key(identity.lake_id, record.group, node_name(record.host, record.directory))

@@ -1,0 +1,38 @@
+"""Which store holds a TGB: this lake's, or that of a lake it was forked from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stepfs.format.commit import Origin
+from stepfs.format.descriptor import Descriptor
+from stepfs.format.snapshot import LogState
+from stepfs.store.api import Store
+
+Opener = Callable[[str], Store]  # URL → store; opening does no I/O
+
+
+class OriginStores:
+    """The lake's own store and, opened when first needed, those of its origins."""
+
+    def __init__(self, store: Store, opener: Opener) -> None:
+        self._own = store
+        self._opener = opener
+        self._others: dict[str, Store] = {}
+
+    def of(self, tgb: Descriptor, state: LogState) -> Store:
+        """Where `tgb`, named by the log of `state`, lies. Never waits."""
+        return self._own if tgb.origin == 0 else self.open(state.origins[tgb.origin - 1])
+
+    def open(self, origin: Origin) -> Store:
+        """The store of one origin."""
+        if origin.url not in self._others:
+            self._others[origin.url] = self._own if origin.url == self._own.url else self._opener(origin.url)
+        return self._others[origin.url]
+
+    async def aclose(self) -> None:
+        """Close the origins' stores; the lake's own belongs to the caller."""
+        for store in self._others.values():
+            if store is not self._own:
+                await store.aclose()
+        self._others.clear()

@@ -1,0 +1,125 @@
+"""A numbered create-if-absent sequence: the one shape behind the log, the floor and consumer groups.
+
+Slots are taken one by one, each by a single conditional create of bytes that carry a random id, so "did my create
+land?" is answered by reading the slot: equal bytes are mine (hazard 2). A reply that is lost, a 409, a 500 given
+to a race's loser all end in that same question. Nothing is ever overwritten and nothing is deleted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.errors import StoreUnreachableError
+from stepfs.format.keys import number_of, numbered
+from stepfs.store.api import Put, Store
+
+_ROUNDS_MAX: Final = 8
+_RETRY_S: Final = (0.02, 0.1)
+_LIST_PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """The slot holds my bytes. Whether the slot may be occupied at all is the caller's floor check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The slot holds somebody else's bytes (`taken`), or was taken and is gone again (`taken` False: reopen)."""
+
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The store cannot be asked. These bytes may be, or may become, the slot: resolve this before anything else."""
+
+    key: str
+    body: bytes
+
+
+Outcome = Mine | Lost | Unknown
+
+
+async def take_slot(store: Store, key: str, body: bytes) -> Outcome:
+    """Create `key` with `body`, resolving every ambiguity by reading the slot.
+
+    The same bytes go to the same slot again only when a read showed the slot absent after an ambiguous attempt
+    or the server said "retry". Bounded: after `_ROUNDS_MAX` undecided rounds the outcome is Unknown.
+    """
+    for round_number in range(_ROUNDS_MAX):
+        if round_number:
+            low, high = _RETRY_S
+            await trio.sleep(entropy.uniform(low, high) * 2 ** min(round_number, 5))
+        try:
+            put = await store.create(key, body)
+            if put is Put.CREATED:
+                return Mine()
+            if put is Put.RETRY:
+                continue
+            found = await store.get(key)
+        except StoreUnreachableError:
+            return Unknown(key, body)
+        if found == body:
+            return Mine()
+        if found is not None:
+            return Lost(taken=True)
+        if put is Put.EXISTS:
+            return Lost(taken=False)
+    return Unknown(key, body)
+
+
+async def last_number(store: Store, prefix: str) -> int | None:
+    """The greatest number under `prefix`, None if there is none: one LIST for up to 1000 slots, then
+    galloping and bisection, so the cost is logarithmic in what is there.
+    """
+    low = await _greatest_after(store, prefix, -1)
+    if low is None:
+        return None
+    number, full = low
+    stride = _LIST_PAGE
+    while full:
+        step = await _greatest_after(store, prefix, number + stride)
+        if step is not None:
+            (number, full), stride = step, stride * 2
+        elif stride > _LIST_PAGE:
+            stride = max(_LIST_PAGE, stride // 4)
+        else:
+            following = await _greatest_after(store, prefix, number)
+            if following is None:
+                break
+            number, full = following
+    return number
+
+
+async def _greatest_after(store: Store, prefix: str, number: int) -> tuple[int, bool] | None:
+    """Greatest number on the one page that follows `number`, and whether that page was full."""
+    after = numbered(prefix, number) if number >= 0 else prefix
+    page = await store.list(prefix, after=after, limit=_LIST_PAGE)
+    numbers = [n for entry in page if (n := number_of(prefix, entry.key)) is not None]
+    return (numbers[-1], len(page) == _LIST_PAGE) if numbers else None
+
+
+async def last_dense_number(known: int, exists: Callable[[int], Awaitable[bool]]) -> int:
+    """Greatest occupied slot of a dense, never trimmed sequence, given that `known` is occupied (or -1).
+
+    Doubling and bisection over `exists`; exactly one question when nothing is new.
+    """
+    stride = 1
+    low = known
+    while await exists(low + stride):
+        low += stride
+        stride *= 2
+    high = low + stride
+    while high - low > 1:
+        middle = (low + high) // 2
+        if await exists(middle):
+            low = middle
+        else:
+            high = middle
+    return low
