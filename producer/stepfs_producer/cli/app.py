@@ -1,0 +1,47 @@
+"""What `stepfs-produce` consists of. What does the work is imported inside the commands: help answers at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from stepfs.cli.failure import reported
+from stepfs_producer.cli.text import text
+
+app = typer.Typer(
+    name="stepfs-produce",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=(
+        "Exit codes: 0 the source is exhausted or the limit reached, 1 failure, 2 usage, 3 absent, 4 refused, 5 corrupt, "
+        "6 store unreachable, 7 fenced (do not restart), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)."
+    ),
+)
+app.command("text")(reported("stepfs-produce")(text))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        typer.echo(f"stepfs-produce {version('stepfs')}")
+        raise typer.Exit
+
+
+@app.callback()
+def stepfs_produce(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Turn data into global training steps, each in exactly one commit, across kills and restarts."""
+    level = logging.DEBUG if os.environ.get("STEPFS_DEBUG") == "1" else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
+    logging.getLogger("stepfs").setLevel(level)

@@ -1,0 +1,61 @@
+"""SIGINT and SIGTERM end a producer between two steps; what was appended is committed first.
+
+The second SIGINT is the ordinary KeyboardInterrupt: it abandons what is pending, which is safe, only more to redo.
+Both are said on stderr, so that nobody has to guess which of the two happened.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopping:
+    """Installed while in use, in the main thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._signal = 0
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave is what it takes
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            _say("abandoned what was not committed yet; run the same command again to continue")
+
+    @property
+    def requested(self) -> bool:
+        return self._event.is_set()
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell reports an end by that signal."""
+        return 128 + self._signal
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but not past a request to stop; whether there is one."""
+        return self._event.wait(max(seconds, 0))
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._signal = self._signal or number
+        self._event.set()
+        _say("stopping as soon as what was appended is committed; Ctrl-C again abandons it")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"stepfs-produce: {line}\n")

@@ -1,0 +1,156 @@
+"""Taking the next version of the log: one attempt at a time, each ending in a value.
+
+    unresolved?  the same bytes to the same slot again, before anything else is looked at (hazard 5)
+    follow       the head, read until a probe misses
+    rebase       what may be written on top of it (pure, rebase.py)
+    create       log/<head+1>, exactly once; ambiguity is settled by reading the slot (stepfs.sequence)
+    floor        by whatever branch the slot is mine: only a floor that has not passed it makes it Committed (hazard 1)
+
+What holds between two awaits. `_unresolved` is set before the first byte of a create leaves and cleared only by an
+answer that decides it, so an attempt cut short by an unreachable store is finished first by the next one. The head
+of the reader is extended by our own commit only after the floor check, so a head never rests on a lost slot of ours;
+once a floor was found to have passed something, `_stale` stays set until a reopen has succeeded.
+
+Cancelling an attempt leaves this object unusable: whoever abandons it starts a new incarnation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock
+from stepfs.format.commit import COMMIT_ID_BYTES, Commit, encode_commit
+from stepfs.format.ids import Version
+from stepfs.format.keys import log_prefix, numbered
+from stepfs.format.snapshot import LogState
+from stepfs.log.apply import ChainError
+from stepfs.log.reader import LogReader
+from stepfs.sequence import Lost as SlotLost
+from stepfs.sequence import Mine, Unknown, take_slot
+from stepfs.store.api import Store
+from stepfs_producer.rebase import Refusal, Stamp
+
+_log = logging.getLogger("stepfs.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The commit is in the log, for good. `before` and `after` are the states on both sides of it."""
+
+    commit: Commit
+    before: LogState
+    after: LogState
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Somebody else took the slot, or the floor passed it: follow, guard and try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The store does not say. The attempt is kept and will be decided before anything else is tried."""
+
+    version: Version
+
+
+Outcome = Committed | Lost | Undecided | Refusal
+Rebase = Callable[[LogState, Stamp], Commit | Refusal]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    commit: Commit
+    key: str
+    body: bytes
+
+
+class Committer:
+    """The writing end of one log; used by one task."""
+
+    def __init__(self, store: Store, reader: LogReader, clock: Clock) -> None:
+        self.reader = reader
+        self.exposure_s = 0.0  # of the newest attempt: from its head to the answer to its create (pace.py)
+        self._store = store
+        self._clock = clock
+        self._answered_s = 0.0
+        self._unresolved: _Attempt | None = None
+        self._stale = False
+
+    @property
+    def head(self) -> LogState:
+        return self.reader.head
+
+    async def attempt(self, rebase: Rebase) -> Outcome:
+        """Try once to commit what `rebase` makes of the head.
+
+        Three requests when nobody interferes: a probe, a create, a floor read. Raises what the store raises;
+        after `StoreUnreachableError` call again, the state is consistent.
+        """
+        if self._unresolved is not None:
+            return await self._take(self._unresolved)
+        await self._follow()
+        followed_s = trio.current_time()
+        stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms())
+        made = rebase(self.head, stamp)
+        if not isinstance(made, Commit):
+            return made if await self._trustworthy() else Lost()
+        self._unresolved = _Attempt(
+            made, numbered(log_prefix(made.lake_id), made.version), encode_commit(made)
+        )
+        outcome = await self._take(self._unresolved)
+        self.exposure_s = self._answered_s - followed_s
+        return outcome
+
+    async def _follow(self) -> None:
+        if self._stale:
+            await self._reopen()
+        try:
+            await self.reader.catch_up()
+        except ChainError:
+            # A zombie in a slot below the floor does not chain either; only a floor that stands still means damage.
+            if await self.reader.confirm():
+                raise
+            await self._reopen()
+
+    async def _take(self, attempt: _Attempt) -> Outcome:
+        slot = await take_slot(self._store, attempt.key, attempt.body)
+        self._answered_s = trio.current_time()
+        match slot:
+            case Mine():
+                return await self._settle_mine(attempt)
+            case SlotLost(taken=taken):
+                self._unresolved = None
+                # Taken and gone again means that a reclaim has passed over us.
+                self._stale = self._stale or not taken
+                return Lost()
+            case Unknown():
+                _log.info("the store did not say what became of %s; keeping it", attempt.key)
+                return Undecided(attempt.commit.version)
+
+    async def _settle_mine(self, attempt: _Attempt) -> Committed | Lost:
+        if not await self.reader.confirm():
+            self._unresolved = None
+            self._stale = True
+            return Lost()
+        self._unresolved = None
+        before = self.head
+        self.reader.extend(attempt.commit, attempt.body)
+        return Committed(attempt.commit, before, self.head)
+
+    async def _trustworthy(self) -> bool:
+        """A refusal ends a producer, so the head that says so must not rest on a resurrected slot."""
+        if await self.reader.confirm():
+            return True
+        self._stale = True
+        return False
+
+    async def _reopen(self) -> None:
+        self._stale = True
+        await self.reader.reopen()
+        self._stale = False

@@ -1,0 +1,181 @@
+"""The one task of a producer that writes the log: when the pace says so, commit what is durable.
+
+One commit is in flight at a time; what becomes durable meanwhile joins the next. Between two awaits: `Pending` is only
+ever shortened here, by what the log's own state says (`next_seq`), so neither a commit believed lost nor one that
+landed twice over can drop or double an append.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from stepfs.errors import FencedError, SealedError, StoreUnreachableError
+from stepfs.format.commit import Commit
+from stepfs.format.ids import Step
+from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.lake import check_identity
+from stepfs.store.api import Store
+from stepfs_producer.commit import Committed, Lost, Outcome, Undecided
+from stepfs_producer.pace import Pacer
+from stepfs_producer.patience import Patience
+from stepfs_producer.pending import Pending
+from stepfs_producer.rebase import Fenced, NothingLeft, Refusal, Sealed, Stamp, rebase, rebase_retire
+from stepfs_producer.recovery import Started, unanswered
+from stepfs_producer.snapshots import SnapshotWriter
+
+_log = logging.getLogger("stepfs.producer")
+
+IDENTITY_CHECK_S: Final = (
+    60.0  # a lake dropped and recreated is noticed within this, while committing (hazard 7)
+)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this incarnation's attempts came to; benchmarks and tests read it."""
+
+    attempts: int = 0
+    commits: int = 0
+    tgbs: int = 0
+    lost: int = 0
+    undecided: int = 0
+
+
+class CommitLoop:
+    """Drives one `Committer` from one `Pending`. `changed` wakes whoever waits for either to move."""
+
+    def __init__(
+        self,
+        store: Store,
+        started: Started,
+        pending: Pending,
+        *,
+        pacer: Pacer,
+        patience: Patience,
+        snapshots: SnapshotWriter,
+        changed: trio.lowlevel.ParkingLot,
+    ) -> None:
+        self.state = started.state
+        self.tally = Tally()
+        self.retiring = False
+        self.retired = False
+        self._store = store
+        self._me = started.me
+        self._identity = started.identity
+        self._committer = started.committer
+        self._pending = pending
+        self._pacer = pacer
+        self._patience = patience
+        self._snapshots = snapshots
+        self._changed = changed
+        self._identity_checked_s = trio.current_time()
+        self._said_defeated = False
+
+    @property
+    def head(self) -> LogState:
+        """The log as this producer last read it."""
+        return self._committer.head
+
+    @property
+    def first_live_step(self) -> Step:
+        """What has been reclaimed ends here, as last read."""
+        return self._committer.reader.floor.first_live_step
+
+    async def run(self) -> None:
+        """Commit until retired. Raises `FencedError`, `SealedError`, and what ends the patience with the store."""
+        while not self.retired:
+            await self._due()
+            try:
+                await self._turn()
+            except StoreUnreachableError as error:
+                await self._patience.bear(error)
+
+    async def _due(self) -> None:
+        """Wait until there is something to commit and the pace allows it."""
+        while True:
+            if self._pending.ready_tgbs:
+                due_s = self._pacer.due_s(oldest_s=self._pending.oldest_s, crowded=self._pending.crowded)
+                if trio.current_time() >= due_s:
+                    return
+                with trio.move_on_at(due_s):
+                    await self._changed.park()
+            elif self.retiring and self._pending.first_seq == self._pending.next_seq:
+                return
+            else:
+                await self._changed.park()
+
+    async def _turn(self) -> None:
+        await self._check_identity()
+        started_s = trio.current_time()
+        self.tally.attempts += 1
+        outcome = await self._committer.attempt(self._rebase)
+        self._pacer.note_head(self.head, self._me.producer_id)
+        exposure_s = self._committer.exposure_s
+        match outcome:
+            case Committed():
+                self.tally.commits += 1
+                self.tally.tgbs += len(outcome.commit.tgbs)
+                self._pacer.won(started_s=started_s, exposure_s=exposure_s)
+                self._advance(outcome.after.producers[self._me.producer_id])
+                self._snapshots.note(outcome)
+            case Lost():
+                self.tally.lost += 1
+                self._pacer.lost(ended_s=trio.current_time(), exposure_s=exposure_s)
+            case Undecided(version=version):
+                self.tally.undecided += 1
+                await self._patience.bear(unanswered(self._store, version))
+                return
+            case NothingLeft(state=state):
+                self._advance(state)
+            case refusal:
+                raise self._error_of(refusal)
+        self._patience.rewarded()
+        self._say_if_defeated()
+
+    def _rebase(self, head: LogState, stamp: Stamp) -> Commit | Refusal:
+        ready = self._pending.ready()
+        if not ready and self.retiring:
+            return rebase_retire(head, self._me, stamp)
+        return rebase(head, ready, self._me, stamp)
+
+    def _advance(self, state: ProducerState) -> None:
+        """The log says how far this producer is: by seq, whatever was sent in the commit that got it there."""
+        self.state = state
+        self._pending.committed_below(state.next_seq)
+        self.retired = state.retired
+        self._changed.unpark_all()
+
+    async def _check_identity(self) -> None:
+        if trio.current_time() - self._identity_checked_s >= IDENTITY_CHECK_S:
+            await check_identity(self._store, self._identity)
+            self._identity_checked_s = trio.current_time()
+
+    def _error_of(self, outcome: Outcome) -> FencedError | SealedError:
+        who = f"producer {self._me.producer_id!r}"
+        match outcome:
+            case Fenced(epoch=epoch):
+                return FencedError(
+                    f"{who}: epoch {epoch} has taken over from epoch {self._me.epoch}; stop this process, do not restart it"
+                )
+            case Sealed():
+                return SealedError(
+                    f"{who}: {self._store.url} is sealed; no more steps can be produced into it"
+                )
+            case _:
+                raise AssertionError(outcome)
+
+    def _say_if_defeated(self) -> None:
+        if self._pacer.defeated and not self._said_defeated:
+            self._said_defeated = True
+            _log.warning(
+                "producer %r: %d others commit here, which asks for %.1f s between commits, but max_delay is %.1f s: commits "
+                "will collide; raise max_delay",
+                self._me.producer_id,
+                self._pacer.others,
+                self._pacer.interval_s,
+                self._pacer.delay_max_s,
+            )

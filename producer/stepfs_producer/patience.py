@@ -1,0 +1,63 @@
+"""How long to bear a store that does not answer: back off, say so once, give up at last.
+
+An outage of minutes must not cost a fleet of producers its in-memory pipelines, so nothing fails while patience lasts;
+appends are held back by the byte budget meanwhile. Giving up is safe at any time: a restart reads what was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+from stepfs import entropy
+from stepfs.errors import StoreUnreachableError
+
+_log = logging.getLogger("stepfs.producer")
+
+_T = TypeVar("_T")
+
+PAUSE_S_MIN: Final = 0.1
+PAUSE_S_MAX: Final = 10.0
+
+
+class Patience:
+    """One line of work against one store; `limit_s` seconds of failures in a row are borne."""
+
+    def __init__(self, what: str, limit_s: float) -> None:
+        self._what = what
+        self._limit_s = limit_s
+        self._failing_since_s: float | None = None
+        self._failures = 0
+
+    async def through(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Do `work`, which may be repeated, until it succeeds or patience ends."""
+        while True:
+            try:
+                result = await work()
+            except StoreUnreachableError as error:
+                await self.bear(error)
+            else:
+                self.rewarded()
+                return result
+
+    async def bear(self, error: StoreUnreachableError) -> None:
+        """Wait before the next try; raises `error` once the failures have lasted too long."""
+        now_s = trio.current_time()
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+            _log.warning("%s: %s; trying on for %.0f s", self._what, error, self._limit_s)
+        if now_s - self._failing_since_s >= self._limit_s:
+            raise error
+        pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        await trio.sleep(entropy.uniform(0.5, 1.0) * pause_s)
+
+    def rewarded(self) -> None:
+        """The store has answered."""
+        if self._failing_since_s is not None:
+            _log.info("%s: the store answers again after %d failures", self._what, self._failures)
+        self._failing_since_s = None
+        self._failures = 0

@@ -1,0 +1,199 @@
+"""Text files → records, streaming, from any place in a corpus.
+
+A record is what a document of the packed stream is made of: a line of a `.jsonl`, or a text file, cut near line
+ends into pieces of at most `RECORD_BYTES` so that memory is bounded and one big file still spreads over all
+shards. Where a record begins and which shard it belongs to depend on the bytes of its file alone. `.gz` is
+decompressed on the way; offsets count decompressed bytes, so resuming inside an archive reads it again from its start.
+
+Sources must not change while they are being produced; what resuming can notice of that (a file that is gone, or
+shorter than the place in it) is refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, Final, cast
+
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
+from stepfs_producer.plan.listing import SourceFile
+
+RECORD_BYTES: Final = 1 << 20
+LINE_BYTES_MAX: Final = 16 << 20
+_SNIFF_BYTES: Final = 8192
+_JSON_LINES: Final = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the next record begins: `offset` bytes into the (decompressed) file `name`, `lines` lines before it."""
+
+    name: str
+    offset: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `index` of `count`: every record belongs to exactly one."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise UsageError(
+                f"shard {self.index}/{self.count} does not exist; indices run from 0 to count - 1"
+            )
+
+    def holds(self, document: str, start: int) -> bool:
+        """By hash, not by turn: what one file holds does not move the records of another."""
+        if self.count == 1:
+            return True
+        digest = hashlib.blake2b(f"{document}\0{start}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.count == self.index
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Bytes of one document of the corpus, and the places before and after it."""
+
+    document: str  # the file's name, or name:line of a JSON record
+    start: int  # offset of data[0] in the document
+    data: bytes
+    here: Place
+    after: Place
+
+
+class TextSource:
+    """The records of one shard of a corpus, in order of names and offsets."""
+
+    def __init__(
+        self,
+        files: tuple[SourceFile, ...],
+        *,
+        shard: Shard = Shard(),
+        text_field: str = "text",
+        record_bytes: int = RECORD_BYTES,
+    ) -> None:
+        self._files = files
+        self._names = [file.name for file in files]
+        self._shard = shard
+        self._text_field = text_field
+        self._record_bytes = record_bytes
+        self.skipped: set[str] = set()  # names of files met that hold no text
+
+    def file_number(self, name: str) -> int:
+        """How many files of the corpus come before `name`."""
+        return bisect_left(self._names, name)
+
+    def records(self, start: Place | None = None) -> Iterator[Record]:
+        """The shard's records from `start` on. `RefusedError` when the place is no longer there."""
+        first = 0
+        if start is not None:
+            first = self.file_number(start.name)
+            if first == len(self._files) or self._files[first].name != start.name:
+                raise RefusedError(
+                    f"the source {start.name}, where this producer stopped, is not among the inputs any more; "
+                    "restore it, or begin again under a new producer id"
+                )
+        for file in self._files[first:]:
+            place = start if start is not None and file.name == start.name else Place(file.name, 0, 0)
+            for record in self._records_of(file, place):
+                if self._shard.holds(record.document, record.start):
+                    yield record
+
+    def _records_of(self, file: SourceFile, place: Place) -> Iterator[Record]:
+        stem = file.name.removesuffix(".gz")
+        with _reading(file, compressed=stem != file.name) as stream:
+            if not file.named and b"\0" in stream.read(_SNIFF_BYTES):
+                self.skipped.add(file.name)
+                return
+            _go_to(stream, place.offset, file, compressed=stem != file.name)
+            if stem.endswith(_JSON_LINES):
+                yield from _json_records(stream, file, place, self._text_field)
+            else:
+                yield from _text_records(stream, place, self._record_bytes)
+
+
+def _go_to(stream: BinaryIO, offset: int, file: SourceFile, *, compressed: bool) -> None:
+    # A plain file seeks anywhere, so its end is asked for; a gzip stream stops where its data ends.
+    end = stream.seek(offset) if compressed else stream.seek(0, os.SEEK_END)
+    if end < offset:
+        raise RefusedError(f"{file.path} is shorter than when this producer stopped in it; restore it")
+    stream.seek(offset)
+
+
+def _text_records(stream: BinaryIO, place: Place, record_bytes: int) -> Iterator[Record]:
+    """Pieces of a text file. Each is a function of the bytes from its own start: resuming cannot shift a cut."""
+    rest = b""
+    while window := rest + stream.read(record_bytes - len(rest)):
+        cut = len(window) if len(window) < record_bytes else _cut_before(window)
+        piece, rest = window[:cut], window[cut:]
+        after = Place(place.name, place.offset + cut, place.lines + piece.count(b"\n"))
+        yield Record(place.name, place.offset, piece, place, after)
+        place = after
+
+
+def _cut_before(window: bytes) -> int:
+    """Where to cut a full window: after a line in its second half, else between characters, never at 0."""
+    line = window.rfind(b"\n", len(window) // 2) + 1
+    if line:
+        return line
+    for cut in range(len(window), max(len(window) - 4, 1), -1):
+        if window[cut - 1] < 0x80:
+            return cut
+        if window[cut - 1] >= 0xC0:  # a character begins here; whether it is complete is not worth knowing
+            return cut - 1
+    return len(window)
+
+
+def _json_records(stream: BinaryIO, file: SourceFile, place: Place, text_field: str) -> Iterator[Record]:
+    while line := stream.readline(LINE_BYTES_MAX + 1):
+        after = Place(place.name, place.offset + len(line), place.lines + 1)
+        document = f"{place.name}:{after.lines}"
+        if len(line) > LINE_BYTES_MAX:
+            raise UsageError(
+                f"{file.path}:{after.lines}: line longer than {LINE_BYTES_MAX} bytes; split the record"
+            )
+        if line.strip():
+            yield Record(document, 0, _text_of(line, text_field, f"{file.path}:{after.lines}"), place, after)
+        place = after
+
+
+def _text_of(line: bytes, text_field: str, where: str) -> bytes:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON ({error}); repair the line or leave the file out") from error
+    text = value.get(text_field) if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise UsageError(
+            f"{where}: no text in the field {text_field!r}; name the right one with --text-field"
+        )
+    return text.encode("utf-8", "surrogatepass")
+
+
+@contextmanager
+def _reading(file: SourceFile, *, compressed: bool) -> Iterator[BinaryIO]:
+    """The file's bytes, with what the operating system or zlib raise as one line that says what to do."""
+    try:
+        with gzip.open(file.path, "rb") if compressed else open(file.path, "rb") as stream:  # noqa: PTH123
+            yield cast("BinaryIO", stream)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{file.path}: damaged gzip ({error}); replace it or leave it out") from error
+    except FileNotFoundError as error:
+        raise AbsentError(f"{file.path} disappeared while it was being produced; restore it") from error
+    except PermissionError as error:
+        raise RefusedError(
+            f"{file.path} is not readable; change its mode or leave it out of the inputs"
+        ) from error
+    except OSError as error:
+        raise StepfsError(f"{file.path}: {error.strerror or error}; the source could not be read") from error

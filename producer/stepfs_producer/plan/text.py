@@ -1,0 +1,134 @@
+"""The text pipeline: a corpus and a position → the remaining steps, each with the position after it.
+
+The position is a small map of what cannot be recomputed: where the stream stands, and which stream it is. Resuming
+a producer id with another shard or tokenizer would publish other records under the name of these, so it is refused;
+another sequence length, batch size or extension continues the same stream of tokens and is fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from stepfs.errors import RefusedError, UsageError
+from stepfs_producer.plan.construct import construct
+from stepfs_producer.plan.pack import Cursor, pack
+from stepfs_producer.plan.payload import encoder_for
+from stepfs_producer.plan.source import Place, Shard, TextSource
+from stepfs_producer.plan.tokenize import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextPosition:
+    """Where a producer stands, and what it has published since its first start."""
+
+    shard: Shard
+    tokenizer: str  # identity
+    cursor: Cursor | None = None  # None: at the beginning
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    documents: int = 0
+    source_bytes: int = 0
+
+    def value(self) -> dict[str, object]:
+        """As a msgpack map, for `Producer.append`."""
+        at = None
+        if self.cursor is not None:
+            place = self.cursor.place
+            at = [place.name, place.offset, place.lines, self.cursor.taken]
+        return {
+            "pipeline": "text",
+            "shard": [self.shard.index, self.shard.count],
+            "tokenizer": self.tokenizer,
+            "at": at,
+            "steps": self.steps,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "source_bytes": self.source_bytes,
+        }
+
+
+def read_position(value: object, *, shard: Shard, tokenizer: str) -> TextPosition:
+    """What `Producer.position` gave back; None is the beginning. `RefusedError` if it belongs to another stream."""
+    if value is None:
+        return TextPosition(shard, tokenizer)
+    if not isinstance(value, Mapping) or value.get("pipeline") != "text":
+        raise RefusedError("this producer id was used by another pipeline; choose another --producer-id")
+    try:
+        index, count = value["shard"]
+        name, offset, lines, taken = value["at"]
+        position = TextPosition(
+            Shard(int(index), int(count)),
+            str(value["tokenizer"]),
+            Cursor(Place(str(name), int(offset), int(lines)), int(taken)),
+            **{key: int(value[key]) for key in ("steps", "rows", "tokens", "documents", "source_bytes")},
+        )
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise RefusedError(
+            "the position of this producer id is of another version; choose another --producer-id"
+        ) from error
+    if position.shard != shard:
+        raise RefusedError(
+            f"this producer id has produced shard {index}/{count}; continue it with --shard {index}/{count}, "
+            "or choose another --producer-id"
+        )
+    if position.tokenizer != tokenizer:
+        raise RefusedError(
+            f"this producer id has produced tokens of {position.tokenizer}, not {tokenizer}; "
+            "continue with that tokenizer, or choose another --producer-id"
+        )
+    return position
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """One step, ready to append."""
+
+    payloads: list[bytes]
+    position: TextPosition  # after it
+    records: list[int]  # per slice: rows that hold at least one token
+    padding: int  # tokens of padding; only the last step has any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a step looks like."""
+
+    slices: int
+    rows_per_slice: int
+    seq_len: int
+    ext: str
+
+
+def text_steps(
+    source: TextSource, tokenizer: Tokenizer, shape: Shape, start: TextPosition
+) -> Iterator[TextStep]:
+    """The steps that follow `start`. The last one is padded, so that no byte of the source is left out."""
+    encode = encoder_for(shape.ext, vocabulary=tokenizer.vocabulary)
+    stream = f"{start.shard.index}-of-{start.shard.count}"
+    position = start
+    count = shape.slices * shape.rows_per_slice
+    records = source.records(start.cursor.place if start.cursor is not None else None)
+    for rows in pack(records, tokenizer, rows=count, seq_len=shape.seq_len, start=start.cursor):
+        batches = construct(rows, slices=shape.slices, stream=stream, first_row=position.rows)
+        position = replace(
+            position,
+            cursor=rows.cursor,
+            steps=position.steps + 1,
+            rows=position.rows + count,
+            tokens=position.tokens + rows.tokens,
+            documents=position.documents + rows.documents,
+            source_bytes=position.source_bytes + rows.source_bytes,
+        )
+        filled = -(-rows.tokens // shape.seq_len)
+        yield TextStep(
+            [encode(batch) for batch in batches],
+            position,
+            [
+                min(max(filled - first, 0), shape.rows_per_slice)
+                for first in range(0, count, shape.rows_per_slice)
+            ],
+            padding=count * shape.seq_len - rows.tokens,
+        )

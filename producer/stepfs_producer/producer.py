@@ -1,0 +1,200 @@
+"""The producer: append batches, flush, resume from `position`. Exactly once across any crash (COMMIT.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock, SystemClock
+from stepfs.errors import RefusedError, UsageError
+from stepfs.format.records import LakeIdentity, check_id
+from stepfs.store.api import Store
+from stepfs.store.opening import open_store
+from stepfs_producer.commit_loop import Tally
+from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS, Limits
+from stepfs_producer.live import Live
+from stepfs_producer.pace import Pacer
+from stepfs_producer.patience import Patience
+from stepfs_producer.recovery import START_GIVE_UP_S, start
+from stepfs_producer.tgb_writer import Payload, check_records, freeze, pack_position, unpack_position
+
+
+class AsyncProducer:
+    """One incarnation of a producer id, as an async context manager (trio).
+
+    lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
+    unique among live processes. max_pending_bytes: payload bytes held in memory, also the largest batch. max_delay:
+    seconds a durable batch waits for its commit attempt at most. max_lead, max_lead_bytes: how far, in steps or
+    payload bytes, the lake may run ahead of its slowest consumer group. uploads: how many at once. give_up_after:
+    seconds without an answer from the store until `StoreUnreachableError`. store, clock, pacer: instead of the
+    URL's, the machine's and `stepfs_producer.pace`'s (simulations, benchmarks);
+    a given pacer has its own `max_delay`.
+
+    Entering starts the incarnation and fences all older ones; leaving flushes; leaving by an exception abandons
+    what is not committed yet.
+    """
+
+    def __init__(
+        self,
+        lake_url: str,
+        *,
+        producer_id: str,
+        endpoint_url: str | None = None,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        max_delay: float = MAX_DELAY_S,
+        max_lead: int | None = None,
+        max_lead_bytes: int | None = None,
+        uploads: int = UPLOADS,
+        give_up_after: float = GIVE_UP_AFTER_S,
+        store: Store | None = None,
+        clock: Clock | None = None,
+        pacer: Pacer | None = None,
+    ) -> None:
+        self.producer_id = check_id(producer_id, "producer_id")
+        self._limits = Limits(max_pending_bytes, max_delay, max_lead, max_lead_bytes, uploads, give_up_after)
+        self._url = lake_url
+        self._endpoint_url = endpoint_url
+        self._given_store = store
+        self._clock = clock or SystemClock()
+        self._pacer = pacer or Pacer(delay_max_s=self._limits.max_delay, draw=entropy.uniform)
+        self._append_order = trio.Lock()
+        self._closing = False
+        self._pid = os.getpid()
+        self._stack = AsyncExitStack()
+        self._live: Live | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._live is not None or self._closing:
+            raise UsageError("a producer runs once; make a new one")
+        self._pid = os.getpid()
+        store = self._given_store or open_store(self._url, endpoint_url=self._endpoint_url)
+        if self._given_store is None:
+            self._stack.push_async_callback(store.aclose)
+        try:
+            patience_s = min(START_GIVE_UP_S, self._limits.give_up_after)
+            patience = Patience(f"producer {self.producer_id!r}: start", patience_s)
+            started = await start(
+                store, self.producer_id, clock=self._clock, pacer=self._pacer, patience=patience
+            )
+            self._nursery_manager = trio.open_nursery()
+            self._nursery = await self._nursery_manager.__aenter__()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._live = Live(store, started, self._pacer, self._limits, self._nursery)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del kind, traceback
+        try:
+            if error is None:
+                await self.flush()
+                await self._running.snapshots.settled()
+        finally:
+            self._closing = True
+            self._nursery.cancel_scope.cancel()
+            # The body's exception stays out of the nursery, which would wrap it into a group.
+            try:
+                await self._nursery_manager.__aexit__(None, None, None)
+            finally:
+                await self._stack.aclose()
+
+    async def append(
+        self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
+    ) -> int:
+        """Hand over one global step: one bytes-like payload per slice. Returns its seq.
+
+        `position`: where to resume after this batch, any msgpack value up to 64 KiB; committed with it. `records`: per
+        slice, for statistics. Waits only while too much is pending, never for a commit. Cancelled while it waits:
+        nothing was appended. Raises `UsageError` for a bad batch, `FencedError`, `SealedError`,
+        `StoreUnreachableError` and so on once the producer has failed.
+        """
+        live = self._open()
+        slices = live.started.identity.slices
+        payloads = freeze(batch, slices=slices, bytes_max=self._limits.max_pending_bytes)
+        counts = check_records(records, slices=slices)
+        packed = pack_position(position)
+        async with self._append_order:
+            await live.room(sum(map(len, payloads)))
+            self._open()
+            return live.begin(payloads, counts, packed).seq
+
+    async def flush(self) -> None:
+        """Returns when everything appended before the call is durable, committed and visible to readers."""
+        self._refuse_fork()
+        live = self._running
+        live.check()
+        target = live.pending.next_seq
+        while live.pending.first_seq < target:
+            await live.moved()
+        await trio.lowlevel.checkpoint()
+
+    async def retire(self) -> None:
+        """Flush, then say goodbye in the log: this id is done, its leftovers are orphans. No more appends."""
+        live = self._open()
+        self._closing = True
+        await self.flush()
+        live.loop.retiring = True
+        live.changed.unpark_all()
+        while not live.loop.retired:
+            await live.moved()
+
+    @property
+    def position(self) -> object:
+        """The position of the newest committed batch of this id, by whatever incarnation; None before the first."""
+        return unpack_position(self._running.loop.state.position)
+
+    @property
+    def next_seq(self) -> int:
+        """The seq of the next append: how many batches of this id came before it."""
+        return self._running.pending.next_seq
+
+    @property
+    def committed_seq(self) -> int:
+        """Batches of this id below this seq are committed."""
+        return self._running.loop.state.next_seq
+
+    @property
+    def lake(self) -> LakeIdentity:
+        """The lake's identity: slices per batch, file extension."""
+        return self._running.started.identity
+
+    @property
+    def epoch(self) -> int:
+        """This incarnation's epoch."""
+        return self._running.started.me.epoch
+
+    @property
+    def tally(self) -> Tally:
+        """Attempts of this incarnation so far and what they came to."""
+        return self._running.loop.tally
+
+    @property
+    def _running(self) -> Live:
+        if self._live is None:
+            raise UsageError("the producer has not been started; use it as `with Producer(…) as producer:`")
+        return self._live
+
+    def _open(self) -> Live:
+        """The running producer, unless this is a fork of it, or it failed, or it is closed."""
+        self._refuse_fork()
+        live = self._running
+        live.check()
+        if self._closing:
+            raise UsageError(f"producer {self.producer_id!r} is closed; make a new one")
+        return live
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise RefusedError(
+                f"producer {self.producer_id!r} belongs to process {self._pid}; after a fork, make a Producer of its own, "
+                "with an id of its own, in the child"
+            )

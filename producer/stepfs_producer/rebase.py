@@ -1,0 +1,194 @@
+"""What this producer may write on top of a head: pure functions from (state, pending, who I am) to a commit.
+
+Every safety rule of a writer that can be decided without I/O is here, and nowhere else: who is fenced, what is
+already in the log, where the next steps start. The cost depends on what is pending, never on history.
+
+The guard compares `seq`, which this protocol owns and keeps dense, and never `position`, which belongs to the user:
+sources may be rewound, reshuffled or renamed at will (hazard 6). A commit that landed although its reply was lost
+shows itself as a head whose `next_seq` has moved; what it covered is dropped, what was appended later stays (hazard 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.errors import CorruptError
+from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind
+from stepfs.format.descriptor import Descriptor
+from stepfs.format.ids import Epoch, Version
+from stepfs.format.snapshot import LogState, ProducerState
+
+COMMIT_DESCRIPTOR_BYTES_MAX: Final = 8 << 20  # a commit of more slices than this holds fewer TGBs
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One run of a producer id: its epoch in the log, and the random id that tells two runs at one epoch apart."""
+
+    producer_id: str
+    epoch: Epoch
+    incarnation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A TGB that is in the store and in no commit yet."""
+
+    tgb: Descriptor
+    position: bytes  # msgpack
+    payload_bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a commit carries that does not follow from the head: drawn afresh for every attempt."""
+
+    commit_id: bytes
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The log knows a newer incarnation of this producer id: stop, nothing pending may be written."""
+
+    epoch: Epoch  # the newer one
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The lake accepts no more steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLeft:
+    """Everything asked for is in the log already; `state` is this producer as the log knows it."""
+
+    state: ProducerState
+
+
+Refusal = Fenced | Sealed | NothingLeft
+
+
+def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
+    """The next data commit: as many of `pending`, in order of seq, as one commit holds.
+
+    `CorruptError` if the log lacks what this incarnation knows to be in it: a gap in seq is never bridged.
+    """
+    mine = _live_state(head, me)
+    if isinstance(mine, Fenced):
+        return mine
+    rest = [item for item in pending if item.tgb.seq >= mine.next_seq]
+    if not rest:
+        return NothingLeft(mine)
+    if head.sealed:
+        return Sealed()
+    _check_dense(rest, mine)
+    taken = rest[: _fitting(rest)]
+    return Commit(
+        version=Version(head.version + 1),
+        lake_id=head.lake_id,
+        kind=CommitKind.DATA,
+        commit_id=stamp.commit_id,
+        prev_digest=head.digest,
+        producer_id=me.producer_id,
+        epoch=me.epoch,
+        incarnation=me.incarnation,
+        next_seq=taken[-1].tgb.seq + 1,
+        position=taken[-1].position,
+        first_step=head.next_step,
+        tgbs=tuple(item.tgb for item in taken),
+        time_ms=_next_time(head, stamp),
+        total_bytes=head.total_bytes + sum(item.payload_bytes for item in taken),
+        total_records=head.total_records + sum(item.records for item in taken),
+    )
+
+
+def rebase_start(head: LogState, producer_id: str, incarnation: bytes, stamp: Stamp) -> Commit | Refusal:
+    """The epoch commit of a new incarnation: head's epoch + 1, whoever holds it. It fences all before it.
+
+    Of two racing starts the loser comes here again with the winner in `head`, and fences it; never two live.
+    """
+    known = head.producers.get(producer_id)
+    if known is not None and known.incarnation == incarnation and not known.retired:
+        return NothingLeft(known)
+    if head.sealed:
+        return Sealed()
+    return _epoch_commit(head, producer_id, incarnation, stamp, retired=False)
+
+
+def rebase_retire(head: LogState, me: Incarnation, stamp: Stamp) -> Commit | Refusal:
+    """The epoch commit that says goodbye: one epoch further, so that what was uploaded and never committed is
+    known to be an orphan."""
+    known = head.producers.get(me.producer_id)
+    if known is not None and known.incarnation == me.incarnation and known.retired:
+        return NothingLeft(known)
+    mine = _live_state(head, me)
+    if isinstance(mine, Fenced):
+        return mine
+    if head.sealed:
+        return Sealed()
+    return _epoch_commit(head, me.producer_id, me.incarnation, stamp, retired=True)
+
+
+def _epoch_commit(
+    head: LogState, producer_id: str, incarnation: bytes, stamp: Stamp, *, retired: bool
+) -> Commit:
+    known = head.producers.get(producer_id)
+    return Commit(
+        version=Version(head.version + 1),
+        lake_id=head.lake_id,
+        kind=CommitKind.EPOCH,
+        commit_id=stamp.commit_id,
+        prev_digest=head.digest,
+        producer_id=producer_id,
+        epoch=Epoch(known.epoch + 1 if known else 1),
+        incarnation=incarnation,
+        next_seq=known.next_seq if known else 0,
+        position=known.position if known else b"",
+        first_step=head.next_step,
+        tgbs=(),
+        time_ms=_next_time(head, stamp),
+        total_bytes=head.total_bytes,
+        total_records=head.total_records,
+        retired=retired,
+    )
+
+
+def _live_state(head: LogState, me: Incarnation) -> ProducerState | Fenced:
+    """This producer in `head`, or who took its place."""
+    known = head.producers.get(me.producer_id)
+    if known is None or known.epoch < me.epoch:
+        raise CorruptError(
+            f"log version {head.version} knows producer {me.producer_id!r} at epoch {known.epoch if known else 0}, but "
+            f"epoch {me.epoch} was committed: the store lost or rewrote the log; restore it from a backup"
+        )
+    if known.epoch > me.epoch or known.incarnation != me.incarnation or known.retired:
+        return Fenced(known.epoch)
+    return known
+
+
+def _check_dense(rest: Sequence[Durable], mine: ProducerState) -> None:
+    for expected, item in enumerate(rest, mine.next_seq):
+        if item.tgb.seq != expected:
+            raise CorruptError(
+                f"producer {mine.producer_id!r} holds seq {item.tgb.seq} where the log needs {expected}: the log went "
+                "back behind what was committed; restore it, then restart this producer"
+            )
+
+
+def _fitting(rest: Sequence[Durable]) -> int:
+    """How many TGBs one commit takes: at least one, bounded in number and in bytes of descriptors."""
+    size = 0
+    for count, item in enumerate(rest[:COMMIT_TGBS_MAX]):
+        size += len(item.tgb.packed_slices) + len(item.tgb.packed_blocks)
+        if count and size > COMMIT_DESCRIPTOR_BYTES_MAX:
+            return count
+    return min(len(rest), COMMIT_TGBS_MAX)
+
+
+def _next_time(head: LogState, stamp: Stamp) -> int:
+    """Commit times only grow, whatever the clocks of the producers say."""
+    return max(stamp.now_ms, head.time_ms + 1)

@@ -1,0 +1,86 @@
+"""Starting an incarnation: everything a restarted producer needs is in the head of the log.
+
+Position and next_seq travel in the same create as the TGBs they describe, so there is no second place that could
+disagree (hazard 6: state kept beside the log, or expired from it, is how others doubled their data). The epoch commit
+comes before the position is handed out: from then on no older incarnation can move it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock
+from stepfs.errors import SealedError, StoreUnreachableError
+from stepfs.format.commit import COMMIT_ID_BYTES, Commit
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.lake import open_lake
+from stepfs.log.reader import LogReader
+from stepfs.store.api import Store
+from stepfs.store.probe import probe_store
+from stepfs_producer.commit import Committed, Committer, Lost, Undecided
+from stepfs_producer.pace import Pacer
+from stepfs_producer.patience import Patience
+from stepfs_producer.rebase import Incarnation, NothingLeft, Refusal, Sealed, Stamp, rebase_start
+
+START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage; whoever started us wants to know soon
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A live incarnation and what it continues from."""
+
+    identity: LakeIdentity
+    committer: Committer
+    me: Incarnation
+    state: ProducerState
+
+
+async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, patience: Patience) -> Started:
+    """Open the lake and become the one live incarnation of `producer_id`.
+
+    `AbsentError` if there is no lake (it is never created here), `RefusedError` if the store's conditional creates
+    cannot be trusted, `SealedError` if no more steps may come. Raced starts end with exactly one live.
+    """
+    identity = await patience.through(lambda: open_lake(store))
+    await patience.through(lambda: probe_store(store, thorough=False))
+    committer = Committer(store, await patience.through(lambda: LogReader.open(store, identity)), clock)
+    incarnation = entropy.token(COMMIT_ID_BYTES)
+
+    def rebase(head: LogState, stamp: Stamp) -> Commit | Refusal:
+        return rebase_start(head, producer_id, incarnation, stamp)
+
+    while True:
+        await trio.sleep_until(max(trio.current_time(), pacer.due_s(oldest_s=float("-inf"), crowded=False)))
+        try:
+            outcome = await committer.attempt(rebase)
+        except StoreUnreachableError as error:
+            await patience.bear(error)
+            continue
+        match outcome:
+            case Committed(after=after):
+                state = after.producers[producer_id]
+            case NothingLeft(state=known):
+                state = known
+            case Sealed():
+                raise SealedError(f"{store.url}: the lake is sealed; no more steps can be produced into it")
+            case Undecided(version=version):
+                await patience.bear(unanswered(store, version))
+                continue
+            case Lost():
+                pacer.lost(ended_s=trio.current_time(), exposure_s=committer.exposure_s)
+                continue
+            case _:
+                raise AssertionError(outcome)
+        patience.rewarded()
+        pacer.won(started_s=trio.current_time(), exposure_s=committer.exposure_s)
+        return Started(identity, committer, Incarnation(producer_id, state.epoch, incarnation), state)
+
+
+def unanswered(store: Store, version: int) -> StoreUnreachableError:
+    """The error of an attempt that stays undecided."""
+    return StoreUnreachableError(f"{store.url}: no answer to the create of log version {version}")

@@ -1,0 +1,67 @@
+"""Writing snapshots behind the back of the commits: never in their way, never two at once.
+
+Only a Committed state is written (hazard 11). A snapshot that is not written, because this process ends or the store
+is away, is made up for by whoever commits across the next boundary; nothing depends on this one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from stepfs.errors import StepfsError
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import LogState
+from stepfs.log.reader import LogReader
+from stepfs.log.snapshots import snapshot_due, write_snapshot
+from stepfs.store.api import Store
+from stepfs_producer.commit import Committed
+
+_log = logging.getLogger("stepfs.producer")
+
+SETTLE_S_MAX: Final = 30.0
+
+
+class SnapshotWriter:
+    """At most one snapshot in the making; the newest state that asked for one is next."""
+
+    def __init__(self, store: Store, identity: LakeIdentity, reader: LogReader) -> None:
+        self._store = store
+        self._identity = identity
+        self._reader = reader
+        self._wanted: LogState | None = None
+        self._writing = False
+        self._changed = trio.lowlevel.ParkingLot()
+
+    def note(self, committed: Committed) -> None:
+        """Told of each of our commits; some make the next snapshot ours to write."""
+        if snapshot_due(committed.before, committed.after):
+            self._wanted = committed.after
+            self._changed.unpark_all()
+
+    async def run(self) -> None:
+        """Write what is wanted, until cancelled."""
+        while True:
+            while self._wanted is None:
+                await self._changed.park()
+            state, self._wanted, self._writing = self._wanted, None, True
+            try:
+                # A copy of the floor: the commit loop refreshes its own at the same time.
+                floor = replace(self._reader.floor)
+                await write_snapshot(self._store, self._identity, state, self._reader.segments, floor)
+            except StepfsError as error:
+                _log.warning(
+                    "snapshot of version %d not written, a later one will be: %s", state.version, error
+                )
+            finally:
+                self._writing = False
+                self._changed.unpark_all()
+
+    async def settled(self) -> None:
+        """Wait, a bounded time, for a snapshot in the making: a producer that leaves at once would never write one."""
+        with trio.move_on_after(SETTLE_S_MAX):
+            while self._wanted is not None or self._writing:
+                await self._changed.park()

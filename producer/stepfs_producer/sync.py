@@ -1,0 +1,219 @@
+"""The same producer for code that is not async: trio runs in a thread of its own, calls are handed over to it.
+
+The thread is a daemon: a process that ends without leaving the `with` block loses what was not flushed, as in a crash,
+and does not hang. Ctrl-C interrupts the caller's wait, never the thread; leaving the block by KeyboardInterrupt
+abandons what is pending like any exception. After a fork the thread is not there any more, so every call checks the
+pid first (hazard 8).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self, TypeVar
+
+import trio
+
+from stepfs.clock import Clock
+from stepfs.errors import RefusedError, UsageError
+from stepfs.format.records import LakeIdentity
+from stepfs.store.api import Store
+from stepfs_producer.commit_loop import Tally
+from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS
+from stepfs_producer.pace import Pacer
+from stepfs_producer.producer import AsyncProducer
+from stepfs_producer.tgb_writer import Payload
+
+_T = TypeVar("_T")
+
+
+class Producer:
+    """`AsyncProducer` with blocking calls; arguments, results and errors are the same.
+
+    May be used from several threads of one process; appends take their seqs in the order they get through.
+    """
+
+    def __init__(
+        self,
+        lake_url: str,
+        *,
+        producer_id: str,
+        endpoint_url: str | None = None,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        max_delay: float = MAX_DELAY_S,
+        max_lead: int | None = None,
+        max_lead_bytes: int | None = None,
+        uploads: int = UPLOADS,
+        give_up_after: float = GIVE_UP_AFTER_S,
+        store: Store | None = None,
+        clock: Clock | None = None,
+        pacer: Pacer | None = None,
+    ) -> None:
+        self._async = AsyncProducer(
+            lake_url,
+            producer_id=producer_id,
+            endpoint_url=endpoint_url,
+            max_pending_bytes=max_pending_bytes,
+            max_delay=max_delay,
+            max_lead=max_lead,
+            max_lead_bytes=max_lead_bytes,
+            uploads=uploads,
+            give_up_after=give_up_after,
+            store=store,
+            clock=clock,
+            pacer=pacer,
+        )
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._leave: trio.Event | None = None
+        self._left = False
+        self._leaving_by: BaseException | None = None
+        self._ended: Future[None] = Future()
+
+    def __enter__(self) -> Self:
+        self._refuse_fork()
+        if self._thread is not None:
+            raise UsageError("a producer runs once; make a new one")
+        entered: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(entered,), name=f"stepfs-producer-{self._async.producer_id}", daemon=True
+        )
+        self._thread.start()
+        try:
+            entered.result()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del kind, traceback
+        if os.getpid() != self._pid:
+            if error is None:
+                self._refuse_fork()
+            return
+        try:
+            if error is None:
+                self.flush()
+        except BaseException as flush_error:
+            self._let_go(flush_error)
+            self._join(raising=False)
+            raise
+        self._let_go(error)
+        self._join(raising=error is None)
+
+    def append(
+        self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
+    ) -> int:
+        """Hand over one global step; see `AsyncProducer.append`. Blocks only while too much is pending."""
+
+        async def append() -> int:
+            return await self._async.append(batch, position=position, records=records)
+
+        return self._call(append)
+
+    def flush(self) -> None:
+        """Returns when everything appended before the call is durable, committed and visible to readers."""
+        self._call(self._async.flush)
+
+    def retire(self) -> None:
+        """Flush, then say goodbye in the log; see `AsyncProducer.retire`."""
+        self._call(self._async.retire)
+
+    @property
+    def position(self) -> object:
+        """The position of the newest committed batch of this id; None before the first."""
+        self._refuse_fork()
+        return self._async.position
+
+    @property
+    def next_seq(self) -> int:
+        """The seq of the next append."""
+        self._refuse_fork()
+        return self._async.next_seq
+
+    @property
+    def committed_seq(self) -> int:
+        """Batches of this id below this seq are committed."""
+        self._refuse_fork()
+        return self._async.committed_seq
+
+    @property
+    def lake(self) -> LakeIdentity:
+        """The lake's identity: slices per batch, file extension."""
+        self._refuse_fork()
+        return self._async.lake
+
+    @property
+    def epoch(self) -> int:
+        """This incarnation's epoch."""
+        self._refuse_fork()
+        return self._async.epoch
+
+    @property
+    def tally(self) -> Tally:
+        """Attempts of this incarnation so far and what they came to."""
+        self._refuse_fork()
+        return self._async.tally
+
+    def _run(self, entered: Future[None]) -> None:
+        try:
+            trio.run(self._main, entered)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the end gets it
+            if not entered.done():
+                entered.set_exception(error)
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    async def _main(self, entered: Future[None]) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._leave = trio.Event()
+        if self._left:  # interrupted before there was a token to be told through
+            return
+        await self._async.__aenter__()
+        entered.set_result(None)
+        await self._leave.wait()
+        error = self._leaving_by
+        await self._async.__aexit__(type(error) if error else None, error, None)
+
+    def _call(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        self._refuse_fork()
+        if self._token is None:
+            raise UsageError("the producer has not been started; use it as `with Producer(…) as producer:`")
+        if self._ended.done():
+            raise UsageError(f"producer {self._async.producer_id!r} is closed; make a new one")
+        try:
+            return trio.from_thread.run(work, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            raise UsageError(f"producer {self._async.producer_id!r} was closed by another thread") from None
+
+    def _let_go(self, error: BaseException | None) -> None:
+        """Tell the thread to leave, by this exception if there is one."""
+        self._leaving_by = error
+        self._left = True
+        token, leave = self._token, self._leave
+        if token is not None and leave is not None and not self._ended.done():
+            try:
+                token.run_sync_soon(leave.set)
+            except trio.RunFinishedError:
+                return
+
+    def _join(self, *, raising: bool) -> None:
+        assert self._thread is not None
+        self._thread.join()
+        if raising:
+            self._ended.result()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise RefusedError(
+                f"producer {self._async.producer_id!r} belongs to process {self._pid}; after a fork, make a Producer of "
+                "its own, with an id of its own, in the child"
+            )
