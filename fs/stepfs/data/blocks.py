@@ -1,0 +1,99 @@
+"""The values the other rooms share: a block with its state, a slice as a row of blocks."""
+
+from __future__ import annotations
+
+import enum
+
+import trio
+
+from stepfs.data.buffers import Buffer
+from stepfs.data.ranges import Range, pieces_of
+from stepfs.errors import StepfsError
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+
+
+class State(enum.Enum):
+    """QUEUED → FETCHING → READY or FAILED; DROPPED ends all of them."""
+
+    QUEUED = enum.auto()
+    FETCHING = enum.auto()
+    READY = enum.auto()
+    FAILED = enum.auto()
+    DROPPED = enum.auto()
+
+
+class Block:
+    """One ranged GET and what became of it. `buffer` holds verified bytes iff READY."""
+
+    __slots__ = ("buffer", "entry", "error", "owners", "range", "read_at", "settled", "state", "waiting")
+
+    def __init__(self, entry: StepEntry, range_: Range, owners: list[HeldSlice]) -> None:
+        self.entry = entry
+        self.range = range_
+        self.owners = owners  # the slices with a piece in it
+        self.state = State.QUEUED
+        self.buffer: Buffer | None = None
+        self.error: StepfsError | None = None
+        self.settled = trio.Event()  # READY, FAILED or DROPPED
+        self.waiting = 0  # readers blocked on it
+        self.read_at = 0.0  # trio time of the last read
+
+    @property
+    def step(self) -> Step:
+        return self.entry.step
+
+    @property
+    def pinned(self) -> bool:
+        return any(owner.pins for owner in self.owners)
+
+    @property
+    def consumed(self) -> bool:
+        return all(owner.consumed for owner in self.owners)
+
+
+class HeldSlice:
+    """A slice of which some bytes are at hand, on their way, or pinned by an open file."""
+
+    __slots__ = ("consumed", "entry", "index", "pieces", "pins", "places", "reading", "ref")
+
+    def __init__(self, entry: StepEntry, index: SliceIndex) -> None:
+        self.entry = entry
+        self.index = index
+        self.ref = entry.tgb.slice(index)
+        self.pieces = pieces_of(index, self.ref)
+        self.places: list[Block | None] = [None] * len(self.pieces)
+        self.pins = 0
+        self.consumed = False  # was opened and closed
+        self.reading = 0  # block number of the latest read: what is near it is fetched first
+
+    @property
+    def key(self) -> tuple[Step, SliceIndex]:
+        return self.entry.step, self.index
+
+    @property
+    def length(self) -> int:
+        return self.ref.length
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the blocks that nobody holds or fetches."""
+        return [number for number, place in enumerate(self.places) if place is None]
+
+    @property
+    def ready(self) -> bool:
+        return all(place is not None and place.state is State.READY for place in self.places)
+
+    def is_ready(self, number: int) -> bool:
+        """Whether block `number` is verified and in memory."""
+        place = self.places[number]
+        return place is not None and place.state is State.READY
+
+    def window(self, number: int, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of block `number` of this slice, which must be READY."""
+        block = self.places[number]
+        assert block is not None
+        assert block.buffer is not None
+        assert 0 <= start <= stop <= BLOCK_BYTES
+        base = self.pieces[number].offset - block.range.offset
+        return block.buffer.view(base + start, base + stop)

@@ -1,0 +1,180 @@
+"""Slices on a local disk: a second budget behind memory, and what the next mount adopts after a crash.
+
+One file per slice, named by everything that identifies its bytes, written to a temporary name and renamed. Nothing
+is trusted: whoever loads a file verifies it like bytes from the store, and a file that fails is removed. The
+directory is the caller's alone (the mount holds a lock on it and removes it in the end). Written pages are flushed
+and dropped from the page cache at once: they would be charged to this process's cgroup, and the budget knows nothing
+of them.
+
+Index and budget change on the event loop only; the methods that touch files say so and belong into a worker thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from stepfs.errors import RefusedError
+from stepfs.format.descriptor import SliceRef
+from stepfs.format.ids import SliceIndex, Step
+
+_NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
+_FLUSHED_BYTES_MIN: Final = 1 << 20  # a flush per small file costs more than the pages it frees
+
+Key = tuple[Step, SliceIndex]
+
+
+class DiskCache:
+    """The files of one mount, under one limit."""
+
+    def __init__(self, directory: Path, lake_id: str, *, limit: int) -> None:
+        """Takes `directory`/slices over with what a crashed mount left there. `RefusedError`. Touches files."""
+        self.limit = limit
+        self.used = 0
+        self.low = Step(0)  # files of steps below were passed over by the readers
+        self._lake_id = lake_id
+        self._files: dict[Key, tuple[str, int]] = {}  # name, bytes; in order of arrival
+        self._consumed: dict[Key, None] = {}
+        self._pins: dict[Key, int] = {}
+        self.path = directory / "slices"
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self.adopted = self._adopt()  # how many files
+        except OSError as error:
+            raise RefusedError(
+                f"{self.path}: cannot be used as cache ({error.strerror}); choose another --cache-dir"
+            ) from error
+
+    def holds(self, key: Key, ref: SliceRef) -> bool:
+        """Whether a file that claims to be exactly this slice is here."""
+        found = self._files.get(key)
+        return found is not None and found[0] == self._name(key, ref.length, ref.crc32c)
+
+    def is_pinned(self, key: Key) -> bool:
+        return key in self._pins
+
+    def pin(self, key: Key) -> None:
+        self._pins[key] = self._pins.get(key, 0) + 1
+
+    def unpin(self, key: Key) -> None:
+        """A file was closed: its slice is consumed."""
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+            if key in self._files:
+                self._consumed[key] = None
+
+    def make_room(self, key: Key, size: int, relied: Callable[[Key], bool]) -> list[str] | None:
+        """Names to remove so that a slice fits; None if it may not displace what is here.
+
+        Consumed files go first, then those the readers passed over, then the farthest ahead; never one that is nearer,
+        or the last copy that somebody relies on.
+        """
+        names: list[str] = []
+        while self.used + size > self.limit:
+            victim = self._victim(key[0], relied)
+            if victim is None:
+                return None
+            names.append(self.forget(victim))
+        return names
+
+    def forget(self, key: Key) -> str:
+        """Take a file out of the index; returns its name, for `remove`."""
+        name, size = self._files.pop(key)
+        self._consumed.pop(key, None)
+        self.used -= size
+        return name
+
+    def forget_below(self, step: Step) -> list[str]:
+        """The same for all unpinned files of steps below."""
+        return [self.forget(key) for key in list(self._files) if key[0] < step and key not in self._pins]
+
+    def write(self, key: Key, ref: SliceRef, parts: Sequence[memoryview]) -> str:
+        """Write one slice; returns its name, for `add`. OSError if the disk is full or failing. Touches files."""
+        name = self._name(key, ref.length, ref.crc32c)
+        temporary = self.path / f"{name}.tmp"
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                for part in parts:
+                    _write_all(descriptor, part)
+                if ref.length >= _FLUSHED_BYTES_MIN:
+                    os.fdatasync(descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+            temporary.rename(self.path / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        return name
+
+    def add(self, key: Key, name: str, size: int) -> None:
+        """Enter a written file into the index."""
+        self._files[key] = (name, size)
+        self.used += size
+
+    def read_into(self, key: Key, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` from `offset` of the slice's file; 0 if the file is gone. Unverified. Touches files."""
+        found = self._files.get(key)
+        if found is None:
+            return 0
+        try:
+            descriptor = os.open(self.path / found[0], os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            got = 0
+            while got < len(buffer):
+                count = os.preadv(descriptor, [buffer[got:]], offset + got)
+                if not count:
+                    break
+                got += count
+            os.posix_fadvise(descriptor, offset, len(buffer), os.POSIX_FADV_DONTNEED)
+        except OSError:
+            return 0
+        else:
+            return got
+        finally:
+            os.close(descriptor)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete files. Touches files."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def _adopt(self) -> int:
+        for file in sorted(self.path.iterdir()):
+            match = _NAME.match(file.name)
+            if match is not None and match[1] == self._lake_id and file.stat().st_size == int(match[4]):
+                self.add((Step(int(match[2])), SliceIndex(int(match[3]))), file.name, int(match[4]))
+            else:
+                file.unlink(missing_ok=True)
+        while self.used > self.limit:
+            self.remove([self.forget(max(self._files))])
+        return len(self._files)
+
+    def _victim(self, step: Step, relied: Callable[[Key], bool]) -> Key | None:
+        passed = (key for key in self._files if key[0] < self.low)
+        for key in itertools.chain(self._consumed, passed):
+            if key not in self._pins:
+                return key
+        for key in sorted(self._files, reverse=True):
+            if key[0] <= step:
+                return None
+            if key not in self._pins and not relied(key):
+                return key
+        return None
+
+    def _name(self, key: Key, length: int, crc: int) -> str:
+        return f"{self._lake_id}-{key[0]:020d}-{key[1]:07d}-{length}-{crc:08x}.slice"
+
+
+def _write_all(descriptor: int, part: memoryview) -> None:
+    while len(part):
+        part = part[os.write(descriptor, part) :]

@@ -1,0 +1,70 @@
+"""Which block leaves memory next: consumed ones first (oldest first), then what readers reach last.
+
+Blocks are here iff they are READY and unpinned. Steps ahead are grouped by step, so that finding the farthest one
+costs the number of steps held, not of blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from stepfs.data.blocks import Block
+from stepfs.format.ids import Step
+
+
+class Evictable:
+    """The order in which unpinned blocks may go."""
+
+    def __init__(self) -> None:
+        self.low = Step(0)  # the lowest step a reader is at: what lies below was skipped and goes early
+        self._consumed: OrderedDict[Block, None] = OrderedDict()
+        self._ahead: dict[Step, dict[Block, None]] = {}
+
+    def add(self, block: Block) -> None:
+        self.discard(block)
+        if block.consumed:
+            self._consumed[block] = None
+        else:
+            self._ahead.setdefault(block.step, {})[block] = None
+
+    def discard(self, block: Block) -> None:
+        self._consumed.pop(block, None)
+        blocks = self._ahead.get(block.step)
+        if blocks is not None:
+            blocks.pop(block, None)
+            if not blocks:
+                del self._ahead[block.step]
+
+    def pop_consumed(self) -> Block | None:
+        """The oldest consumed block."""
+        return self._consumed.popitem(last=False)[0] if self._consumed else None
+
+    def pop_spent(self) -> Block | None:
+        """The oldest consumed block, else one of the lowest step if readers have passed it."""
+        consumed = self.pop_consumed()
+        if consumed is not None or not self._ahead:
+            return consumed
+        step = min(self._ahead)
+        return self._take(next(iter(self._ahead[step]))) if step < self.low else None
+
+    def pop_copied(self, copied: Callable[[Block], bool], *, above: int) -> Block | None:
+        """The farthest block of a step > `above` that can be loaded from disk again."""
+        for step in sorted(self._ahead, reverse=True):
+            if step <= above:
+                return None
+            for block in self._ahead[step]:
+                if copied(block):
+                    return self._take(block)
+        return None
+
+    def pop_farthest(self, *, above: int) -> Block | None:
+        """A block of the farthest step, if that is > `above`."""
+        step = max(self._ahead, default=None)
+        if step is None or step <= above:
+            return None
+        return self._take(next(reversed(self._ahead[step])))
+
+    def _take(self, block: Block) -> Block:
+        self.discard(block)
+        return block

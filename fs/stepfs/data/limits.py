@@ -1,0 +1,105 @@
+"""How much memory this process may use, as the kernel and its cgroup say: read, never guessed.
+
+A container sees the host's MemAvailable and is killed at its own limit; both count. cgroup v2 and v1, every ancestor.
+Clean page cache is not counted as used, because the kernel takes it back by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MEMORY_BYTES_MIN: Final = 64 << 20  # several blocks: less cannot fetch in parallel
+_DEFAULT_MAX: Final = 8 << 30
+_DEFAULT_SHARE: Final = 4  # of what is available
+_UNLIMITED: Final = 1 << 60  # v1 says "unlimited" with a number near 2⁶³
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What there is. Bytes."""
+
+    limit: int  # the machine's memory or the tightest cgroup limit above us
+    available: int  # until reclaim of anything but clean page cache
+    stall_percent: float  # share of the last 10 s in which some task waited for memory (PSI), 0 if unknown
+
+
+def default_memory_bytes(memory: Memory) -> int:
+    """The budget when none is given: a quarter of what is available, at most 8 GiB."""
+    return max(MEMORY_BYTES_MIN, min(_DEFAULT_MAX, memory.available // _DEFAULT_SHARE))
+
+
+def read_memory(root: Path = Path("/")) -> Memory:
+    """Read /proc and /sys under `root`. What a kernel does not offer counts as unlimited."""
+    meminfo = _fields(root / "proc/meminfo")
+    limit = meminfo.get("MemTotal:", _UNLIMITED // 1024) * 1024
+    available = meminfo.get("MemAvailable:", limit // 1024) * 1024
+    pressures = [root / "proc/pressure/memory"]
+    for directory, v2 in _cgroups(root):
+        bound, used = _bounds(directory) if v2 else _bounds_v1(directory)
+        if bound < _UNLIMITED:
+            limit = min(limit, bound)
+            available = min(available, max(0, bound - used))
+        pressures.insert(0, directory / "memory.pressure")
+    return Memory(limit, available, next((p for p in map(_stall, pressures) if p is not None), 0.0))
+
+
+def _cgroups(root: Path) -> list[tuple[Path, bool]]:
+    """Our memory cgroup and its ancestors, outermost first: (directory, is v2)."""
+    found: list[tuple[Path, bool]] = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base, v2 = root / "sys/fs/cgroup", True
+        elif "memory" in controllers.split(","):
+            base, v2 = root / "sys/fs/cgroup/memory", False
+        else:
+            continue
+        here = base
+        found.append((here, v2))
+        for part in path.strip("/").split("/"):
+            here /= part
+            if part and part != ".." and here.is_dir():
+                found.append((here, v2))
+    return found
+
+
+def _bounds(directory: Path) -> tuple[int, int]:
+    bounds = [_number(directory / name) for name in ("memory.max", "memory.high")]
+    stat = _fields(directory / "memory.stat")
+    clean = stat.get("active_file", 0) + stat.get("inactive_file", 0) - stat.get("file_dirty", 0)
+    return min(bounds), max(0, (_number(directory / "memory.current", 0)) - max(0, clean))
+
+
+def _bounds_v1(directory: Path) -> tuple[int, int]:
+    stat = _fields(directory / "memory.stat")
+    clean = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0) - stat.get("total_dirty", 0)
+    used = max(0, _number(directory / "memory.usage_in_bytes", 0) - max(0, clean))
+    return _number(directory / "memory.limit_in_bytes"), used
+
+
+def _stall(path: Path) -> float | None:
+    for word in _text(path).partition("\n")[0].split():
+        name, _, value = word.partition("=")
+        if name == "avg10":
+            return float(value)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: Path, absent: int = _UNLIMITED) -> int:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else absent
+
+
+def _fields(path: Path) -> dict[str, int]:
+    pairs = (line.split()[:2] for line in _text(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

@@ -1,0 +1,146 @@
+"""Fetch ahead what this node will open next: which slices is learned from opens, or told by `--ranks`.
+
+Thin: `position` knows where the readers are, `ahead` decides, `slices` fetches. A task of its own, because the index
+segment of a step may have to be read first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Final, Protocol
+
+import trio
+
+from stepfs.data.agenda import Wish
+from stepfs.data.ahead import WINDOW_MIN, Pace, Plan, plan_ahead, plan_start, window_steps
+from stepfs.data.position import Position
+from stepfs.data.slices import Slices
+from stepfs.errors import AbsentError, StoreUnreachableError
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+
+_GATHER_S: Final = 0.01  # the ranks of a node open a step one after another: plan for all of them together
+_SETTLE_S: Final = 0.05
+_SETTLE_MAX_S: Final = 0.5
+_LOAD_MAX: Final = 0.1  # share of the loop's time that planning for thousands of files may take
+_RETRY_S: Final = 1.0
+_BUDGET_SHARE: Final = 0.75  # the rest is for what is open now
+
+
+class Steps(Protocol):
+    """The committed steps as the mount's follower knows them."""
+
+    @property
+    def frontier(self) -> Step: ...
+    @property
+    def first_live_step(self) -> Step: ...
+    def entry_if_loaded(self, step: Step) -> StepEntry | None: ...
+    async def entry(self, step: Step) -> StepEntry: ...
+
+
+class Prefetcher:
+    """Turns opens into wishes."""
+
+    def __init__(
+        self,
+        slices: Slices,
+        steps: Steps,
+        *,
+        window: int | None = None,
+        told: Collection[SliceIndex] = (),
+        start: Step | None = None,
+    ) -> None:
+        """`window`: steps ahead, fixed (0: none); None adapts. `told`: slices this node reads (`--ranks`). `start`:
+        where reading will begin, fetched before the first open; default the first live step."""
+        self.window = WINDOW_MIN if window is None else window  # in use now; exported in metrics
+        self.position = Position()
+        self._pace = Pace()
+        self._slices = slices
+        self._steps = steps
+        self._fixed = window is not None
+        self._told = frozenset(told)
+        self._start = start
+        self._learned = set(self._told)
+        self._learned_at = float("-inf")
+        self._wake = trio.Event()
+
+    def note_open(self, step: Step, index: SliceIndex) -> None:
+        """A reader opened this file. Never waits."""
+        if self.position.note(step, index):
+            self._pace.note(trio.current_time())
+        if index not in self._learned:
+            self._learned.add(index)
+            self._learned_at = trio.current_time()
+        self._wake.set()
+
+    def note_frontier(self) -> None:
+        """Steps were committed or reclaimed."""
+        self._wake.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Plan whenever something changed, until cancelled."""
+        task_status.started()
+        cost_s = 0.0
+        while True:
+            await trio.sleep(max(_GATHER_S, cost_s / _LOAD_MAX))
+            await self._until_settled()
+            self._wake = trio.Event()
+            began = time.perf_counter()
+            plan = self._plan()
+            cost_s = time.perf_counter() - began  # of processor time, so the virtual clock does not matter
+            retry = not await self._grant(plan)
+            with trio.move_on_after(_RETRY_S if retry else float("inf")):
+                await self._wake.wait()
+
+    async def _until_settled(self) -> None:
+        """While slices are still being learned, plans for a part of them would cost a GET per rank."""
+        with trio.move_on_after(_SETTLE_MAX_S):
+            while (wait := self._learned_at + _SETTLE_S - trio.current_time()) > 0:  # noqa: ASYNC110 -- for quiet
+                await trio.sleep(wait)
+
+    def _plan(self) -> Plan:
+        first, frontier = self._steps.first_live_step, self._steps.frontier
+        self.position.forget_below(first)
+        runs = self.position.runs()
+        if not runs:
+            start = first if self._start is None else max(first, self._start)
+            return plan_start(self._told, window=self.window, first=start, frontier=frontier)
+        if not self._fixed:
+            self.window = self._affordable(sum(len(self._told or run.indices) for run in runs))
+        plan = plan_ahead(
+            runs,
+            self.position.opened,
+            told=self._told,
+            window=self.window,
+            first=first,
+            frontier=frontier,
+            fixed=self._fixed,
+        )
+        self._slices.set_low(min((step for step, _ in plan), default=runs[0].low))
+        return plan
+
+    def _affordable(self, slices: int) -> int:
+        return window_steps(
+            pace=self._pace.steps_per_s(),
+            latency_s=self._slices.latency_s,
+            step_bytes=slices * self._slices.slice_bytes,
+            budget_bytes=int(_BUDGET_SHARE * self._slices.capacity_bytes),
+        )
+
+    async def _grant(self, plan: Plan) -> bool:
+        """Wish for what is known at once; load the index of the rest meanwhile. False: try again later."""
+        wishes: list[Wish] = []
+        complete = True
+        for step, indices in plan:
+            entry = self._steps.entry_if_loaded(step)
+            if entry is None:
+                self._slices.wish(wishes)
+                try:
+                    entry = await self._steps.entry(step)
+                except (AbsentError, StoreUnreachableError):
+                    complete = False
+                    continue
+            wishes.append((entry, [index for index in indices if index < entry.tgb.slices]))
+        self._slices.wish(wishes)
+        return complete

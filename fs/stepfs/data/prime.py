@@ -1,0 +1,293 @@
+"""Push verified slices into the kernel's page cache before they are opened, so that reading them asks nobody.
+
+The order of steps is known, so what the next steps need can be where a local file's bytes would be. Per slice: look the
+file up through the mount (the kernel stores pages only for inodes it knows), store the pages, count them against
+the budget of the daemon's own memory (the kernel charges them to the same cgroup). The daemon's copy goes only where
+the disk has one: bytes of an open file must survive the kernel's eviction and the object's end.
+
+The kernel evicts without telling, under pressure the nearest steps first. So what is opened next is checked, and what
+is not whole is primed again. Everything that touches the mount runs in worker threads of its own: those calls wait
+for this very daemon. The mount knows them by `is_own` and neither learns from their opens nor pins for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from stepfs.data.blocks import HeldSlice
+from stepfs.data.residency import drop_pages, mark_used, resident_bytes
+from stepfs.data.slices import Slices
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+
+_log = logging.getLogger("stepfs.data")
+CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
+_THREADS: Final = 2
+_FAILURES_MAX: Final = 3  # in a row: this kernel, or this kind of mount, cannot be primed
+_SHARE: Final = 0.5  # of the budget, for pages
+_BATCH_FILES: Final = 64  # small files primed by one call into a thread
+_SAMPLE: Final = 8  # files of a step that are looked at
+
+Key = tuple[Step, SliceIndex]
+T = TypeVar("T")
+
+
+class PageCache(Protocol):
+    """What the mount lends. Called in worker threads only; OSError where it cannot be done."""
+
+    def path(self, step: Step, index: SliceIndex) -> Path:
+        """The file of a slice, through the mount."""
+        ...
+
+    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
+        """`pyfuse3.notify_store`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Primed:
+    length: int
+    checked: bool = False  # was found whole when its turn came
+
+
+class Primer:
+    """The primed slices of one mount."""
+
+    def __init__(self, slices: Slices, pages: PageCache) -> None:
+        self.enabled = True
+        self.bytes = 0  # in the page cache, as far as is known
+        self._slices = slices
+        self._pages = pages
+        self._primed: dict[Key, _Primed] = {}
+        self._consumed: dict[Key, None] = {}  # opened and closed: dropped when room is needed, oldest first
+        self._evicted: set[Key] = set()  # were primed before
+        self._refused: set[Key] = set()  # could not be primed: not shown here, or the kernel would not
+        self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
+        self._suspect: Step | None = None  # a step of which something was evicted
+        self._failures = 0
+        self._limiter = trio.CapacityLimiter(_THREADS)
+        self._threads: set[int] = set()
+        self._wake = trio.Event()
+        slices.attach(self)
+
+    def is_own(self, pid: int) -> bool:
+        """Whether a request comes from this room: `pid` of a FUSE request is the calling thread's id."""
+        return pid in self._threads
+
+    def holds(self, key: Key) -> bool:
+        """Whether the slice is in the page cache, as far as is known: no need to have it in memory too."""
+        return key in self._primed
+
+    def changed(self) -> None:
+        """A slice became ready, readers moved, or memory is short."""
+        self._wake.set()
+
+    def closed(self, key: Key) -> None:
+        """A file was closed: its pages may go when room is needed."""
+        primed = self._primed.get(key)
+        if primed is not None:
+            primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
+            self._consumed[key] = None
+
+    def forget_below(self, step: Step) -> None:
+        """Their names leave the mount, and with the names the kernel drops the pages."""
+        for key in [key for key in self._primed if key[0] < step]:
+            self._forget(key)
+        self._evicted = {key for key in self._evicted if key[0] >= step}
+        self._refused = {key for key in self._refused if key[0] >= step}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Prime, check and drop in the background until cancelled, or until it turns out to be impossible."""
+        task_status.started()
+        while self.enabled:
+            self._wake = trio.Event()
+            if await self._drop_surplus() or await self._check_next() or await self._prime_next():
+                continue
+            await self._wake.wait()
+        for key in list(self._primed):
+            self._forget(key)
+
+    async def _drop_surplus(self) -> bool:
+        pool = self._slices.cache.pool
+        if pool.used <= pool.limit or not self._primed:
+            return False
+        await self._drop(next(iter(self._consumed), max(self._primed)))
+        return True
+
+    async def _check_next(self) -> bool:
+        """One primed slice of the step that is opened next, if it was not looked at yet.
+
+        Looking costs an open; of many small files a few are asked, and all of them once one is not whole.
+        """
+        for entry, indices in self._slices.wished()[:1]:
+            for index in self._to_look_at(entry.step, indices):
+                primed = self._primed.get((entry.step, index))
+                if primed is not None and not primed.checked:
+                    await self._check((entry.step, index), primed)
+                    return True
+        return False
+
+    def _to_look_at(self, step: Step, indices: Sequence[SliceIndex]) -> Sequence[SliceIndex]:
+        """The same few while readers work through a step: drawn from what is left of it, they would be all in the end."""
+        if step == self._suspect:
+            return indices
+        if self._sample[0] != step:
+            self._sample = step, frozenset(indices[:: max(1, len(indices) // _SAMPLE)])
+        return [index for index in indices if index in self._sample[1]]
+
+    async def _check(self, key: Key, primed: _Primed) -> None:
+        primed.checked = True
+        path = self._pages.path(*key)
+        resident = await self._call(lambda: resident_bytes(path, primed.length))
+        if resident is not None and resident < primed.length and self._primed.get(key) is primed:
+            self._suspect = key[0]
+            self._evicted.add(key)
+            self._forget(key)
+            self._slices.again()
+
+    async def _prime_next(self) -> bool:
+        """The nearest slices that are ready and not in the page cache yet; False if there is none, or no room."""
+        batch: list[HeldSlice] = []
+        size = 0
+        for held in self._candidates():
+            if batch and (len(batch) == _BATCH_FILES or size + held.length > BLOCK_BYTES):
+                break
+            if not await self._room(held):
+                break
+            self._enter(held)
+            batch.append(held)
+            size += held.length
+        if batch:
+            await self._prime(batch)
+        return bool(batch)
+
+    def _candidates(self) -> Iterator[HeldSlice]:
+        for entry, indices in self._slices.wished():
+            for index in indices:
+                held = self._slices.cache.get(entry.step, index)
+                if held is None or not held.ready or not held.length:
+                    continue
+                if held.key not in self._primed and held.key not in self._refused:
+                    yield held
+
+    async def _room(self, held: HeldSlice) -> bool:
+        """Charge the slice's pages, dropping consumed ones for it. It may have been evicted meanwhile."""
+        cache = self._slices.cache
+        while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
+            if not self._consumed:
+                return False
+            await self._drop(next(iter(self._consumed)))
+        if held.ready:
+            return True
+        cache.pool.discharge(held.length)
+        return False
+
+    def _enter(self, held: HeldSlice) -> None:
+        # What was evicted before is not looked at again: a kernel that evicts at once is not fought.
+        self._primed[held.key] = _Primed(held.length, checked=held.key in self._evicted)
+        self.bytes += held.length
+
+    async def _prime(self, batch: Sequence[HeldSlice]) -> None:
+        ready = [held for held in batch if held.ready]
+        stored = await self._store(ready)
+        for held in batch:
+            if held not in ready:
+                self._forget(held.key)  # evicted while room was made for another
+        for held, done in zip(ready, stored, strict=True):
+            if done:
+                self._count(held)
+                self._slices.release_copy(held)
+            else:
+                self._forget(held.key)
+                self._refused.add(held.key)
+
+    def _count(self, held: HeldSlice) -> None:
+        counts = self._slices.counts
+        counts.primed += held.length
+        if held.key in self._evicted:
+            self._evicted.discard(held.key)
+            counts.reprimed_files += 1
+        else:
+            counts.primed_files += 1
+            counts.bytes_delivered += held.length
+
+    async def _store(self, batch: Sequence[HeldSlice]) -> list[bool]:
+        """Which of them are in the page cache now."""
+        work = [
+            (
+                self._pages.path(*held.key),
+                [held.window(n, 0, min(BLOCK_BYTES, piece.length)) for n, piece in enumerate(held.pieces)],
+            )
+            for held in batch
+        ]
+        stored = await self._call(lambda: [self._store_file(path, parts) for path, parts in work])
+        return [False] * len(batch) if stored is None else stored
+
+    def _store_file(self, path: Path, parts: Sequence[memoryview]) -> bool:
+        try:
+            inode = path.stat().st_ino
+        except FileNotFoundError:
+            return False  # not shown here (any more)
+        offset = 0
+        for part in parts:
+            for start in range(0, len(part), CHUNK_BYTES):
+                chunk = part[start : start + CHUNK_BYTES]
+                self._pages.store_pages(inode, offset, chunk)
+                offset += len(chunk)
+        if (
+            offset >= CHUNK_BYTES
+        ):  # of a smaller file, opening it once more would cost more than its reader saves
+            with suppress(OSError):  # evicted at once: found when its turn comes
+                mark_used(path, offset)
+        return True
+
+    async def _drop(self, key: Key) -> None:
+        path = self._pages.path(*key)
+        self._forget(key)
+        await self._call(lambda: drop_pages(path))
+
+    def _forget(self, key: Key) -> None:
+        primed = self._primed.pop(key, None)
+        self._consumed.pop(key, None)
+        if primed is not None:
+            self.bytes -= primed.length
+            self._slices.cache.pool.discharge(primed.length)
+            self._slices.changed()
+
+    async def _call(self, work: Callable[[], T]) -> T | None:
+        """Run in a thread of this room; None if the step is gone or the kernel refuses, which ends priming in time."""
+
+        def own() -> T:
+            with self._own_thread():
+                return work()
+
+        try:
+            done = await trio.to_thread.run_sync(own, limiter=self._limiter)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._failures += 1
+            if self._failures >= _FAILURES_MAX:
+                self.enabled = False
+                _log.info(
+                    "the page cache of this mount cannot be primed (%s); reading goes on without", error
+                )
+            return None
+        self._failures = 0
+        return done
+
+    @contextmanager
+    def _own_thread(self) -> Iterator[None]:
+        number = threading.get_native_id()
+        self._threads.add(number)
+        try:
+            yield
+        finally:
+            self._threads.discard(number)

@@ -1,0 +1,90 @@
+"""Which GETs fetch which slices: pure, and the place where "bytes fetched ≤ 1.02 × bytes needed" is decided.
+
+One GET for a slice of at most `BLOCK_BYTES`; one for a run of adjacent small slices that are wanted together; one
+per checksummed block of a larger slice, so that each can be verified and served alone. Rejected: joining whatever is
+near (gcsfuse and s3fs style read-ahead windows): on a node that reads 8 of 512 slices it fetches what nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.format.descriptor import SliceRef
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex
+from stepfs.format.tgb import ALIGNMENT_BYTES
+
+OVERREAD_MAX: Final = 0.02  # share of unwanted bytes tolerated inside one joined GET
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The smallest verifiable run of bytes: a whole small slice, or one block of a large one."""
+
+    index: SliceIndex
+    block: int  # number of the block inside its slice, 0 for a small slice
+    offset: int  # in the object
+    length: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """One ranged GET: bytes [offset, offset + size) of an object, and what to verify in them."""
+
+    offset: int
+    size: int
+    pieces: tuple[Piece, ...]
+
+
+def pieces_of(index: SliceIndex, ref: SliceRef) -> list[Piece]:
+    """A slice as verifiable pieces, in order; none for an empty slice."""
+    if not ref.blocks:
+        return [Piece(index, 0, ref.offset, ref.length, ref.crc32c)] if ref.length else []
+    return [
+        Piece(
+            index,
+            number,
+            ref.offset + number * BLOCK_BYTES,
+            min(BLOCK_BYTES, ref.length - number * BLOCK_BYTES),
+            crc,
+        )
+        for number, crc in enumerate(ref.blocks)
+    ]
+
+
+def plan_ranges(wanted: Iterable[tuple[SliceIndex, SliceRef]]) -> list[Range]:
+    """Slices of one object that are wanted together → the GETs that fetch them, by offset."""
+    return join_pieces(piece for index, ref in wanted for piece in pieces_of(index, ref))
+
+
+def join_pieces(wanted: Iterable[Piece]) -> list[Range]:
+    """The same for pieces, when parts of a slice are at hand already."""
+    pieces = sorted(wanted, key=lambda piece: piece.offset)
+    ranges: list[Range] = []
+    run: list[Piece] = []
+    needed = 0  # bytes of `run`
+    for piece in pieces:
+        if run and not _joins(run[0], run[-1], needed, piece):
+            ranges.append(_range(run))
+            run, needed = [], 0
+        run.append(piece)
+        needed += piece.length
+    if run:
+        ranges.append(_range(run))
+    return ranges
+
+
+def _joins(first: Piece, last: Piece, needed: int, piece: Piece) -> bool:
+    gap = piece.offset - (last.offset + last.length)
+    size = piece.offset + piece.length - first.offset
+    if size > BLOCK_BYTES or gap < 0:
+        return False
+    return gap < ALIGNMENT_BYTES or size - needed - piece.length <= OVERREAD_MAX * (needed + piece.length)
+
+
+def _range(run: list[Piece]) -> Range:
+    size = run[-1].offset + run[-1].length - run[0].offset
+    assert 0 < size <= BLOCK_BYTES
+    return Range(run[0].offset, size, tuple(run))

@@ -1,0 +1,200 @@
+"""One mount, put together: from options and a store to the parts that answer and the tasks that run beside them."""
+
+from __future__ import annotations
+
+import errno
+
+import trio
+
+from stepfs.clock import SystemClock
+from stepfs.data.disk import DiskCache
+from stepfs.data.prefetch import Prefetcher
+from stepfs.data.pressure import Governor
+from stepfs.data.prime import Primer
+from stepfs.data.slices import Slices
+from stepfs.errors import RefusedError, UsageError
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import StepEntry
+from stepfs.lake import open_lake
+from stepfs.log.reader import LogReader
+from stepfs.mount import facts, metrics
+from stepfs.mount.control import Control
+from stepfs.mount.files import FileTable
+from stepfs.mount.follower import Follower
+from stepfs.mount.known import KnownSteps
+from stepfs.mount.lending import LentPages
+from stepfs.mount.meter import Meter
+from stepfs.mount.news import News
+from stepfs.mount.operations import Parts, StepOperations
+from stepfs.mount.options import MountOptions
+from stepfs.mount.reports import Machine, Reports
+from stepfs.mount.waits import Waits
+from stepfs.mount.withdrawal import Withdrawal
+from stepfs.origins import OriginStores
+from stepfs.store.api import Store
+from stepfs.store.opening import open_store
+from stepfs.view.inodes import SLICES_SERVED_MAX, Fixed
+from stepfs.view.ranks import RankMap, rank_map
+from stepfs.view.tree import Tree, ViewOptions
+
+
+class Assembly:
+    """The parts of one mount; nothing runs until `start`."""
+
+    def __init__(
+        self,
+        options: MountOptions,
+        store: Store,
+        reader: LogReader,
+        machine: Machine,
+        disk: DiskCache | None = None,
+    ) -> None:
+        self.options = options
+        self.store = store
+        self.reader = reader
+        self.machine = machine
+        self.meter = Meter()
+        self.known = KnownSteps()
+        self.files = FileTable()
+        self.news = News()
+        self.ranks = ranks_of(options, reader.identity)
+        self.tree = Tree(
+            reader, ViewOptions(options.steps, options.show_last, wait=options.wait_s is not None)
+        )
+        self.origins = OriginStores(store, lambda url: open_store(url, endpoint_url=options.endpoint_url))
+        self.slices = Slices(
+            store,
+            memory_bytes=machine.memory_bytes,
+            disk=disk,
+            deadline_s=options.deadline_s,
+            origin_store=self._origin_store,
+        )
+        self.prefetcher = Prefetcher(
+            self.slices,
+            _Steps(self.tree, reader),
+            window=options.prefetch_steps,
+            told=told_slices(options, self.ranks),
+            start=None if options.steps is None else Step(options.steps.start),
+        )
+        pages = LentPages(options.directory, self.ranks, reader.identity.ext.encode())
+        self.primer = Primer(self.slices, pages) if options.prime else None
+        self.waits = Waits(self.tree, reader, self.news, deadline_s=options.deadline_s, wait_s=options.wait_s)
+        self.withdrawal = Withdrawal(self.tree, self.known, self.slices, self.meter)
+        self.follower = Follower(
+            reader,
+            self.news,
+            poll_s=options.poll_s,
+            find_lake_id=self._find_lake_id,
+            on_change=self.changed,
+        )
+        self.reports = Reports(self)
+        collector = metrics.MountCollector(
+            self.meter,
+            store.counts,
+            self.slices.counts,
+            self.reports.gauges,
+            self.waits.seconds,
+            self.follower.lag_s,
+            self.reports.labels(),
+        )
+        self.registry = metrics.registry_of(collector)
+        self.control = Control(
+            reader,
+            self.tree,
+            self.waits,
+            files={
+                Fixed.STATUS: lambda: facts.render(self.reports.status()),
+                Fixed.METRICS: lambda: metrics.render(self.registry),
+                Fixed.CONFIG: lambda: facts.render(self.reports.config()),
+                Fixed.ACCESSLOG: self.meter.accesslog,
+            },
+            describe_step=self._describe_step,
+            now_ms=SystemClock().now_ms(),
+        )
+        self.operations = StepOperations(
+            Parts(
+                reader=reader,
+                tree=self.tree,
+                ranks=self.ranks,
+                slices=self.slices,
+                waits=self.waits,
+                control=self.control,
+                meter=self.meter,
+                known=self.known,
+                files=self.files,
+                observer=self.prefetcher,
+                is_own=self._is_own,
+                expired_errno=errno.ETIMEDOUT if options.wait_s is None else errno.ENOENT,
+            )
+        )
+
+    async def start(self, background: trio.Nursery) -> None:
+        """Start what runs beside the handlers."""
+        await background.start(self.waits.run)
+        await background.start(self.slices.run)
+        await background.start(Governor(self.slices).run)
+        await background.start(self.prefetcher.run)
+        await background.start(self.withdrawal.run)
+        await background.start(self.follower.run)
+        if self.primer is not None:
+            await background.start(self.primer.run)
+
+    async def aclose(self) -> None:
+        """Close what this mount opened; the lake's own store belongs to the caller."""
+        self.files.close_all()
+        await self.origins.aclose()
+
+    def changed(self) -> None:
+        """The view has changed: steps came, or left."""
+        self.withdrawal.note()
+        self.prefetcher.note_frontier()
+
+    async def _describe_step(self, entry: StepEntry) -> str:
+        return await facts.describe_step(self.store, self.reader.identity.lake_id, self.reader.state, entry)
+
+    def _is_own(self, pid: int) -> bool:
+        return self.primer is not None and self.primer.is_own(pid)
+
+    async def _origin_store(self, origin: int) -> Store:
+        return self.origins.open(self.reader.state.origins[origin - 1])
+
+    async def _find_lake_id(self) -> str:
+        return (await open_lake(self.store)).lake_id
+
+
+class _Steps:
+    """The steps as the prefetcher sees them: this mount's view of them."""
+
+    def __init__(self, tree: Tree, reader: LogReader) -> None:
+        self._tree = tree
+        self._reader = reader
+        self.entry_if_loaded = reader.entry_if_loaded
+        self.entry = reader.entry
+
+    @property
+    def frontier(self) -> Step:
+        return Step(self._tree.next_step - 1)
+
+    @property
+    def first_live_step(self) -> Step:
+        return self._tree.first_visible()
+
+
+def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
+    """The rank map of this lake under these options; refuses what cannot be served."""
+    if identity.slices > SLICES_SERVED_MAX:
+        raise RefusedError(
+            f"a lake of {identity.slices} slices cannot be mounted; the most is {SLICES_SERVED_MAX}"
+        )
+    return rank_map(identity.slices, world=options.world, mesh=options.mesh)
+
+
+def told_slices(options: MountOptions, ranks: RankMap) -> tuple[SliceIndex, ...]:
+    """The slices that `--ranks` names."""
+    told = options.ranks or ()
+    if told and told[-1] >= ranks.world:
+        raise UsageError(
+            f"--ranks names rank {told[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})"
+        )
+    return tuple(sorted({ranks.slice_of(rank) for rank in told}))

@@ -1,0 +1,163 @@
+"""A mount in the background: a fresh process, started before it has threads, and a readiness the caller can trust.
+
+    parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
+    child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
+            or {"error": …, "exit_code": …}
+
+Rejected: `fork()` of a process that has imported trio and boto3 (threads, sockets and locks are inherited half), and
+options in argv, which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from stepfs.errors import StepfsError
+from stepfs.mount import handover, logs
+from stepfs.mount.mountinfo import real_directory
+from stepfs.mount.options import MountOptions
+
+_log = logging.getLogger("stepfs.mount")
+
+_LOG_BYTES_MAX: Final = 16 << 20
+_LOG_TAIL_LINES: Final = 5
+
+
+class DaemonError(StepfsError):
+    """The daemon could not mount; it said why, and with which exit code."""
+
+    def __init__(self, message: str, exit_code: int, *, announced: bool) -> None:
+        super().__init__(message)
+        self.announced = announced
+        self.exit_code = exit_code  # type: ignore[misc]  # of this failure, not of the class
+
+
+def log_file(directory: Path) -> Path:
+    """Where the daemon of a mount point writes: state, so it outlives the mount. `STEPFS_LOG_DIR`, or the usual place.
+
+    That is /var/log/stepfs for root and the XDG state directory for everybody else.
+    """
+    chosen = os.environ.get("STEPFS_LOG_DIR")
+    if chosen:
+        base = Path(chosen)
+    elif os.geteuid() == 0:
+        base = Path("/var/log/stepfs")
+    else:
+        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
+        base = Path(state) / "stepfs"
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]
+    return base / f"{directory.name or 'root'}-{digest}.log"
+
+
+def start(options: MountOptions) -> int:
+    """Mount in the background; returns the daemon's pid once its mount answers a listing, else `DaemonError`."""
+    logs.chosen()  # here, where a wrong one can still be reported
+    directory = real_directory(options.directory)
+    descriptor = handover.descriptor_of(directory)
+    handed_over = () if descriptor is None else (descriptor,)
+    for number in handed_over:
+        handover.check(number)
+    log = log_file(directory)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
+        log.unlink()
+    fresh = not log.exists()
+    read_end, write_end = os.pipe()
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
+                [sys.executable, "-m", "stepfs.mount.daemon", str(write_end), str(directory)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(write_end, *handed_over),
+            )
+    finally:
+        os.close(write_end)
+    assert process.stdin is not None
+    try:
+        with process.stdin as pipe:
+            pipe.write(options.to_json().encode())
+    except BrokenPipeError:
+        pass  # it died early; its log says why
+    with os.fdopen(read_end, "rb") as pipe:
+        answer = pipe.read()
+    try:
+        return _understand(answer, process, log)
+    except DaemonError as error:
+        if fresh and error.announced:
+            log.unlink(missing_ok=True)  # it would only repeat what the caller is told
+        raise
+
+
+def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> int:
+    if not answer:
+        code = process.wait()
+        tail = "; ".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+        raise DaemonError(
+            f"the mount daemon ended (status {code}) before it was ready; {log} says: {tail}",
+            1,
+            announced=False,
+        )
+    body = json.loads(answer)
+    if "error" in body:
+        process.wait()
+        raise DaemonError(body["error"], body["exit_code"], announced=body["announced"])
+    process.returncode = 0  # it lives on by itself: no warning that nobody waited for it
+    return int(body["pid"])
+
+
+def main(arguments: list[str]) -> int:
+    """The daemon's process."""
+    pipe = int(arguments[0])
+    options = MountOptions.from_json(sys.stdin.read())
+    logs.configure(options.directory)
+    answered = False
+
+    def say(body: dict[str, object]) -> None:
+        nonlocal answered
+        if not answered:
+            answered = True
+            os.write(pipe, json.dumps(body).encode())
+            os.close(pipe)
+
+    try:
+        from stepfs.mount.session import run  # noqa: PLC0415 (an import that fails is reported, too)
+
+        run(options, lambda: say({"pid": os.getpid()}))
+    except BaseException as error:  # noqa: BLE001 (the edge: whatever it is, the parent is told)
+        code, line, expected = explain(error)
+        _log.error("%s", line, exc_info=None if expected else error)
+        say({"error": line, "exit_code": code, "announced": expected})
+        return code
+    # Ended by a signal while the lake was being opened.
+    say({"error": "the mount was stopped before it was ready", "exit_code": 1, "announced": True})
+    return 0
+
+
+def explain(error: BaseException) -> tuple[int, str, bool]:
+    """(exit code, one line, whether some room announced it) for what ended a session, wrapped by nurseries or not."""
+    known = [leaf for leaf in _leaves(error) if isinstance(leaf, StepfsError)]
+    if known:
+        return known[0].exit_code, str(known[0]), True
+    leaf = _leaves(error)[0]
+    return 1, f"unexpected {type(leaf).__name__}: {leaf}", False
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""What `.stepfs/` says: plain dictionaries rendered as one JSON document each."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from stepfs.format.codec import Value, unpack
+from stepfs.format.commit import decode_commit
+from stepfs.format.ids import SliceIndex
+from stepfs.format.keys import log_prefix, numbered
+from stepfs.format.snapshot import LogState, StepEntry
+from stepfs.store.api import Store
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+def render(document: Json) -> str:
+    """One document, readable by people."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+async def describe_step(store: Store, lake_id: str, state: LogState, entry: StepEntry) -> str:
+    """`steps/<step>.json`. The producer's position costs one GET; null once that log version was reclaimed."""
+    key = numbered(log_prefix(lake_id), entry.version)
+    body = await store.get(key)
+    position: Json = None
+    if body is not None:
+        packed = decode_commit(body, key).position
+        position = to_json(unpack(packed, key)) if packed else None
+    tgb = entry.tgb
+    slices: list[Json] = []
+    for number in range(tgb.slices):
+        ref = tgb.slice(SliceIndex(number))
+        slices.append(
+            {
+                "slice": number,
+                "offset": ref.offset,
+                "length": ref.length,
+                "crc32c": f"{ref.crc32c:08x}",
+                "records": ref.records,
+            }
+        )
+    return render(
+        {
+            "step": entry.step,
+            "producer": entry.producer_id,
+            "epoch": entry.epoch,
+            "version": entry.version,
+            "time": entry.time_ms / 1000,
+            "object": tgb.key,
+            "origin": state.origins[tgb.origin - 1].url if tgb.origin else None,
+            "size": tgb.size,
+            "slices": slices,
+            "position": position,
+        }
+    )
+
+
+def describe_producers(state: LogState) -> Json:
+    """Every producer that ever committed, by id."""
+    return {
+        producer.producer_id: {
+            "epoch": producer.epoch,
+            "next_seq": producer.next_seq,
+            "version": producer.version,
+            "time": producer.time_ms / 1000,
+            "retired": producer.retired,
+        }
+        for producer in state.producers.values()
+    }
+
+
+def to_json(value: Value) -> Json:
+    """A msgpack value as JSON: bytes become {"base64": …}, keys become text."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): to_json(item) for key, item in value.items()}
+    return value

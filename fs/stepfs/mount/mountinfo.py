@@ -1,0 +1,88 @@
+"""What is mounted where, from /proc/self/mountinfo: the only source that also sees dead and stacked mounts."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stepfs.mount.handover import descriptor_of
+
+FSTYPE: Final = "fuse.stepfs"
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
+_SYMLINKS_MAX: Final = 40
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """One line of mountinfo."""
+
+    mount_id: int
+    device: str  # "0:53": names the superblock, also under /sys/class/bdi and /sys/fs/fuse/connections
+    directory: str
+    fstype: str
+    source: str
+
+
+def mounts() -> list[Mounted]:
+    """Everything mounted in this process's namespace, bottom of a stack first."""
+    found = []
+    for line in _MOUNTINFO.read_text(errors="surrogateescape").splitlines():
+        fields = line.split(" ")
+        separator = fields.index("-", 6)
+        found.append(
+            Mounted(
+                int(fields[0]),
+                fields[2],
+                _unescape(fields[4]),
+                fields[separator + 1],
+                _unescape(fields[separator + 2]),
+            )
+        )
+    return found
+
+
+def mount_at(directory: Path) -> Mounted | None:
+    """The topmost mount exactly at `directory` (a real path); None if nothing is mounted there."""
+    at = [mounted for mounted in mounts() if mounted.directory == str(directory)]
+    return at[-1] if at else None
+
+
+def is_mounted(device: str) -> bool:
+    """Whether any mount of this superblock is left in this namespace."""
+    return any(mounted.device == device for mounted in mounts())
+
+
+def real_directory(directory: Path) -> Path:
+    """The absolute path without symlinks, never asking what is mounted on it: that may be dead, or hang.
+
+    `/dev/fd/N` is no path but a descriptor, and stays as it is.
+    """
+    if descriptor_of(directory) is not None:
+        return directory
+    path = os.path.abspath(directory)  # noqa: PTH100 (resolve() would stat the mount)
+    for _ in range(_SYMLINKS_MAX):
+        parent, name = os.path.split(path)
+        path = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
+        try:
+            target = os.readlink(path)  # noqa: PTH115
+        except OSError:
+            break
+        path = os.path.normpath(os.path.join(parent, target))  # noqa: PTH118
+    return Path(path)
+
+
+def wait_for_change(timeout_s: float) -> None:
+    """Block this thread until the mount table changes, or the time is over."""
+    with _MOUNTINFO.open("rb") as file:
+        poll = select.poll()
+        poll.register(file, select.POLLERR | select.POLLPRI)
+        poll.poll(timeout_s * 1000)
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

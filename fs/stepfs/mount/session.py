@@ -1,0 +1,224 @@
+"""One mount from beginning to end, in this process.
+
+    prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up
+
+Two nurseries: handlers answer the kernel in the outer one until the very end, because what runs beside them in the
+inner one (fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import sdnotify
+import trio
+
+from stepfs.checkpoints.formats import Place
+from stepfs.checkpoints.next_step import NextStep
+from stepfs.consumers import Group
+from stepfs.data.disk import DiskCache
+from stepfs.data.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
+from stepfs.errors import UsageError
+from stepfs.lake import open_lake
+from stepfs.log.reader import LogReader
+from stepfs.mount import handover, kernel, metrics, place, stale, watchdog
+from stepfs.mount.alarm import interrupted_reads
+from stepfs.mount.assembly import Assembly
+from stepfs.mount.group import GroupNeed
+from stepfs.mount.mountinfo import is_mounted, real_directory, wait_for_change
+from stepfs.mount.node import Node
+from stepfs.mount.options import MountOptions
+from stepfs.mount.reports import Machine
+from stepfs.mount.stacks import shown_on_signal
+from stepfs.mount.tune import tune
+from stepfs.store.api import Store
+from stepfs.store.opening import open_store
+
+_log = logging.getLogger("stepfs.mount")
+
+_MOUNTINFO_GLANCE_S: Final = 1.0
+_DISK_BYTES: Final = 8 << 30
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+Ready = Callable[[], None]
+
+
+def run(options: MountOptions, ready: Ready = lambda: None) -> None:
+    """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
+    faulthandler.enable()  # a supervisor's watchdog ends what is stuck with SIGABRT: show where
+    trio.run(serve, options, ready)
+
+
+async def serve(options: MountOptions, ready: Ready) -> None:
+    """Mount and serve until unmounted or signalled. `ready` is called once the mount answers a listing.
+
+    Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
+    afterwards only `ReplacedError`, when another lake takes this one's URL.
+    """
+    with trio.open_signal_receiver(*_ENDING) as signals:
+        async with trio.open_nursery() as nursery:
+            session = _Session(options, ready)
+            nursery.start_soon(session.end_on, signals)
+            with shown_on_signal(nursery):
+                await session.serve()
+            nursery.cancel_scope.cancel()
+
+
+class _Session:
+    """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts the detaching."""
+
+    def __init__(self, options: MountOptions, ready: Ready) -> None:
+        self._directory = real_directory(options.directory)
+        self._descriptor = handover.descriptor_of(self._directory)
+        prime = options.prime and self._descriptor is None  # its paths are not to be seen from here
+        self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
+        self._ready = ready
+        self._opening = trio.CancelScope()
+        self._background: trio.CancelScope | None = None
+        self._why = "unmounted"
+        self._notifier = sdnotify.SystemdNotifier()
+
+    async def end_on(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            self._why = f"detached on {signal.Signals(number).name}"
+            (self._background or self._opening).cancel()
+
+    async def serve(self) -> None:
+        with self._opening:
+            if self._descriptor is None:
+                await trio.to_thread.run_sync(stale.prepare, self._directory)
+            else:
+                handover.check(self._descriptor)
+            store = open_store(self._options.lake, endpoint_url=self._options.endpoint_url)
+            try:
+                await self._open(store)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await store.aclose()
+
+    async def _open(self, store: Store) -> None:
+        options = self._options
+        identity = await open_lake(store)
+        reader = await LogReader.open(store, identity)
+        with place.claim(options.cache_dir or place.default_cache_dir(), identity.lake_id) as claimed:
+            machine = Machine(claimed.path, *budgets(options))
+            disk = None
+            if machine.disk_bytes:
+                disk = await trio.to_thread.run_sync(
+                    lambda: DiskCache(claimed.path, identity.lake_id, limit=machine.disk_bytes)
+                )
+            mount = Assembly(options, store, reader, machine, disk)
+            group = await _register(mount)
+            flags = kernel.fuse_options(options.lake, allow_other=options.allow_other)
+            try:
+                with (
+                    self._metrics_served(mount),
+                    interrupted_reads(),
+                    kernel.mounted(mount.operations, self._directory, flags) as device,
+                ):
+                    machine.device = device
+                    await self._answer(mount, group, device)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await mount.aclose()
+        _log.info("%s: %s", self._directory, self._why)
+
+    def _metrics_served(self, mount: Assembly) -> AbstractContextManager[None]:
+        port = self._options.metrics_port
+        return nullcontext() if port is None else metrics.served(port, mount.registry)
+
+    async def _answer(self, mount: Assembly, group: GroupNeed | None, device: str) -> None:
+        async with trio.open_nursery() as answering:
+            try:
+                async with trio.open_nursery() as background:
+                    self._background = background.cancel_scope
+                    answering.start_soon(_answer_until_unmounted, background.cancel_scope)
+                    if self._descriptor is None:
+                        background.start_soon(_until_detached, background.cancel_scope, device)
+                    await self._start(mount, group, background, device)
+            finally:
+                self._notifier.notify("STOPPING=1")
+                kernel.stop()
+                answering.cancel_scope.cancel()
+
+    async def _start(
+        self, mount: Assembly, group: GroupNeed | None, background: trio.Nursery, device: str
+    ) -> None:
+        await mount.start(background)
+        if group is not None:
+            await background.start(group.run)
+            await background.start(Node(mount, mount.reader.identity, group.name).run)
+        if self._descriptor is None:
+            # Through the kernel, as a reader would; not the root, which may hold 10⁶ steps.
+            control = self._directory / ".stepfs"
+            names = await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
+            assert "status.json" in names
+            mount.machine.kernel = tune(device)
+        await background.start(self._watchdog(mount, device).run)
+        state = mount.reader.state
+        facts = {"lake_id": state.lake_id, "version": state.version, "group": self._options.group}
+        _log.info("%s: serving %s, %d steps", self._directory, mount.store.url, state.next_step, extra=facts)
+        self._notifier.notify("READY=1")
+        self._ready()
+
+    def _watchdog(self, mount: Assembly, device: str) -> watchdog.Watchdog:
+        return watchdog.Watchdog(
+            self._directory if self._descriptor is None else None,
+            notifier=self._notifier,
+            answered=mount.meter.requests.total,
+            busy=lambda: mount.waits.waiting >= kernel.TASKS_MAX // 2,
+            status=mount.reports.line,
+            last_resort=lambda: watchdog.give_up(device),
+            timing=watchdog.TIMING.under(os.environ, os.getpid()),
+        )
+
+
+async def _register(mount: Assembly) -> GroupNeed | None:
+    options = mount.options
+    if options.group is None:
+        return None
+    checkpoints = None
+    if options.checkpoint_dir is not None:
+        checkpoints = Place.parse(options.checkpoint_dir), NextStep(options.next_step)
+    need = GroupNeed(
+        Group.of(mount.store, mount.reader.identity, options.group),
+        mount.tree,
+        mount.changed,
+        checkpoints=checkpoints,
+    )
+    await need.register()
+    return need
+
+
+def budgets(options: MountOptions) -> tuple[int, int]:
+    """(bytes of memory, bytes of disk). With `--cache-dir`, `--cache-size` is what may lie there, else of memory."""
+    memory = default_memory_bytes(read_memory())
+    if options.cache_dir is None:
+        if options.cache_bytes is not None and options.cache_bytes < MEMORY_BYTES_MIN:
+            raise UsageError(
+                f"--cache-size of {options.cache_bytes} bytes: give memory at least {MEMORY_BYTES_MIN >> 20}M, or "
+                "a --cache-dir to keep slices on disk"
+            )
+        return options.cache_bytes or memory, 0
+    return memory, options.cache_bytes or _DISK_BYTES
+
+
+async def _answer_until_unmounted(background: trio.CancelScope) -> None:
+    try:
+        await kernel.answer()
+    finally:
+        background.cancel()
+
+
+async def _until_detached(background: trio.CancelScope, device: str) -> None:
+    """`umount -l` with busy files leaves the kernel's end alive and the mount nowhere: nobody can come any more."""
+    while is_mounted(device):
+        await trio.to_thread.run_sync(wait_for_change, _MOUNTINFO_GLANCE_S, abandon_on_cancel=True)
+    background.cancel()

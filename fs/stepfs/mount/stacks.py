@@ -1,0 +1,54 @@
+"""SIGUSR1: every thread's stack, and every task's, to the log.
+
+Threads are dumped by `faulthandler` from the signal handler itself, so even a loop that is stuck shows where. A loop
+that turns adds the tree of its tasks, because what waits in trio is on no thread's stack.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+_TRIO: Final = str(Path(trio.__file__).parent)  # every task waits in there; where it came from is of interest
+
+
+@contextmanager
+def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUSR1) -> Iterator[None]:
+    """While inside, `number` writes all stacks to stderr. Main thread only; `nursery` houses the listener."""
+    with trio.open_signal_receiver(number) as asked:
+        faulthandler.register(number, file=sys.stderr, all_threads=True, chain=True)
+        nursery.start_soon(_show_tasks, asked)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(number)
+
+
+async def _show_tasks(asked: AsyncIterator[int]) -> None:
+    async for _ in asked:
+        sys.stderr.write(f"Tasks:\n{task_tree()}")
+        sys.stderr.flush()
+
+
+def task_tree(root: trio.lowlevel.Task | None = None) -> str:
+    """All tasks below `root` (default: of this event loop), each with the frames it waits in, newest last."""
+    top = trio.lowlevel.current_root_task() if root is None else root
+    return "" if top is None else "".join(_lines(top, ""))
+
+
+def _lines(task: trio.lowlevel.Task, indent: str) -> Iterator[str]:
+    yield f"{indent}{task.name}\n"
+    for frame in traceback.StackSummary.extract(task.iter_await_frames()):
+        if not frame.filename.startswith(_TRIO):
+            yield f"{indent}  {frame.filename}:{frame.lineno} {frame.name}\n"
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            yield from _lines(child, indent + "    ")

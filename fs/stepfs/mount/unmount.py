@@ -1,0 +1,148 @@
+"""`stepfs unmount`: take the mount away, and return when its daemon and its cache are gone.
+
+The daemon is found through the mount itself (`.stepfs/config.json`), never through a pid file that may lie; a pid
+is believed only together with its start time. A busy mount stays exactly as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stepfs.errors import AbsentError, RefusedError, StepfsError
+from stepfs.mount.detach import unmount
+from stepfs.mount.mountinfo import FSTYPE, mount_at, real_directory
+from stepfs.mount.reports import process_start
+from stepfs.mount.stale import is_dead
+
+GONE_S: Final = 60.0
+_GLANCE_S: Final = 0.02
+_USERS_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """The process behind a mount."""
+
+    pid: int
+    process_start: int | None
+    cache_dir: Path
+    lake: str
+    group: str | None
+    endpoint_url: str | None
+
+    def alive(self) -> bool:
+        """Whether that very process still runs."""
+        return self.process_start is not None and process_start(self.pid) == self.process_start
+
+
+def daemon_of(directory: Path) -> Daemon:
+    """Ask a live mount who serves it."""
+    try:
+        body = json.loads((directory / ".stepfs" / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"{directory}: the mount does not say who serves it ({error})") from error
+    options = body["options"]
+    return Daemon(
+        body["pid"],
+        body["process_start"],
+        Path(body["cache_dir"]),
+        options["lake"],
+        options["group"],
+        options["endpoint_url"],
+    )
+
+
+def committed_steps(directory: Path) -> int:
+    """How many steps a live mount knows to be committed."""
+    try:
+        return int(json.loads((directory / ".stepfs" / "status.json").read_text())["next_step"])
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"{directory}: the mount does not say where it is ({error})") from error
+
+
+def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
+    """Unmount; returns when the daemon is gone and its cache removed.
+
+    `AbsentError` if nothing is mounted there, `RefusedError` if it is busy (nothing was changed) or not ours.
+    """
+    where = real_directory(directory)
+    mounted = mount_at(where)
+    if mounted is None:
+        raise AbsentError(f"{directory}: nothing is mounted here")
+    if mounted.fstype != FSTYPE:
+        raise RefusedError(
+            f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount"
+        )
+    if is_dead(where):
+        _detach(where, lazy=True)  # what a killed daemon left: there is nobody to wait for
+        return
+    daemon = daemon_of(where)
+    descriptor = _pidfd(daemon)
+    try:
+        _detach(where, lazy=False)
+        _wait(daemon, descriptor, time.monotonic() + timeout_s)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _detach(directory: Path, *, lazy: bool) -> None:
+    try:
+        unmount(directory, lazy=lazy)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            users = ", ".join(users_of(directory)[:_USERS_SHOWN])
+            raise RefusedError(
+                f"{directory} is busy{f' ({users})' if users else ''}; nothing was changed: end what uses it and try again"
+            ) from error
+        raise RefusedError(
+            f"{directory}: cannot unmount ({error.strerror}); do it as the user who mounted"
+        ) from error
+
+
+def _pidfd(daemon: Daemon) -> int | None:
+    if not daemon.alive():
+        return None  # another pid namespace: only the cache directory can be watched
+    try:
+        descriptor = os.pidfd_open(daemon.pid)
+    except OSError:
+        return None
+    if daemon.alive():
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _wait(daemon: Daemon, descriptor: int | None, deadline: float) -> None:
+    if descriptor is not None:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise StepfsError(f"unmounted, but the daemon (pid {daemon.pid}) has not ended; look at its log")
+    while daemon.cache_dir.exists():
+        if time.monotonic() > deadline:
+            raise StepfsError(f"unmounted, but the cache {daemon.cache_dir} is still there; remove it")
+        time.sleep(_GLANCE_S)
+
+
+def users_of(directory: Path) -> list[str]:
+    """Processes that have something open below `directory`, as "name (pid)"; those we may look into."""
+    found = []
+    prefix = f"{directory}/"
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            links = [process / "cwd", *(process / "fd").iterdir()]
+            targets = [os.readlink(link) for link in links]  # noqa: PTH115 (text, not a path to resolve)
+            if any(target == str(directory) or target.startswith(prefix) for target in targets):
+                found.append(f"{(process / 'comm').read_text().strip()} ({process.name})")
+        except OSError:
+            continue
+    return sorted(found)

@@ -1,0 +1,100 @@
+"""What `stat` says, as constants of a commit: attributes that changed would make the kernel drop its page cache.
+
+Link counts of directories whose number of children changes are 1, which tools read as "unknown" (as on btrfs), so
+that nothing counts on them.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.view.inodes import Fixed, directory_inode, slice_inode, step_file_inode, wait_file_inode
+from stepfs.view.naming import step_name
+from stepfs.view.tree import Presence, StepTable, Tree
+
+FOREVER_S: Final = 10.0 * 365 * 86400
+GLANCE_S: Final = 1.0  # of the root and `.stepfs/`: one GETATTR a second instead of one per path walk
+BLOCK_BYTES_HINT: Final = 64 << 10  # st_blksize: the size of a stdio or Python read buffer
+
+DIRECTORY_MODE: Final = stat.S_IFDIR | 0o555
+FILE_MODE: Final = stat.S_IFREG | 0o444
+LINK_MODE: Final = stat.S_IFLNK | 0o777
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """One inode's attributes, and for how many seconds the kernel may keep them and the name."""
+
+    inode: int
+    mode: int
+    nlink: int
+    size: int
+    time_ms: int
+    keep_s: float
+
+
+def root(table: StepTable) -> Attributes:
+    """The root: as old as the newest commit."""
+    return Attributes(Fixed.ROOT, DIRECTORY_MODE, 1, 0, newest_ms(table), GLANCE_S)
+
+
+def newest_ms(table: StepTable) -> int:
+    """Time of the newest commit, or of the lake's creation before the first."""
+    state = table.state
+    return state.time_ms if state.version >= 0 else table.identity.created_ms
+
+
+def step_directory(table: StepTable, tree: Tree, step: Step) -> Attributes:
+    """A step's directory; a pending one may change at any moment, so the kernel keeps nothing of it."""
+    presence = tree.presence(step)
+    if presence is Presence.COMMITTED:
+        return Attributes(directory_inode(step), DIRECTORY_MODE, 2, 0, table.time_ms(step), FOREVER_S)
+    return Attributes(directory_inode(step), DIRECTORY_MODE, 2, 0, table.identity.created_ms, 0.0)
+
+
+def runs_of_one_time(table: StepTable, steps: range) -> Iterator[tuple[range, int]]:
+    """Live steps as runs of one `time_ms`, with that time: a whole segment where it is not loaded."""
+    first = steps.start
+    while first < steps.stop:
+        stop = first + 1
+        if first < table.state.sealed_steps and table.entry_if_loaded(Step(first)) is None:
+            stop = min(steps.stop, (first // SEGMENT_STEPS + 1) * SEGMENT_STEPS)
+        yield range(first, stop), table.time_ms(Step(first))
+        first = stop
+
+
+def slice_file(entry: StepEntry, index: SliceIndex, links: int) -> Attributes:
+    """A rank's file: exact size, the time of its commit, for ever."""
+    return Attributes(
+        slice_inode(entry.step, index), FILE_MODE, links, entry.tgb.length(index), entry.time_ms, FOREVER_S
+    )
+
+
+def latest(table: StepTable, step: Step) -> Attributes:
+    """The symlink to the newest step; never kept, it moves with every commit."""
+    return Attributes(Fixed.LATEST, LINK_MODE, 1, len(step_name(step)), table.time_ms(step), 0.0)
+
+
+def control_directory(inode: Fixed, time_ms: int) -> Attributes:
+    """`.stepfs/`, `.stepfs/steps/` or `.stepfs/wait/`."""
+    return Attributes(inode, DIRECTORY_MODE, 1, 0, time_ms, FOREVER_S)
+
+
+def control_file(inode: Fixed, time_ms: int) -> Attributes:
+    """A file of `.stepfs/`: size 0 like a file of /proc, its content is made when it is opened."""
+    return Attributes(inode, FILE_MODE, 1, 0, time_ms, FOREVER_S)
+
+
+def step_file(step: Step, time_ms: int) -> Attributes:
+    """`.stepfs/steps/<step>.json`."""
+    return Attributes(step_file_inode(step), FILE_MODE, 1, 0, time_ms, 0.0)
+
+
+def wait_file(step: Step, time_ms: int) -> Attributes:
+    """`.stepfs/wait/<step>`."""
+    return Attributes(wait_file_inode(step), FILE_MODE, 1, 0, time_ms, GLANCE_S)

@@ -1,0 +1,58 @@
+"""Names ↔ numbers, one name per number.
+
+A step or rank has exactly one name: padded to a fixed width while it fits, wider once it outgrows it. Parsing
+accepts that name and nothing else, because an alias (a leading '+', extra zeros, digits of another script) would be
+a second path to the same inode, which caches, `diff -r` and the kernel's dentries would then disagree about.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from stepfs.format.ids import SLICES_MAX, Step
+
+STEP_MAX: Final = Step(2**41 - 2)  # what inode numbers have room for: 70 years at 1000 steps per second
+RANK_MAX: Final = SLICES_MAX - 1
+CONTROL_DIRECTORY: Final = b".stepfs"
+LATEST: Final = b"latest"
+
+_STEP: Final = re.compile(rb"step-([0-9]{9,13})")
+_RANK: Final = re.compile(rb"rank-([0-9]{5,7})")
+_NUMBER: Final = re.compile(rb"0|[1-9][0-9]{0,12}")
+
+
+def step_name(step: Step) -> bytes:
+    """The directory of a step: `step-000000042`."""
+    return b"step-%09d" % step
+
+
+def parse_step(name: bytes) -> Step | None:
+    """Inverse of `step_name`; None for every other name."""
+    match = _STEP.fullmatch(name)
+    if match is None:
+        return None
+    step = Step(int(match[1]))
+    return step if step <= STEP_MAX and step_name(step) == name else None
+
+
+def rank_name(rank: int, ext: bytes) -> bytes:
+    """The file of a rank: `rank-00003.pt`."""
+    return b"rank-%05d%b" % (rank, ext)
+
+
+def parse_rank(name: bytes, ext: bytes) -> int | None:
+    """Inverse of `rank_name`; None for every other name."""
+    match = _RANK.fullmatch(name.removesuffix(ext))
+    if match is None:
+        return None
+    rank = int(match[1])
+    return rank if rank <= RANK_MAX and rank_name(rank, ext) == name else None
+
+
+def parse_number(name: bytes) -> Step | None:
+    """An unpadded step number, as in `.stepfs/wait/42`; None for every other name."""
+    if _NUMBER.fullmatch(name) is None:
+        return None
+    step = Step(int(name))
+    return step if step <= STEP_MAX else None

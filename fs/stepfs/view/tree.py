@@ -1,0 +1,115 @@
+"""What the root shows: one function from the log's state and the mount's options to names.
+
+Everything here answers from memory, because a handler for the root must never wait on the store: the kernel holds
+the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it (mount.md).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from stepfs.format.ids import Step
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import LogState, StepEntry
+from stepfs.view.naming import STEP_MAX
+
+AHEAD_STEPS_MAX: Final = 1000  # how far beyond the frontier `--wait` gives out directories
+
+
+class StepTable(Protocol):
+    """The part of `stepfs.log.reader.LogReader` that answers without I/O."""
+
+    @property
+    def identity(self) -> LakeIdentity: ...
+
+    @property
+    def state(self) -> LogState: ...
+
+    @property
+    def first_live_step(self) -> Step: ...
+
+    def entry_if_loaded(self, step: Step) -> StepEntry | None: ...
+
+    def time_ms(self, step: Step) -> int: ...
+
+
+class Presence(enum.Enum):
+    """What a step's name resolves to."""
+
+    COMMITTED = "committed"  # a directory whose files exist
+    PENDING = "pending"  # a directory; LOOKUP and OPENDIR inside it wait for the commit
+    GONE = "gone"  # listed for ever under --steps, but reclaimed, or never to come: nothing inside
+    ABSENT = "absent"  # ENOENT
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """How this mount differs from the plain view."""
+
+    steps: range | None = None  # --steps A:B: exactly these, from the start
+    show_last: int | None = None  # --show-last N: trims listings, never lookups
+    wait: bool = False  # --wait: names just beyond the frontier resolve
+
+    def __post_init__(self) -> None:
+        assert self.steps is None or (self.steps.step == 1 and 0 <= self.steps.start <= self.steps.stop)
+        assert self.show_last is None or self.show_last > 0
+
+
+class Tree:
+    """The root directory of one mount. Reads the table afresh at every call, so a publication is atomic."""
+
+    def __init__(self, table: StepTable, options: ViewOptions) -> None:
+        self._table = table
+        self.options = options
+        self.need = Step(0)  # the least next step of this mount's own group; steps below have left the view
+
+    @property
+    def next_step(self) -> Step:
+        """Number of committed steps: the first step that is not there yet."""
+        return self._table.state.next_step
+
+    def first_visible(self) -> Step:
+        """The oldest step whose files can be opened."""
+        return Step(max(self._table.first_live_step, self.need))
+
+    def readable(self, step: Step) -> bool:
+        """Whether the files of this step can be opened here and now."""
+        if self.options.steps is not None and step not in self.options.steps:
+            return False
+        return self.first_visible() <= step < self.next_step
+
+    def awaited(self, step: Step) -> bool:
+        """Whether the step may still come: not committed, and the lake is not sealed."""
+        return self.next_step <= step <= STEP_MAX and not self._table.state.sealed
+
+    def presence(self, step: Step) -> Presence:
+        """What the name of a step resolves to; never by asking the store."""
+        if self.readable(step):
+            return Presence.COMMITTED
+        steps = self.options.steps
+        if steps is not None:
+            if step not in steps:
+                return Presence.ABSENT
+            return Presence.PENDING if self.awaited(step) else Presence.GONE
+        if self.options.wait and self.awaited(step) and step < self.next_step + AHEAD_STEPS_MAX:
+            return Presence.PENDING
+        return Presence.ABSENT
+
+    def listed(self) -> range:
+        """The steps a listing of the root names, in order."""
+        if self.options.steps is not None:
+            shown = self.options.steps
+        else:
+            shown = range(min(self.first_visible(), self.next_step), self.next_step)
+        if self.options.show_last is not None:
+            shown = shown[-self.options.show_last :]
+        return shown
+
+    def latest(self) -> Step | None:
+        """The target of `latest`; None under `--steps`, and while there is nothing to point at."""
+        newest = Step(self.next_step - 1)
+        if self.options.steps is not None or not self.readable(newest):
+            return None
+        return newest
