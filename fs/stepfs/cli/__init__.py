@@ -1,0 +1,10 @@
+"""The `stepfs` command: thin rooms over the library, one per command; see `app` for how they are put together."""
+
+
+def main() -> None:
+    """Entry point of the console script; `app` is imported here so that `stepfs.cli.failure` stays cheap."""
+    from stepfs.cli.app import app
+    from stepfs.cli.failure import log_to_stderr
+
+    log_to_stderr()
+    app()

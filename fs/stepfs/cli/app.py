@@ -1,0 +1,60 @@
+"""What `stepfs` consists of: a command is one module of this package and one line in the table below.
+
+Command modules import what does the work inside their functions, so that `stepfs --help` and shell completion
+load neither boto3 nor pyfuse3 nor trio. Plain help instead of typer's boxes: it pipes, and rich loads only where
+a command draws a progress bar.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stepfs.cli import checkpoint, doctor, fork, init, ls, mount, reclaim, seal, status, verify
+from stepfs.cli.failure import reported
+
+app = typer.Typer(
+    name="stepfs",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=(
+        "Exit codes: 0 done, 1 failure, 2 usage, 3 absent, 4 refused or busy, 5 corrupt, 6 store unreachable, "
+        "7 fenced (do not restart)."
+    ),
+)
+
+for name, command, summary in (
+    ("init", init.init, "Create a lake."),
+    ("mount", mount.mount, "Mount a lake on a directory."),
+    ("unmount", mount.unmount, "Unmount, and wait until nothing is left."),
+    ("ls", ls.ls, "List the steps of a lake as a mount would."),
+    ("status", status.status, "Show the state of a lake or of a mount."),
+    ("checkpoint", checkpoint.checkpoint, "Record that a checkpoint exists."),
+    ("reclaim", reclaim.reclaim, "Delete the steps that no checkpoint needs."),
+    ("seal", seal.seal, "Declare a lake complete."),
+    ("fork", fork.fork, "Start a new lake from a step of another."),
+    ("verify", verify.verify, "Read everything back and check it."),
+    ("doctor", doctor.doctor, "Find out why it does not work here."),
+):
+    app.command(name, short_help=summary)(reported()(command))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"stepfs {version('stepfs')}")
+        raise typer.Exit
+
+
+@app.callback()
+def stepfs(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Global training steps, committed to object storage, read as files."""

@@ -1,0 +1,37 @@
+"""Aligned plain text: the same on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a left-aligned table; nothing at all when there are no rows."""
+    if rows:
+        widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+        for row in (header, *rows):
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def size_text(size: int) -> str:
+    """Bytes in binary units with three digits: 1.50 GiB."""
+    if size < 1024:
+        return f"{size} B"
+    value, units = size / 1024, ["PiB", "TiB", "GiB", "MiB", "KiB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1024
+        units.pop()
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {units[-1]}"
+
+
+def printable(text: str) -> str:
+    """Anybody who may write to the lake chose it: no escape sequences for the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def time_text(time_ms: int) -> str:
+    """Milliseconds since 1970 as UTC, to the second; '-' for never."""
+    if not time_ms:
+        return "-"
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,90 @@
+"""`stepfs doctor`: what this machine, its mounts and a lake lack, and what to do about each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepfs.cli.options import EndpointUrl
+from stepfs.cli.target import is_lake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stepfs.doctor.finding import Finding
+
+
+def doctor(
+    target: Annotated[
+        str | None, typer.Argument(metavar="LAKE|DIR", help="A lake or a mount point to look at as well.")
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            envvar="STEPFS_BUNDLE",
+            metavar="FILE.tar.gz",
+            help="Also write all that helps to understand this machine's mounts into one file, without credentials.",
+        ),
+    ] = None,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Find out why it does not work here.
+
+    Checks the environment, the mounts on this machine and a lake's store, and says what to do for each problem. A lake's store is probed with a few small objects, which are deleted again.
+    """
+    from stepfs.doctor.finding import Level
+
+    findings = _check_machine(None if target is None or is_lake(target) else Path(target))
+    if target is not None and is_lake(target):
+        import trio
+
+        findings += trio.run(_check_lake, target, endpoint_url)
+    lines = list(_lines(findings))
+    for line in lines:
+        typer.echo(line)
+    if bundle is not None:
+        from stepfs.doctor.bundle import write_bundle
+
+        write_bundle(bundle, "".join(f"{line}\n" for line in lines))
+    failed = [finding for finding in findings if finding.level is Level.FAIL]
+    if failed:
+        typer.echo(f"{len(failed)} of {len(findings)} checks failed", err=True)
+        raise typer.Exit(max(finding.exit_code for finding in failed))
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        yield f"{finding.level:4}  {finding.subject:{width}}  {finding.detail}"
+        if finding.remedy:
+            yield f"{'':4}  {'':{width}}  → {finding.remedy}"
+
+
+def _check_machine(directory: Path | None) -> list[Finding]:
+    from stepfs.doctor import environment, limits, mounts
+
+    is_root = os.geteuid() == 0
+    return [
+        *environment.check_python(),
+        environment.check_pyfuse3(),
+        environment.check_fuse_device(),
+        environment.check_fusermount(is_root=is_root),
+        environment.check_rights(is_root=is_root),
+        *limits.check_kernel(),
+        limits.check_memory(),
+        limits.check_descriptors(),
+        *mounts.check_mounts(),
+        *([] if directory is None else mounts.check_directory(directory)),
+    ]
+
+
+async def _check_lake(lake: str, endpoint_url: str | None) -> list[Finding]:
+    from stepfs.cli.target import opened_store
+    from stepfs.doctor.lakes import check_lake
+
+    async with opened_store(lake, endpoint_url) as store:
+        return [finding async for finding in check_lake(store)]

@@ -1,0 +1,126 @@
+"""How a command fails: one line on stderr that says what to do, and the documented exit code, never a traceback.
+
+Every command of `stepfs` and `stepfs-produce` runs inside `reported()`, so no command handles errors itself. Errors
+arrive bare or wrapped by trio's nurseries in (nested) exception groups; when a group holds several, one decides:
+the one whose exit code a supervisor must not miss. Exceptions that no room announced are bugs: they get one line
+and a way to see the traceback, because a traceback hides the line that matters from an operator.
+
+`STEPFS_DEBUG=1` prints the traceback too. Exit codes beyond `stepfs.errors`: 1 anything else, 130 interrupted,
+141 whoever read our output went away (as a shell reports SIGPIPE).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import typer
+
+from stepfs.cli.columns import printable
+from stepfs.errors import (
+    AbsentError,
+    CorruptError,
+    FencedError,
+    RefusedError,
+    StepfsError,
+    StoreUnreachableError,
+    UsageError,
+)
+
+EXIT_FAILURE: Final = 1
+EXIT_INTERRUPTED: Final = 130
+EXIT_PIPE: Final = 141
+
+# "Do not restart" first, then damage, then what a person must decide; trying again helps only with the last.
+_MOST_SEVERE_FIRST: Final = (
+    FencedError,
+    CorruptError,
+    RefusedError,
+    AbsentError,
+    UsageError,
+    StoreUnreachableError,
+)
+_CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
+
+
+@contextmanager
+def reported(program: str = "stepfs") -> Iterator[None]:
+    """Turn any exception into its line on stderr and `SystemExit(code)`. Use as decorator or context manager."""
+    try:
+        yield
+        sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
+    except _CONTROL_FLOW:
+        raise
+    except Exception as error:  # noqa: BLE001 — the edge: whatever it is, it becomes one line
+        code, line = explain(error)
+        _say(program, error, code, line)
+        raise SystemExit(code) from None
+    except BaseException as error:
+        if not _interrupted(error):
+            raise
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def log_to_stderr() -> None:
+    """Warnings of the library as lines on stderr; everything it says under `STEPFS_DEBUG=1`. Once per process."""
+    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
+    level = logging.DEBUG if os.environ.get("STEPFS_DEBUG") == "1" else logging.WARNING
+    for name in ("stepfs", "stepfs_producer"):
+        logging.getLogger(name).setLevel(level)
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """An exception, or a group of them → (exit code, the line for stderr; empty when there is nobody to tell)."""
+    leaves = _leaves(error)
+    known = [leaf for leaf in leaves if isinstance(leaf, StepfsError)]
+    if known:
+        worst = min(known, key=_severity)
+        return worst.exit_code, str(worst) or type(worst).__name__
+    unknown = [leaf for leaf in leaves if not isinstance(leaf, OSError)]
+    if unknown:
+        first = unknown[0]
+        what = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
+        what = " ".join(what.split())
+        return EXIT_FAILURE, f"unexpected {what} (run again with STEPFS_DEBUG=1 for the traceback)"
+    first_leaf = leaves[0]
+    assert isinstance(first_leaf, OSError)
+    if isinstance(first_leaf, BrokenPipeError):
+        return EXIT_PIPE, ""
+    return EXIT_FAILURE, _os_error_line(first_leaf)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions inside nested groups, in the order they were raised; groups are never empty."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _severity(error: StepfsError) -> int:
+    ranks = [rank for rank, kind in enumerate(_MOST_SEVERE_FIRST) if isinstance(error, kind)]
+    return ranks[0] if ranks else len(_MOST_SEVERE_FIRST)
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Ctrl-C, possibly wrapped by a nursery together with what it knocked over."""
+    return any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error))
+
+
+def _os_error_line(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename is not None else reason
+
+
+def _say(program: str, error: Exception, code: int, line: str) -> None:
+    if os.environ.get("STEPFS_DEBUG") == "1":
+        traceback.print_exception(error)
+    if line:
+        sys.stderr.write(f"{program}: {printable(line)}\n")
+    if code == EXIT_PIPE:
+        # The interpreter flushes stdout once more at exit and would complain about the same pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

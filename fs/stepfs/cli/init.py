@@ -1,0 +1,47 @@
+"""`stepfs init`: create a lake, once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stepfs.cli.options import EndpointUrl, Lake
+
+
+def init(
+    lake: Lake,
+    slices: Annotated[
+        int,
+        typer.Option(
+            "--slices",
+            envvar="STEPFS_SLICES",
+            metavar="N",
+            help="Files per step: one per data-parallel rank.",
+        ),
+    ],
+    ext: Annotated[
+        str, typer.Option("--ext", envvar="STEPFS_EXT", metavar=".EXT", help="Extension of the files.")
+    ] = ".pt",
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Create a lake.
+
+    Refuses one that exists, and a store whose conditional writes cannot be trusted. The prefix or directory is
+    created, a bucket never is.
+    """
+    import trio
+
+    trio.run(_init, lake, slices, ext, endpoint_url)
+
+
+async def _init(lake: str, slices: int, ext: str, endpoint_url: str | None) -> None:
+    from stepfs.cli.target import opened_store
+    from stepfs.lake import create_lake
+
+    async with opened_store(lake, endpoint_url) as store:
+        identity = await create_lake(store, slices=slices, ext=ext)
+        files = f"rank-00000{identity.ext}" + (
+            f" … rank-{slices - 1:05d}{identity.ext}" if slices > 1 else ""
+        )
+        typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")

@@ -1,0 +1,28 @@
+"""Arguments and options that several commands share: one spelling, one help text, one environment variable each.
+
+The variable of option `--some-name` is always `STEPFS_SOME_NAME`; a test holds every command to that. A LAKE is
+recognised by its scheme (`file://`, `s3://`); anything without one is a directory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Lake = Annotated[
+    str, typer.Argument(metavar="LAKE", help="URL of the lake: file:///dir or s3://bucket/prefix.")
+]
+LakeOrDirectory = Annotated[
+    str, typer.Argument(metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.")
+]
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-url",
+        envvar="STEPFS_ENDPOINT_URL",
+        metavar="URL",
+        help="S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", envvar="STEPFS_JSON", help="Print one JSON document.")]

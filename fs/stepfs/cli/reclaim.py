@@ -1,0 +1,97 @@
+"""`stepfs reclaim`: delete what no kept checkpoint may need, once or again and again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepfs.cli.columns import size_text
+from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.errors import StoreUnreachableError
+
+if TYPE_CHECKING:
+    from stepfs.reclaim.run import Report
+
+
+def reclaim(
+    lake: Lake,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", envvar="STEPFS_DRY_RUN", help="Say what would go; change nothing.")
+    ] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every", envvar="STEPFS_EVERY", metavar="DURATION", help="Again and again, such as 60s."
+        ),
+    ] = None,
+    max_percent: Annotated[
+        float,
+        typer.Option(
+            "--max-percent",
+            envvar="STEPFS_MAX_PERCENT",
+            metavar="P",
+            min=0.0,
+            max=100.0,
+            help="Refuse if more than P % of the live steps would go at once.",
+        ),
+    ] = 100.0,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Delete steps, and what dead producers left, behind the oldest kept checkpoint of every group.
+
+    Safe to kill at any moment and to run in several places at once. Without a group nothing is deleted.
+    """
+    import trio
+
+    from stepfs.mount.options import parse_duration
+
+    interval_s = None if every is None else parse_duration(every)
+    trio.run(_reclaim, lake, endpoint_url, dry_run, interval_s, max_percent, as_json)
+
+
+async def _reclaim(
+    lake: str,
+    endpoint_url: str | None,
+    dry_run: bool,
+    interval_s: float | None,
+    max_percent: float,
+    as_json: bool,
+) -> None:
+    import trio
+
+    from stepfs.cli.target import opened_store
+    from stepfs.lake import open_lake
+    from stepfs.origins import OriginStores
+    from stepfs.reclaim.run import reclaim as run
+    from stepfs.store.opening import open_store
+
+    async with opened_store(lake, endpoint_url) as store:
+        origins = OriginStores(store, lambda url: open_store(url, endpoint_url=endpoint_url))
+        while True:
+            try:
+                identity = await open_lake(store)
+                report = await run(store, identity, origins=origins, dry_run=dry_run, max_percent=max_percent)
+                _show(report, dry_run=dry_run, as_json=as_json)
+            except StoreUnreachableError as error:
+                if interval_s is None:
+                    raise
+                typer.echo(f"stepfs: {error}; trying again in {interval_s:g} s", err=True)
+            if interval_s is None:
+                return
+            await trio.sleep(interval_s)
+
+
+def _show(report: Report, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        deleted = {"objects": report.deleted_objects, "bytes": report.deleted_bytes}
+        document = {"floor": report.floor, "first_live_step": report.first_live_step, "deleted": deleted}
+        typer.echo(json.dumps(document))
+        return
+    verb = "would delete" if dry_run else "deleted"
+    typer.echo(
+        f"{verb} {report.deleted_objects} objects ({size_text(report.deleted_bytes)}); "
+        f"live from step {report.first_live_step}, log from version {report.floor} ({report.reason})"
+    )

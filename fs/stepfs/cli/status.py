@@ -1,0 +1,229 @@
+"""`stepfs status`: a lake as its log says, or a mount as its daemon says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.target import is_lake
+from stepfs.errors import AbsentError, StepfsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stepfs.format.node import NodeRecord
+    from stepfs.format.records import ConsumerRecord
+    from stepfs.log.reader import LogReader
+
+_WATCH_S: Final = 1.0
+_REDRAW: Final = "\x1b[H\x1b[J"
+
+Report = tuple[dict[str, object], str]  # the document, and the same for people
+
+
+def status(
+    target: LakeOrDirectory,
+    as_json: Json = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", envvar="STEPFS_WATCH", help="Show it again every second until interrupted."),
+    ] = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Show the state of a lake or of a mount.
+
+    Of a lake: head, frontier, producers, groups, sizes, and what the mounts of the groups last said. Of a mount: what its daemon is doing.
+    """
+    import trio
+
+    trio.run(_status, target, as_json, watch, endpoint_url)
+
+
+async def _status(target: str, as_json: bool, watch: bool, endpoint_url: str | None) -> None:
+    reports = (
+        _lake_reports(target, endpoint_url) if is_lake(target) else _mount_reports(Path(target), live=watch)
+    )
+    redraw = watch and not as_json and sys.stdout.isatty()
+    shown = None
+    async with aclosing(reports):
+        async for document, text in reports:
+            shown_text = "".join(f"{printable(line)}\n" for line in text.splitlines())
+            block = json.dumps(document, indent=None if watch else 2) + "\n" if as_json else shown_text
+            if redraw or block != shown:
+                sys.stdout.write(_REDRAW + block if redraw else block)
+                sys.stdout.flush()
+                shown = block
+            if not watch:
+                return
+
+
+async def _lake_reports(lake: str, endpoint_url: str | None) -> AsyncGenerator[Report, None]:
+    import trio
+
+    from stepfs.cli.target import opened_log
+    from stepfs.consumers import list_groups
+    from stepfs.nodes import list_nodes
+
+    async with opened_log(lake, endpoint_url) as log:
+        while True:
+            groups = {
+                name: record
+                for name, record in sorted((await list_groups(log.store, log.identity)).items())
+                if not record.retired
+            }
+            nodes = await list_nodes(log.store, log.identity)
+            lines = (*_lake_lines(log, groups), *_node_lines(nodes))
+            yield lake_document(log, groups, nodes), "".join(f"{line}\n" for line in lines)
+            await trio.sleep(_WATCH_S)
+            await log.poll()
+
+
+def lake_document(
+    log: LogReader, groups: Mapping[str, ConsumerRecord], nodes: Sequence[NodeRecord]
+) -> dict[str, object]:
+    """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
+    from stepfs.mount.facts import describe_producers
+
+    state = log.state
+    return {
+        "lake_id": state.lake_id,
+        "head": state.version,
+        "frontier": state.next_step - 1,
+        "sealed": state.sealed,
+        "producers": describe_producers(state),
+        "groups": {name: {"need": record.need, "kept": list(record.kept)} for name, record in groups.items()},
+        "nodes": [_node_document(record) for record in nodes],
+    }
+
+
+def _node_document(record: NodeRecord) -> dict[str, object]:
+    """`waited`: share of the time in which some reader waited; `time`: by that machine's clock."""
+    from stepfs.format.node import PERMILLE
+
+    return {
+        "group": record.group,
+        "host": record.host,
+        "directory": record.directory,
+        "pid": record.pid,
+        "stepfs": record.version,
+        "frontier": record.frontier,
+        "last_step": record.last_step,
+        "waited": record.waited_permille / PERMILLE,
+        "time": record.time_ms / 1000,
+        "stale": _is_stale(record),
+    }
+
+
+def _is_stale(record: NodeRecord) -> bool:
+    """Whether the mount has missed its beats: it was killed, its store is away, or a clock is wrong."""
+    from stepfs.clock import SystemClock
+    from stepfs.nodes import STALE_S
+
+    return SystemClock().now_ms() - record.time_ms > 1000 * STALE_S
+
+
+def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
+    from stepfs.format.node import PERMILLE
+
+    if not nodes:
+        return
+    yield ""
+    rows = [
+        [
+            printable(record.host),
+            printable(record.directory),
+            printable(record.group),
+            str(record.frontier),
+            "none" if record.last_step is None else str(record.last_step),
+            f"{100 * record.waited_permille / PERMILLE:.1f} %",
+            time_text(record.time_ms) + (" (stale)" if _is_stale(record) else ""),
+        ]
+        for record in nodes
+    ]
+    yield from table(["HOST", "MOUNT", "GROUP", "FRONTIER", "LAST READ", "WAITED", "SEEN"], rows)
+
+
+def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterator[str]:
+    state = log.state
+    live = state.next_step - log.first_live_step
+    span = f"{log.first_live_step}…{state.next_step - 1}" if live else "none yet"
+    yield f"lake      {state.lake_id}  ({state.slices} slices, {log.identity.ext}{', sealed' if state.sealed else ''})"
+    yield f"steps     {span}  ({live} live, {state.next_step} committed)"
+    yield f"head      version {state.version}  ({time_text(state.time_ms)})"
+    yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps"
+    producers = [
+        [
+            name,
+            str(producer.epoch),
+            str(producer.next_seq),
+            "retired" if producer.retired else "live",
+            time_text(producer.time_ms),
+        ]
+        for name, producer in sorted(state.producers.items())
+    ]
+    if producers:
+        yield ""
+        yield from table(["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"], producers)
+    if groups:
+        yield ""
+        rows = [
+            [name, str(record.need), str(len(record.kept)), str(state.next_step - record.need)]
+            for name, record in groups.items()
+        ]
+        yield from table(["GROUP", "NEEDS FROM", "CHECKPOINTS", "STEPS BEHIND"], rows)
+
+
+async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Report, None]:
+    import trio
+
+    from stepfs.cli.live import live_lines
+
+    before = None
+    while True:
+        document = await trio.to_thread.run_sync(_read_mount_status, directory)
+        lines = live_lines(document, before) if live else _plain_lines(document)
+        yield document, "".join(f"{line}\n" for line in lines)
+        before = document
+        await trio.sleep(_WATCH_S)
+
+
+def _read_mount_status(directory: Path) -> dict[str, object]:
+    import errno
+
+    try:
+        text = (directory / ".stepfs" / "status.json").read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        what = "is not a stepfs mount" if directory.is_dir() else "does not exist"
+        raise AbsentError(
+            f"{directory} {what}; mount a lake there with `stepfs mount LAKE {directory}`"
+        ) from None
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        raise StepfsError(
+            f"{directory}: the mount's daemon is gone; `stepfs mount` there again clears it, or `stepfs unmount`"
+        ) from None
+    document: dict[str, object] = json.loads(text)
+    return document
+
+
+def _plain_lines(document: Mapping[str, object]) -> Iterator[str]:
+    """Scalars first, aligned; then one block per nested map. The daemon decides what there is."""
+    scalars = {key: value for key, value in document.items() if not isinstance(value, dict)}
+    width = max(map(len, scalars), default=0)
+    for key, value in scalars.items():
+        yield f"{key.ljust(width)}  {value if isinstance(value, str) else json.dumps(value)}"
+    for key, value in document.items():
+        if isinstance(value, dict) and value:
+            yield ""
+            yield f"{key}:"
+            for line in _plain_lines(value):
+                yield f"  {line}" if line else ""

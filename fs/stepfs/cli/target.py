@@ -1,0 +1,50 @@
+"""What the first argument names: a lake, opened and closed again, or a directory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepfs.log.reader import LogReader
+    from stepfs.store.api import Store
+
+
+def is_lake(argument: str) -> bool:
+    """LAKE has a scheme, DIR has none."""
+    return "://" in argument
+
+
+@asynccontextmanager
+async def opened_store(lake: str, endpoint_url: str | None) -> AsyncIterator[Store]:
+    """The store of a lake's URL; `UsageError` that offers the URL when a directory was given instead."""
+    import trio
+
+    from stepfs.store.opening import open_store
+
+    if not is_lake(lake):
+        raise UsageError(f"{lake!r} is not a lake; a lake is a URL, such as {_as_url(lake)}")
+    store = open_store(lake, endpoint_url=endpoint_url)
+    try:
+        yield store
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.aclose()
+
+
+@asynccontextmanager
+async def opened_log(lake: str, endpoint_url: str | None) -> AsyncIterator[LogReader]:
+    """The log of an existing lake, read up to its head; `AbsentError` if there is no lake."""
+    from stepfs.lake import open_lake
+    from stepfs.log.reader import LogReader
+
+    async with opened_store(lake, endpoint_url) as store:
+        yield await LogReader.open(store, await open_lake(store))
+
+
+def _as_url(directory: str) -> str:
+    return Path(directory).absolute().as_uri()

@@ -1,0 +1,99 @@
+"""`stepfs verify`: read everything back; exit 5 if anything is not as committed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from stepfs.cli.columns import printable, size_text
+from stepfs.cli.failure import explain
+from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.errors import CorruptError, NewerFormatError
+
+if TYPE_CHECKING:
+    from stepfs.verify.lake import Damage, Verification
+
+
+def verify(
+    lake: Lake,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Read everything back and check it.
+
+    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not, and its name is said.
+    """
+    import trio
+
+    result = trio.run(_verify, lake, as_json, endpoint_url)
+    if as_json:
+        errors = [asdict(damage) for damage in result.errors]
+        typer.echo(json.dumps({"steps": result.steps, "slices": result.slices, "errors": errors}, indent=2))
+    else:
+        for damage in result.errors:
+            typer.echo(printable(_damage_line(damage)), err=True)
+        size = size_text(result.payload_bytes)
+        typer.echo(f"{result.steps} steps, {result.slices} slices, {size}: {len(result.errors)} errors")
+    if result.errors:
+        raise typer.Exit(CorruptError.exit_code)
+
+
+async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> Verification:
+    from stepfs.cli.target import opened_store
+    from stepfs.lake import open_lake
+    from stepfs.log.reader import LogReader
+    from stepfs.store.opening import open_store
+    from stepfs.verify.lake import Damage, Verification, verify_lake
+    from stepfs.verify.metadata import verify_metadata
+
+    result, found = Verification(), []
+    try:
+        async with opened_store(lake, endpoint_url) as store:
+            identity = await open_lake(store)
+            found = await verify_metadata(store, identity)
+            log = await LogReader.open(store, identity)
+            total = log.state.next_step - log.first_live_step
+            with _progress(total, quiet=as_json) as advance:
+                result = await verify_lake(
+                    log,
+                    origin_store=lambda url: open_store(url, endpoint_url=endpoint_url),
+                    progress=advance,
+                )
+    except (CorruptError, NewerFormatError, ExceptionGroup) as error:
+        code, line = explain(error)
+        if code != CorruptError.exit_code and not found:
+            raise
+        # What cannot be read any more is this command's finding, not its failure.
+        if not any(damage.key in line for damage in found):
+            result.damaged(Damage(None, None, "", line))
+    result.errors[:0] = found
+    return result
+
+
+def _damage_line(damage: Damage) -> str:
+    where = [] if damage.step is None else [f"step {damage.step}"]
+    where += [] if damage.slice is None else [f"slice {damage.slice}"]
+    where += [damage.key] if damage.key else []
+    return ": ".join([*([", ".join(where)] if where else []), damage.problem])
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Verification], None] | None]:
+    """A bar on stderr, if somebody is looking at it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("verifying", total=total)
+        yield lambda result: bar.update(
+            task, completed=result.steps, description=f"verifying {size_text(result.payload_bytes)}"
+        )

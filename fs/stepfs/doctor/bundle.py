@@ -1,0 +1,117 @@
+"""`stepfs doctor --bundle`: what somebody else needs to find out what is wrong, in one file, without a credential.
+
+    report.txt  versions.json  environment.json  system/…  mounts/<directory>/{status.json,config.json,metrics,accesslog,log}
+
+A mount that does not answer must not hang the doctor, so each is read in a thread that may be left behind. Every text
+goes through the same redaction as the daemon's log; of the environment, names that sound secret lose their values.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import re
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from stepfs.errors import RefusedError
+from stepfs.mount.daemon import log_file
+from stepfs.mount.logs import redacted
+from stepfs.mount.mountinfo import FSTYPE, mounts
+from stepfs.mount.stale import ANSWER_S
+
+_TEXT_BYTES_MAX: Final = 1 << 20  # of each file the newest bytes
+_FILES: Final = ("status.json", "config.json", "metrics", "accesslog")
+_SYSTEM: Final = ("meminfo", "loadavg", "version", "self/cgroup", "self/limits")
+_SECRET: Final = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|_KEY", re.IGNORECASE)
+_SHOWN_KEYS: Final = frozenset({"STEPFS_SSE_KMS_KEY_ID"})
+_PREFIXES: Final = ("STEPFS_", "AWS_", "S3_", "NOTIFY_SOCKET", "WATCHDOG_")
+_UNSAFE: Final = re.compile(r"[^0-9A-Za-z._-]+")
+
+
+def write_bundle(path: Path, report: str) -> None:
+    """Write the file (0600); `RefusedError` if it is there already or cannot be made. `report`: the doctor's findings."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise RefusedError(f"{path} is there already; name another file for the bundle") from None
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror}; name another file for the bundle") from error
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, text in _contents(report):
+            body = redacted(text).encode(errors="backslashreplace")
+            member = tarfile.TarInfo(f"stepfs-doctor/{name}")
+            member.size, member.mtime, member.mode = len(body), int(time.time()), 0o600
+            archive.addfile(member, io.BytesIO(body))
+
+
+def _contents(report: str) -> Iterator[tuple[str, str]]:
+    yield "report.txt", report
+    yield "versions.json", _document(versions())
+    yield "environment.json", _document(environment(os.environ))
+    fuse = [line for line in _tail(Path("/proc/self/mountinfo")).splitlines() if " fuse" in line]
+    yield "system/mountinfo", "".join(f"{line}\n" for line in fuse)
+    for name in _SYSTEM:
+        yield f"system/{name.replace('/', '-')}", _tail(Path("/proc") / name)
+    for directory in sorted({mounted.directory for mounted in mounts() if mounted.fstype == FSTYPE}):
+        place = _UNSAFE.sub("_", directory.strip("/")) or "root"
+        yield f"mounts/{place}/log", _tail(log_file(Path(directory)))
+        for name, text in _of_mount(Path(directory)).items():
+            yield f"mounts/{place}/{name}", text
+
+
+def versions() -> dict[str, object]:
+    """Of everything that is installed here, and of what it runs on."""
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {
+        "python": sys.version,
+        "platform": platform.platform(),
+        "packages": dict(sorted(found.items(), key=lambda item: item[0].lower())),
+    }
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that stepfs and the AWS chain read; of those that sound secret only that they are set."""
+    return {
+        name: "[redacted]" if _SECRET.search(name) and name not in _SHOWN_KEYS else value
+        for name, value in sorted(variables.items())
+        if name.startswith(_PREFIXES)
+    }
+
+
+def _of_mount(directory: Path, timeout_s: float = ANSWER_S) -> dict[str, str]:
+    """Its control files; of a mount that does not answer in time, those that came."""
+    texts = dict.fromkeys(_FILES, f"no answer within {timeout_s:g} s\n")
+
+    def read() -> None:
+        for name in _FILES:
+            texts[name] = _tail(directory / ".stepfs" / name)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return dict(texts)
+
+
+def _tail(path: Path) -> str:
+    """The newest bytes of a file, which may have no size; or why there are none."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _TEXT_BYTES_MAX:
+                file.seek(-_TEXT_BYTES_MAX, os.SEEK_END)
+            return file.read()[-_TEXT_BYTES_MAX:].decode(errors="replace")
+    except OSError as error:
+        return f"{path}: {error.strerror}\n"
+
+
+def _document(body: object) -> str:
+    return json.dumps(body, indent=2) + "\n"

@@ -1,0 +1,54 @@
+"""Can this store carry a lake, and is there one? Probes fully, so it writes (and deletes) a few small objects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import trio
+
+from stepfs.doctor.finding import Finding, fail, note, ok
+from stepfs.errors import AbsentError, StepfsError
+from stepfs.format.records import LakeIdentity
+from stepfs.lake import open_lake
+from stepfs.log.reader import LogReader
+from stepfs.store.api import Store
+from stepfs.store.probe import probe_store
+
+
+async def check_lake(store: Store) -> AsyncIterator[Finding]:
+    """Store first, then identity, then the log; each line only if the one before makes sense."""
+    started = trio.current_time()
+    identity: LakeIdentity | None = None
+    try:
+        identity = await open_lake(store)
+    except AbsentError as error:
+        yield fail("lake", str(error), "or correct the URL", exit_code=error.exit_code)
+    except StepfsError as error:
+        yield fail("lake", str(error), "correct this first", exit_code=error.exit_code)
+        return
+    if identity is not None:
+        yield ok("lake", f"{identity.lake_id}, {identity.slices} slices per step, {identity.ext}")
+    yield ok("store", f"answers in {(trio.current_time() - started) * 1000:.1f} ms ({store.url})")
+    try:
+        await probe_store(store, thorough=True)
+    except StepfsError as error:
+        yield fail(
+            "conditional create",
+            str(error),
+            "commit only to a store that passes; reading an existing lake needs no right to write",
+            exit_code=error.exit_code,
+        )
+    else:
+        yield ok("conditional create", "honest, serially and in a race")
+    if identity is None:
+        return
+    try:
+        log = await LogReader.open(store, identity)
+    except StepfsError as error:
+        yield fail("log", str(error), "run `stepfs verify`", exit_code=error.exit_code)
+        return
+    state = log.state
+    if state.next_step == 0:
+        yield note("log", "no step is committed yet", "start a producer")
+    else:
+        yield ok("log", f"version {state.version}, steps {log.first_live_step}…{state.next_step - 1}")

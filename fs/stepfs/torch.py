@@ -1,0 +1,182 @@
+"""Optional help for PyTorch users: payloads as `.pt` bytes, and the two things a training loop may want to say.
+
+    stream = StreamState.of_mount("/mnt/run", world=8)       # part of what `dcp.save` saves: where to go on
+    durable = CheckpointHook("/mnt/run", keep=2)             # tells the lake what is durable, so the rest can go
+    dcp.save({"model": model, "stream": stream}, checkpoint_id=path)
+    durable(stream.next_step)                                # or durable.after(dcp.async_save(…), stream.next_step)
+
+torch is imported inside functions, so that producers and trainers that never call them do not need it. The resume
+state is one integer and an identity, equal on all ranks (protocol.md of the design; compare torchtitan 816, where it
+is shaped by rank and worker and survives no change of either): it can be saved once, by any rank, and loaded by all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from stepfs.checkpoints.record import mounted_lake, record_checkpoint
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.format.ids import INTEGER_MAX
+from stepfs.lake import open_lake
+from stepfs.log.reader import LogReader
+from stepfs.store.opening import open_store
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_log = logging.getLogger("stepfs.torch")
+
+
+def dump(obj: object) -> bytes:
+    """An object as the bytes of a `.pt` file: uncompressed, so `torch.load(path, mmap=True)` maps its tensors."""
+    import torch  # noqa: PLC0415 (optional, and heavy)
+
+    buffer = io.BytesIO()
+    torch.save(obj, buffer)
+    return buffer.getvalue()
+
+
+class StreamState:
+    """Where a training run stands in a lake; a `torch.distributed.checkpoint` `Stateful` without importing torch.
+
+    `next_step` is the first step that has not been trained on: set it to `step + 1` after the optimizer's step, and
+    start reading there after `load_state_dict`.
+    """
+
+    def __init__(self, *, lake_id: str, slices: int, next_step: int = 0) -> None:
+        self.lake_id = lake_id
+        self.slices = slices
+        self.next_step = next_step
+
+    @classmethod
+    def of_mount(cls, directory: str | Path, *, world: int | None = None) -> Self:
+        """The identity of the lake mounted on `directory`; `AbsentError` if it is not a stepfs mount.
+
+        `world`: how many ranks will read; `RefusedError` if the mount shows another number, because some slices would
+        be read twice, or never.
+        """
+        try:
+            document = json.loads((Path(directory) / ".stepfs" / "status.json").read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            raise AbsentError(f"{directory} is not a stepfs mount; see `stepfs mount --help`") from None
+        if world is not None and world != document["world"]:
+            raise RefusedError(
+                f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}"
+            )
+        return cls(lake_id=document["lake_id"], slices=document["slices"])
+
+    def state_dict(self) -> dict[str, object]:
+        """What to put into a checkpoint: the same on every rank, whatever the world size."""
+        return {"lake_id": self.lake_id, "next_step": self.next_step, "slices": self.slices}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Resume. `RefusedError` for the state of another lake or of another number of slices per step."""
+        lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
+        if not isinstance(next_step, int) or isinstance(next_step, bool) or not 0 <= next_step <= INTEGER_MAX:
+            raise UsageError(f"not the state of a stepfs stream: next_step is {next_step!r}")
+        if lake_id != self.lake_id:
+            raise RefusedError(
+                f"the checkpoint was trained on lake {lake_id}, here is {self.lake_id}: mount that lake"
+            )
+        if slices != self.slices:
+            raise RefusedError(
+                f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}"
+            )
+        self.next_step = next_step
+
+
+class CheckpointHook:
+    """Tells the lake which checkpoints are durable. Every rank may call it; rank 0 speaks.
+
+    A store that does not answer does not stop the training: what could not be said is said with the next checkpoint,
+    and until then only more is kept than needed.
+    """
+
+    def __init__(
+        self,
+        where: str | Path,
+        *,
+        group: str | None = None,
+        keep: int | None = None,
+        endpoint_url: str | None = None,
+    ) -> None:
+        """`where`: a mount, whose group it is unless `group` says otherwise, or a lake's URL. `keep`: as many of the
+        newest checkpoints as the trainer keeps; None if it keeps all, or says `dropped`.
+
+        `UsageError` without a group, `AbsentError` if `where` is not a mount.
+        """
+        self._lake, self._endpoint_url = str(where), endpoint_url
+        if "://" not in self._lake:
+            mounted = mounted_lake(Path(where))
+            self._lake, self._endpoint_url = mounted.lake, endpoint_url or mounted.endpoint_url
+            group = group or mounted.group
+        if group is None:
+            raise UsageError(f"whose checkpoints are these? Name a group, or mount {where} with --group")
+        self._group = group
+        self._keep = keep
+        self._unsaid: list[tuple[int, bool]] = []  # (next step, whether that checkpoint was dropped)
+        self._speaking = threading.Lock()  # futures call back from threads of their own
+
+    def __call__(self, next_step: int) -> None:
+        """A checkpoint that resumes at `next_step` is durable: call it when `dcp.save` has returned."""
+        self._say(next_step, drop=False)
+
+    def after(self, future: Future[object], next_step: int) -> None:
+        """The same, once what `dcp.async_save` returned is done; a save that failed is not recorded."""
+
+        def done(ended: Future[object]) -> None:
+            if not ended.cancelled() and ended.exception() is None:
+                self(next_step)
+
+        future.add_done_callback(done)
+
+    def dropped(self, next_step: int) -> None:
+        """The checkpoint that resumed at `next_step` was deleted."""
+        self._say(next_step, drop=True)
+
+    def _say(self, next_step: int, *, drop: bool) -> None:
+        if _rank() != 0:
+            return
+        with self._speaking:
+            self._unsaid.append((next_step, drop))
+            try:
+                trio.run(self._record)
+            except StoreUnreachableError as error:
+                _log.warning("checkpoint %d is recorded with the next one: %s", next_step, error)
+            except BaseException:
+                self._unsaid.clear()  # it would fail again; the caller is told
+                raise
+
+    async def _record(self) -> None:
+        store = open_store(self._lake, endpoint_url=self._endpoint_url)
+        try:
+            log = await LogReader.open(store, await open_lake(store))
+            while self._unsaid:
+                next_step, drop = self._unsaid[0]
+                try:
+                    await record_checkpoint(log, self._group, next_step, keep=self._keep, drop=drop)
+                except AbsentError:
+                    if not drop:
+                        raise
+                del self._unsaid[0]
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+
+
+def _rank() -> int:
+    """This process's rank in the training job; 0 when there is no job."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK", "0"))
