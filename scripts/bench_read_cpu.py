@@ -1,0 +1,41 @@
+"""What the daemon spends on each GB that a trainer reads, primed: in the long run, with less memory than data.
+
+A paced reader goes once through a lake, so that buffers and pages are reused as in training. What mounting itself costs
+is not counted.
+"""
+
+from __future__ import annotations
+
+import time
+
+from bench_read_bed import Bed
+from bench_read_faults import body_of
+from bench_read_machine import MIB
+from bench_read_probe import plain
+from bench_report import at_most
+
+STEPS = 64
+PACE_BYTES_PER_S = 200e6
+_MEMORY_STEPS = 24
+
+
+def cpu(bed: Bed) -> None:
+    """One pass; the first steps teach the mount what is read."""
+    size = bed.plan.file_bytes // 2
+    url = bed.lake("cpu", 1, ([body_of(step, size)] for step in range(STEPS)))
+    budget = max(64, _MEMORY_STEPS * size // MIB)
+    with bed.mounted(url, "--cache-size", f"{budget}M") as mount:
+        before, used = mount.requests(), mount.cpu_s()
+        read, due = plain(), time.monotonic()
+        for step in range(STEPS):
+            assert read(str(mount.path(step, 0))) == size
+            due = max(due + size / PACE_BYTES_PER_S, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+        used = mount.cpu_s() - used
+        data, reads = mount.data(), mount.spent(before).get("read", 0)
+    delivered = STEPS * size / 1e9
+    bed.report.figures["cpu"] = {"CPU s": used, "GB": delivered, "reads": reads, "data": data}
+    text = f"{data['primed_files']} of {STEPS} files primed, {reads} READs; {data['bytes_fetched'] / 1e9:.2f} GB fetched"
+    ours = f"{used / delivered:.2f} CPU-s"
+    what = f"daemon CPU per GB, {delivered:.1f} GB through {budget} MiB of memory"
+    bed.report.add(at_most(1.2, what, ours, text, used / delivered, "CPU-s"))

@@ -1,0 +1,196 @@
+"""Large files, primed and unprimed, against the page cache and other mounts.
+
+One lake serves all: a step is one file of each kind (raw, .npy, .pt, safetensors, .npy to be mapped), a round of
+measuring is one step, so that every first read is the first. Within a round the sides take turns.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bench_read_bed import Bed, Mount, encoded
+from bench_read_machine import MIB, until
+from bench_read_peers import PeerMount, Peers
+from bench_read_probe import KINDS
+from bench_report import Row, at_most, median
+
+READERS = tuple(KINDS)  # reader of rank r
+RAW = 0
+
+
+class Times:
+    """What probes took: 'side first', 'side second' → seconds, of the clock and of the reader's own CPU."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self._cpu: dict[str, list[float]] = {}
+
+    def note(self, found: dict[str, Any]) -> None:
+        for kept, taken in ((self.seconds, found["seconds"]), (self._cpu, found["cpu"])):
+            for side, values in taken.items():
+                for order, value in zip(("first", "second"), values, strict=True):
+                    kept.setdefault(f"{side} {order}", []).append(value)
+
+    def beside(self, ours: str, theirs: str) -> str:
+        """The ratio by the reader's CPU time: a reader from page cache does nothing but compute and copy."""
+        return f" (by CPU time {median(self._cpu[theirs]) / median(self._cpu[ours]):.2f})"
+
+
+class Large:
+    """The stages that read large files."""
+
+    def __init__(self, bed: Bed, peers: Peers) -> None:
+        self._bed = bed
+        self._peers = peers
+        self._size = bed.plan.file_bytes
+        self._rounds = range(bed.plan.rounds)
+        self._random = random.Random(0)
+
+    @cached_property
+    def url(self) -> str:
+        """The lake, and the same files for the peers and on the local file system."""
+        self._bed.report.say("making the lake of large files")
+        self.local.mkdir()
+        url = self._bed.lake("large", len(READERS), self._batches())
+        peers = [(f"large/{number:02d}.bin", self._raw(number)) for number in self._rounds]
+        self._peers.hold("large", peers)
+        return url
+
+    @cached_property
+    def local(self) -> Path:
+        return self._bed.directory / "local"
+
+    def _raw(self, number: int) -> bytes:
+        return encoded("raw", self._size, number)
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        for number in self._rounds:
+            batch = [
+                encoded(KINDS[reader], self._size, number + 100 * rank) for rank, reader in enumerate(READERS)
+            ]
+            batch[RAW] = self._raw(number)
+            if number == 0:
+                for reader, body in zip(READERS, batch, strict=True):
+                    (self.local / f"{reader}.bin").write_bytes(body)
+            yield batch
+
+    def _mount_primed(self, stack: ExitStack, ranks: str) -> Mount:
+        """Everything of these ranks is in the page cache."""
+        count = len(READERS) if "-" in ranks else 1
+        total = count * self._size * len(self._rounds)
+        budget = total * 9 // 4 // MIB + 256  # pages, and the daemon's copy of them
+        options = ["--ranks", ranks, "--prefetch", str(len(self._rounds)), "--cache-size", f"{budget}M"]
+        mount = stack.enter_context(self._bed.mounted(self.url, *options))
+        if not mount.primed(count * len(self._rounds)):
+            self._bed.report.say(f"NOT everything could be primed: {mount.data()}")
+        return mount
+
+    def primed(self) -> None:
+        """First and second read of a raw file by a fresh process, and what the loaders of several kinds get."""
+        assert self.url
+        report = self._bed.report
+        with ExitStack() as stack:
+            mount = self._mount_primed(stack, f"0-{len(READERS) - 1}")
+            mounts = {peer.name: stack.enter_context(peer.mounted()) for peer in self._peers.all}
+            reads, resident, times = 0, [], Times()
+            for number in self._rounds:
+                before = mount.requests()
+                found = self._round(mount, mounts, number)
+                reads += mount.spent(before).get("read", 0)
+                resident.append(found["resident stepfs"] / self._size)
+                times.note(found)
+            self._loaders(mount)
+        speed = self._bed.speeds("primed", times.seconds, self._size)
+        report.figures["primed resident share"] = resident
+        first, what = speed["stepfs first"], "first read of a primed file"
+        beside = times.beside("stepfs first", "stepfs second")
+        self._bed.ratio(0.9, what, first, "its second", speed["stepfs second"], beside=beside)
+        report.add(at_most(0, "READ upcalls of it", f"{reads}", f"resident {min(resident):.0%}", reads, ""))
+        for bound, order in ((10, "first"), (0.9, "second")):
+            best = max((peer.name for peer in self._peers.all), key=lambda name: speed[f"{name} {order}"])
+            beside = times.beside("stepfs first", f"{best} second") if order == "second" else ""
+            theirs = speed[f"{best} {order}"]
+            self._bed.ratio(bound, what, first, f"best peer's {order}: {best}", theirs, beside=beside)
+        for peer in self._peers.all:
+            text = f"{speed[f'{peer.name} first']:,.0f} / {speed[f'{peer.name} second']:,.0f} MB/s"
+            report.add(Row(f"{peer.name}: first / second read", text))
+
+    def _round(self, mount: Mount, mounts: dict[str, PeerMount], number: int) -> dict[str, Any]:
+        paths = {"stepfs": str(mount.path(number, RAW)), "ext4": self._cached("raw")}
+        paths |= {name: str(peer.path(f"large/{number:02d}.bin")) for name, peer in mounts.items()}
+        return self._bed.probe(kind="raw", paths=self._shuffled(paths), resident=["stepfs"])
+
+    def _loaders(self, mount: Mount) -> None:
+        for rank, reader in enumerate(READERS):
+            times = Times()
+            for number in self._rounds:
+                paths = {"primed": str(mount.path(number, rank)), "ext4": self._cached(reader)}
+                times.note(self._bed.probe(kind=reader, paths=self._shuffled(paths)))
+            speed = self._bed.speeds(f"loader {reader}", times.seconds, self._size)
+            first, cached = speed["primed first"], speed["ext4 first"]
+            if reader in {"safetensors", "memmap"}:
+                what, again = f"{reader}: mapped, every page touched", speed["primed second"]
+                beside = times.beside("primed first", "primed second")
+                self._bed.ratio(0.9, what, first, "second touch", again, beside=beside)
+                text = f"ext4 {cached:,.0f} MB/s"
+                self._bed.report.add(Row(f"{what}, against ext4", f"{first:,.0f} MB/s", text, first / cached))
+            else:
+                what = f"{'plain 1 MiB reads' if reader == 'raw' else reader} of a primed file"
+                beside = times.beside("primed first", "ext4 first")
+                self._bed.ratio(0.85, what, first, "ext4, cached", cached, beside=beside)
+
+    def unprimed(self) -> None:
+        """From the daemon's memory through the kernel, with the mount's tuning."""
+        assert self.url
+        times = Times()
+        total = self._size * len(self._rounds)
+        options = ["--no-prime", "--ranks", f"{RAW}", "--prefetch", str(len(self._rounds))]
+        budget = total * 3 // 2 // MIB + 256
+        with self._bed.mounted(self.url, *options, "--cache-size", f"{budget}M") as mount:
+            if not until(lambda: mount.data()["bytes_fetched"] >= total, 120):
+                self._bed.report.say("NOT everything could be fetched ahead")
+            for number in self._rounds:
+                paths = {"stepfs": str(mount.path(number, RAW)), "ext4": self._cached("raw")}
+                times.note(self._bed.probe(kind="raw", paths=self._shuffled(paths)))
+        speed = self._bed.speeds("unprimed", times.seconds, self._size)
+        what, first, cached = "unprimed, in daemon memory", speed["stepfs first"], speed["ext4 first"]
+        self._bed.ratio(0.45, what, first, "its pages, cached", speed["stepfs second"])
+        text = f"{cached:,.0f} MB/s"
+        self._bed.report.add(Row(f"{what}, against ext4", f"{first:,.0f} MB/s", text, first / cached))
+
+    def _cached(self, reader: str) -> str:
+        """The same kind of file on the local file system, in its page cache."""
+        path = self.local / f"{reader}.bin"
+        path.read_bytes()
+        return str(path)
+
+    def limits(self) -> None:
+        """What no file system on this machine can beat."""
+        assert self.url
+        found = [self._bed.probe(kind="raw", paths={"ext4": self._cached("raw")}) for _ in self._rounds]
+        cached = median([each["seconds"]["ext4"][1] for each in found])
+        copy = _copy_s(self._size)
+        self._bed.report.figures["limits"] = {"memory copy s": copy, "ext4 page cache s": cached}
+        self._bed.report.add(
+            Row("limit: memory copy", f"{self._size / 1e6 / copy:,.0f} MB/s"),
+            Row("limit: page cache of the local file system", f"{self._size / 1e6 / cached:,.0f} MB/s"),
+        )
+
+    def _shuffled(self, paths: dict[str, str]) -> dict[str, str]:
+        return dict(self._random.sample(list(paths.items()), len(paths)))
+
+
+def _copy_s(size: int) -> float:
+    source, target = bytearray(b"\1" * size), bytearray(b"\2" * size)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        target[:] = source
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)

@@ -1,0 +1,68 @@
+"""Programs of the quickstart: started in sessions of their own, and gone when it ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+BIN = Path(sysconfig.get_path("scripts"))
+
+
+def start(running: ExitStack, command: list[str]) -> subprocess.Popen[str]:
+    """A program of this environment in a session of its own: Ctrl-C is ours to handle, its children are its own."""
+    process = subprocess.Popen(
+        [str(BIN / command[0]), *command[1:]], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    running.callback(stop, process)
+    return process
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """With everything it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(BIN / command[0]), *command[1:]],
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        timeout=120,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"quickstart: {' '.join(command[:2])} ended with exit code {done.returncode}")
+    return done
+
+
+def is_mounted(directory: Path) -> bool:
+    return f" {directory} " in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+
+def let_go(directory: Path) -> None:
+    """After a failure or Ctrl-C: no mount stays behind, whatever state it is in."""
+    if is_mounted(directory):
+        subprocess.run([str(BIN / "stepfs"), "unmount", str(directory)], check=False, timeout=60)
+    if is_mounted(directory):
+        subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False)
+
+
+def processes_naming(directory: Path) -> Iterator[str]:
+    """Command lines of other processes that mention the directory."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue  # gone meanwhile
+            if any(str(directory) in word for word in words):
+                yield " ".join(words)
