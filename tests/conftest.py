@@ -1,0 +1,94 @@
+"""What every layer of the tests shares: lakes on real stores, and the rule that no warning goes unnoticed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import servers
+import trio
+from faultproxy import FaultProxy
+from hypothesis import settings
+
+settings.register_profile("stepfs", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("stepfs")
+
+
+class _Unannounced(logging.Handler):
+    def __init__(self, patterns: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.patterns = [re.compile(pattern) for pattern in patterns]
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if not any(pattern.search(message) for pattern in self.patterns):
+            self.messages.append(f"{record.name}: {record.levelname}: {message}")
+
+
+@pytest.fixture(autouse=True)
+def expected_log_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that logged a warning it did not announce with `@pytest.mark.logs("regex")`."""
+    patterns = [str(pattern) for mark in request.node.iter_markers("logs") for pattern in mark.args]
+    handler = _Unannounced(patterns)
+    roots = [logging.getLogger("stepfs"), logging.getLogger("stepfs_producer")]
+    for root in roots:
+        root.addHandler(handler)
+    yield
+    for root in roots:
+        root.removeHandler(handler)
+    assert not handler.messages, f"unannounced log messages: {handler.messages}"
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
+    """A SeaweedFS for the whole session; the process's AWS_* variables point at it and at nothing else."""
+    with (
+        servers.seaweedfs(tmp_path_factory.mktemp("seaweed", numbered=True)) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
+    """`rclone serve s3`, the server that lies; pass its `endpoint_url` explicitly."""
+    with servers.rclone_s3(tmp_path_factory.mktemp("rclone", numbered=True)) as server:
+        yield server
+
+
+@pytest.fixture
+async def fault_proxy(seaweed: servers.S3Server) -> AsyncIterator[FaultProxy]:
+    """A proxy in front of SeaweedFS that loses what a test tells it to; pass its `endpoint_url` explicitly."""
+    proxy = FaultProxy(int(seaweed.endpoint_url.rpartition(":")[2]))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(proxy.serve)
+        yield proxy
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def s3_url(seaweed: servers.S3Server) -> str:
+    """A prefix nothing was written under, on SeaweedFS."""
+    return f"s3://{servers.BUCKET}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def file_url(tmp_path: Path) -> str:
+    """A directory that does not exist yet."""
+    return (tmp_path / "lake").as_uri()
+
+
+@pytest.fixture(params=["file", "s3"])
+def lake_url(request: pytest.FixtureRequest) -> str:
+    """Both kinds of real store, one after the other."""
+    return str(request.getfixturevalue(f"{request.param}_url"))

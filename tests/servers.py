@@ -1,0 +1,206 @@
+"""Real S3 servers on loopback for tests and torture runs: SeaweedFS, and rclone's, which lies about creates.
+
+Each is a process group in a directory of its own; it dies with the process that started it, even a killed one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ACCESS_KEY = "stepfs-test-key"
+SECRET_KEY = "stepfs-test-secret"
+BUCKET = "stepfs-tests"
+_READY_S = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class S3Server:
+    """A running server; `process` is for tests that stop or kill it."""
+
+    endpoint_url: str
+    directory: Path
+    process: subprocess.Popen[bytes]
+
+    def environment(self) -> dict[str, str]:
+        """What a client process needs to reach this server and nothing else."""
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_ENDPOINT_URL_S3": self.endpoint_url,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` ports P such that P and P + 10000 (SeaweedFS's gRPC twin) are free, below the ephemeral range."""
+    picks = random.SystemRandom()
+    while True:
+        first = picks.randrange(12_000, 22_700 - count)
+        ports = list(range(first, first + count))
+        if all(_is_free(port) and _is_free(port + 10_000) for port in ports):
+            return ports
+
+
+@contextmanager
+def seaweedfs(
+    directory: Path, *, ports: Sequence[int] | None = None, options: Sequence[str] = ()
+) -> Iterator[S3Server]:
+    """SeaweedFS with its data in `directory` (which a second start on the same directory finds again)."""
+    s3, master, volume, filer, admin = ports or free_ports(5)
+    command = [
+        program("weed"),
+        "mini",
+        f"-dir={directory}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-master.telemetry=false",
+        "-webdav=false",
+        "-admin.ui=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-s3.autoCreateBucket=false",
+        "-volume.preStopSeconds=0",  # nobody else needs to hear that it goes
+        f"-s3.port={s3}",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        f"-filer.port={filer}",
+        f"-admin.port={admin}",
+        *options,
+    ]
+    limits = {"GOMEMLIMIT": "512MiB", "GOGC": "50"}
+    with _running(command, directory, f"http://127.0.0.1:{s3}", limits) as server:
+        yield server
+
+
+@contextmanager
+def rclone_s3(directory: Path) -> Iterator[S3Server]:
+    """`rclone serve s3`: ignores If-None-Match, so every racing create wins."""
+    buckets = directory / "buckets"
+    buckets.mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports(1)
+    command = [
+        program("rclone"),
+        "serve",
+        "s3",
+        str(buckets),
+        f"--addr=127.0.0.1:{port}",
+        f"--auth-key={ACCESS_KEY},{SECRET_KEY}",
+        f"--config={directory / 'rclone.conf'}",
+        f"--cache-dir={directory / 'cache'}",
+    ]
+    with _running(command, directory, f"http://127.0.0.1:{port}", {}) as server:
+        yield server
+
+
+def program(name: str) -> str:
+    """The executable a wheel brought, or one on the PATH."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    assert found, f"{name} is not installed; install the project with its dev extra"
+    return found
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], directory: Path, endpoint_url: str, extra: Mapping[str, str]
+) -> Iterator[S3Server]:
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "server.log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, **extra}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no Python lock
+        )
+    server = S3Server(endpoint_url, directory, process)
+    try:
+        _wait_until_ready(server, log)
+        yield server
+    finally:
+        _stop(process)
+
+
+def _wait_until_ready(server: S3Server, log: Path) -> None:
+    """Until the bucket exists and an object can be written: SeaweedFS answers before it has volumes."""
+    import boto3  # noqa: PLC0415 - half a second that tests without a server should not pay
+    from botocore.config import Config  # noqa: PLC0415
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+    client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=server.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        config=Config(
+            retries={"total_max_attempts": 1},
+            connect_timeout=2,
+            read_timeout=10,
+            s3={"addressing_style": "path"},
+        ),
+    )
+    deadline = time.monotonic() + _READY_S
+    while True:
+        try:
+            if all(bucket["Name"] != BUCKET for bucket in client.list_buckets()["Buckets"]):
+                client.create_bucket(Bucket=BUCKET)
+            client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")
+        except (BotoCoreError, ClientError) as error:
+            exited = server.process.poll() is not None
+            if exited or time.monotonic() > deadline:
+                raise RuntimeError(f"{server.process.args}: {error}\n{log.read_text()[-3000:]}") from error
+            time.sleep(0.1)
+        else:
+            client.close()
+            return
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for sign, wait_s in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+            return
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port_of_nobody() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,103 @@
+"""Finding complete checkpoints in the layouts of the trainers that people use."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stepfs.checkpoints.formats import Place, complete_counters
+from stepfs.checkpoints.next_step import NextStep
+from stepfs.errors import AbsentError, UsageError
+
+
+def counters(directory: Path, pattern: str = "") -> set[int]:
+    return set(complete_counters(Place.parse(f"{directory}/{pattern}" if pattern else str(directory))))
+
+
+def test_torch_dcp_counts_once_its_metadata_is_there(tmp_path: Path) -> None:
+    for name in ("step-100", "step-200", "no-number"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__0_0.distcp").write_bytes(b"shard")
+    (tmp_path / "step-100" / ".metadata").write_bytes(b"m")
+    (tmp_path / "step-200" / ".metadata").touch()
+    (tmp_path / "no-number" / ".metadata").write_bytes(b"m")
+    assert counters(tmp_path) == {100}
+
+
+def test_hugging_face_counts_once_its_trainer_state_is_whole(tmp_path: Path) -> None:
+    for number, text in (
+        (100, json.dumps({"global_step": 100})),
+        (200, '{"global_st'),
+        (300, '{"global_step": 1}'),
+    ):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text(text)
+    (tmp_path / "checkpoint-400").mkdir()
+    assert counters(tmp_path) == {100}
+
+
+def test_lightning_counts_readable_archives(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "epoch=0-step=50.ckpt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"x")
+    whole = (tmp_path / "epoch=0-step=50.ckpt").read_bytes()
+    (tmp_path / "epoch=1-step=99.ckpt").write_bytes(whole[:-30])
+    (tmp_path / "last.ckpt").write_bytes(whole)
+    assert counters(tmp_path) == {50}
+
+
+def test_megatron_counts_up_to_its_latest_iteration(tmp_path: Path) -> None:
+    for number in (10, 20, 30):
+        (tmp_path / f"iter_{number:07d}").mkdir()
+    assert counters(tmp_path) == set()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20\n")
+    assert counters(tmp_path) == {10, 20}
+
+
+def test_a_pattern_names_the_file_that_says_done(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"run-{number}").mkdir()
+    (tmp_path / "run-1" / "DONE").touch()
+    (tmp_path / "run-x").mkdir()
+    (tmp_path / "run-x" / "DONE").touch()
+    assert counters(tmp_path, "run-{N}/DONE") == {1}
+    with pytest.raises(UsageError, match="once"):
+        Place.parse("/ckpts/{N}/{N}")
+
+
+def test_an_absent_directory_is_not_an_empty_one(tmp_path: Path) -> None:
+    assert counters(tmp_path) == set()
+    with pytest.raises(AbsentError, match="does not exist"):
+        counters(tmp_path / "unmounted")
+
+
+@pytest.mark.parametrize(
+    ("text", "counter", "step"),
+    [("N", 7, 7), ("N+1", 7, 8), ("N*4", 7, 28), ("(N + 1) * 2 // 4", 7, 4), ("N-1", 1, 0)],
+)
+def test_the_next_step_is_what_the_user_says(text: str, counter: int, step: int) -> None:
+    assert NextStep(text)(counter) == step
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "M",
+        "N**9",
+        "N/2",
+        "__import__('os')",
+        "N//0",
+        "N(1)",
+        "-N",
+        "9" * 65,
+        "N if N else 1",
+        "True",
+        "N-2",
+    ],
+)
+def test_anything_but_simple_arithmetic_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        NextStep(text)

@@ -1,0 +1,133 @@
+"""The doctor shown machines that we do not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepfs.doctor import environment, limits, mounts
+from stepfs.doctor.finding import Level
+from stepfs.mount.mountinfo import Mounted
+
+
+@pytest.fixture
+def machine(tmp_path):
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    write.root = tmp_path
+    return write
+
+
+def test_no_fuse_device(machine):
+    found = environment.check_fuse_device(machine.root)
+    assert found.level is Level.FAIL
+    assert "--device /dev/fuse" in found.remedy
+    machine("dev/fuse", "")
+    assert environment.check_fuse_device(machine.root).level is Level.OK
+
+
+def test_fusermount_is_needed_by_users_only(machine):
+    path = str(machine.root)
+    assert environment.check_fusermount(is_root=True, path=path).level is Level.NOTE
+    assert environment.check_fusermount(is_root=False, path=path).level is Level.FAIL
+    machine("fusermount3", "")
+    (machine.root / "fusermount3").chmod(0o755)
+    assert "set-uid" in environment.check_fusermount(is_root=False, path=path).detail
+    (machine.root / "fusermount3").chmod(0o4755)
+    assert environment.check_fusermount(is_root=False, path=path).level is Level.OK
+
+
+def test_allow_other_for_users(machine):
+    machine("etc/fuse.conf", "# comment\n#user_allow_other\n")
+    assert environment.check_rights(is_root=False, root=machine.root).level is Level.NOTE
+    machine("etc/fuse.conf", "user_allow_other\n")
+    assert environment.check_rights(is_root=False, root=machine.root).level is Level.OK
+    assert environment.check_rights(is_root=True, root=machine.root).level is Level.OK
+
+
+def test_memory_limit_of_cgroup_v2_is_the_least_on_the_way_up(machine):
+    machine("proc/self/cgroup", "0::/pod/container\n")
+    machine("sys/fs/cgroup/pod/container/memory.max", "max\n")
+    machine("sys/fs/cgroup/pod/memory.max", str(400 << 20))
+    machine("sys/fs/cgroup/memory.max", str(8 << 30))
+    assert limits.memory_limit(machine.root) == 400 << 20
+    found = limits.check_memory(machine.root)
+    assert found.level is Level.NOTE
+    assert "--no-prime" in found.remedy
+
+
+def test_memory_limit_inside_a_container_stands_at_the_base(machine):
+    machine("proc/self/cgroup", "0::/kubepods/not/visible/here\n")
+    machine("sys/fs/cgroup/memory.max", str(8 << 30))
+    assert limits.memory_limit(machine.root) == 8 << 30
+    assert limits.check_memory(machine.root).level is Level.OK
+
+
+def test_memory_limit_of_cgroup_v1(machine):
+    machine("proc/self/cgroup", "4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n")
+    machine("sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(2 << 30))
+    assert limits.memory_limit(machine.root) == 2 << 30
+    machine("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712")
+    assert limits.memory_limit(machine.root) is None
+
+
+def test_no_limit(machine):
+    assert limits.memory_limit(machine.root) is None
+    assert limits.check_memory(machine.root).level is Level.OK
+
+
+def test_kernel_settings_that_cannot_be_reached(machine):
+    levels = {found.subject: found.level for found in limits.check_kernel(machine.root)}
+    assert levels["read-ahead"] is Level.NOTE
+    assert levels["fusectl"] is Level.NOTE
+    (machine.root / "sys/fs/fuse/connections").mkdir(parents=True)
+    machine("proc/sys/fs/fuse/max_pages_limit", "256\n")
+    found = {found.subject: found for found in limits.check_kernel(machine.root)}
+    assert found["fusectl"].level is Level.OK
+    assert found["fuse.max_pages_limit"].detail.startswith("256 ")
+
+
+def test_packages_that_are_absent(monkeypatch):
+    monkeypatch.setattr(environment, "_REQUIRED", ("surely-not-installed",))
+    monkeypatch.setattr(environment, "_OPTIONAL", {"neither-is-this": "pip install it"})
+    levels = {found.subject: found.level for found in environment.check_python()}
+    assert levels["surely-not-installed"] is Level.FAIL
+    assert levels["neither-is-this"] is Level.NOTE
+
+
+def test_stale_and_stacked_mounts(monkeypatch, tmp_path):
+    alive = tmp_path / "alive"
+    (alive / ".stepfs").mkdir(parents=True)
+    table = [
+        Mounted(1, "0:50", str(alive), "fuse.stepfs", "file:///lake"),
+        Mounted(2, "0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
+        Mounted(3, "0:52", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
+        Mounted(4, "0:53", "/elsewhere", "ext4", "/dev/vda"),
+    ]
+    monkeypatch.setattr(mounts, "mounts", lambda: table)
+    found = [
+        (finding.subject.removeprefix(f"mount {tmp_path}/"), finding.level, finding.detail)
+        for finding in mounts.check_mounts()
+        if "read_ahead" not in finding.detail
+    ]
+    assert [(subject, level) for subject, level, _ in found] == [
+        ("alive", Level.OK),
+        ("stale", Level.FAIL),
+        ("stale", Level.FAIL),
+    ]
+    assert "daemon is gone" in found[1][2]
+    assert "stacked" in found[2][2]
+
+
+def test_every_problem_comes_with_what_to_do(machine):
+    findings = [
+        environment.check_fuse_device(machine.root),
+        environment.check_fusermount(is_root=False, path=str(machine.root)),
+        environment.check_rights(is_root=False, root=machine.root),
+        *limits.check_kernel(machine.root),
+        *mounts.check_directory(machine.root / "nothing"),
+    ]
+    for finding in findings:
+        assert (finding.level is Level.OK) == (not finding.remedy), finding

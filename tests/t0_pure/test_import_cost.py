@@ -1,0 +1,62 @@
+"""What importing and `--help` may load: counted in modules, which is exact, not in seconds, which is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "boto3", "botocore", "pyfuse3", "numpy", "tokenizers", "safetensors", "ray"}
+
+
+def modules_after(script: str) -> set[str]:
+    program = f"import sys\n{script}\nprint(' '.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    return {name.partition(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "stepfs",
+        "stepfs.errors",
+        "stepfs.torch",
+        "stepfs.lake",
+        "stepfs.log.reader",
+        "stepfs.view.tree",
+        "stepfs.verify.lake",
+        "stepfs_producer",
+    ],
+)
+def test_the_core_imports_nothing_heavy(module):
+    assert not modules_after(f"import {module}") & HEAVY
+
+
+HELP = "try:\n    {module}.main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_of_stepfs_loads_not_even_the_event_loop(arguments):
+    script = f"import stepfs.cli\nsys.argv = ['x', *{arguments!r}]\n" + HELP.format(module="stepfs.cli")
+    loaded = modules_after(script)
+    assert not loaded & (HEAVY | {"trio", "msgpack", "rich"})
+    assert len(loaded) < 200, (
+        "help takes 0.2 s with about 110 top-level modules, most of them the interpreter's"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["text", "--help"]])
+def test_help_of_stepfs_produce_is_light(arguments):
+    script = f"import stepfs_producer.cli\nsys.argv = ['x', *{arguments!r}]\n"
+    assert not modules_after(script + HELP.format(module="stepfs_producer.cli")) & (HEAVY | {"rich"})
+
+
+@pytest.mark.parametrize("command", ["init", "ls", "status", "verify", "doctor", "mount", "unmount"])
+def test_help_of_a_command_is_as_light(command):
+    script = f"import stepfs.cli\nsys.argv = ['stepfs', {command!r}, '--help']\n" + HELP.format(
+        module="stepfs.cli"
+    )
+    assert not modules_after(script) & (HEAVY | {"trio"})

@@ -1,0 +1,86 @@
+"""What `stepfs status DIR --watch` shows, from documents alone."""
+
+from __future__ import annotations
+
+import json
+
+from stepfs.cli.live import live_lines
+
+EARLIER = {
+    "lake": "s3://training/run",
+    "group": "pretrain",
+    "pid": 4711,
+    "uptime_s": 100.0,
+    "frontier": 1800,
+    "first_step": 1200,
+    "last_step": 1795,
+    "sealed": False,
+    "waited_s": 2.0,
+    "waiting": 0,
+    "open_files": 8,
+    "bytes_read": 0,
+    "data": {
+        "bytes_fetched": 0, "primed": 0, "requests": 100, "hits": 10, "misses": 0, "hedges": 0, "retries": 2, "corrupt": 0
+    },
+    "cache": {"memory_bytes": 3 << 30, "memory_limit_bytes": 8 << 30, "disk_bytes": 0, "disk_limit_bytes": 0},
+    "store": {"reachable": True, "trouble": None, "requests": 50},
+    "producers": {"tok-0": {"epoch": 1, "next_seq": 900, "version": 7, "time": 1_700_000_000.0, "retired": False}},
+}  # fmt: skip
+LATER = {
+    **EARLIER,
+    "uptime_s": 102.0,
+    "frontier": 1834,
+    "last_step": 1830,
+    "waited_s": 2.5,
+    "bytes_read": 2 << 20,
+    "data": {
+        **EARLIER["data"],
+        "bytes_fetched": 4 << 20,
+        "primed": 1 << 30,
+        "requests": 110,
+        "hits": 19,
+        "misses": 1,
+    },
+    "store": {"reachable": True, "trouble": None, "requests": 72},
+}
+
+
+def test_the_screen_of_a_mount_at_work():
+    assert list(live_lines(LATER, EARLIER)) == [
+        "s3://training/run, group pretrain  (pid 4711, up 1 min)",
+        "",
+        "steps    1200 to 1834; last read 1830, 4 ahead",
+        "readers  waited 25.0 % of the time, 0 waiting for a commit, 8 open files",
+        "reading  1.00 MiB/s through the daemon, 512 MiB/s primed, 90.0 % of opens found their bytes",
+        "fetched  2.00 MiB/s in 5.0/s GETs; since the start 2 retries",
+        "cache    3.00 GiB of 8.00 GiB in memory, 0 B of 0 B on disk",
+        "store    answers, 11.0/s requests",
+        "",
+        "PRODUCER  EPOCH  STEPS  STATE  LAST COMMIT",
+        "tok-0     1      900    live   2023-11-14T22:13:20Z",
+    ]
+
+
+def test_the_first_look_and_a_restarted_daemon_have_no_rates():
+    for before in (None, {**EARLIER, "pid": 1}, LATER):
+        lines = list(live_lines(LATER, before))
+        assert "waited - of the time" in lines[3]
+        assert lines[4].endswith("no opens")
+
+
+def test_trouble_stands_out_and_nobodys_names_reach_the_terminal_as_commands():
+    away = {
+        **LATER,
+        "store": {"reachable": False, "trouble": "no route\x1b[2J", "requests": 0},
+        "producers": {"\x1b]0;owned\x07": {}},
+        "frontier": -1,
+    }
+    text = "\n".join(live_lines(away, None))
+    assert "store    DOES NOT ANSWER: no route?[2J" in text
+    assert "steps    none yet" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_a_document_without_most_fields_is_shown_all_the_same():
+    assert next(live_lines(json.loads('{"lake": "file:///x"}'), {})).startswith("file:///x")

@@ -1,0 +1,186 @@
+"""The guard of a writer, without I/O: what may be written on top of a head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepfs.errors import CorruptError
+from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind, encode_commit
+from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
+from stepfs.format.ids import Epoch, Version
+from stepfs.format.snapshot import LogState, genesis
+from stepfs.log.apply import apply
+from stepfs_producer import rebase as room
+from stepfs_producer.rebase import (
+    Durable,
+    Fenced,
+    Incarnation,
+    NothingLeft,
+    Sealed,
+    Stamp,
+    rebase,
+    rebase_retire,
+    rebase_start,
+)
+
+LAKE = "0" * 32
+ME = Incarnation("me", Epoch(1), b"m" * 16)
+STAMP = Stamp(b"c" * 16, 1000)
+
+
+def durable(seq: int, size: int = 7) -> Durable:
+    slices, blocks = pack_slices([SliceRef(64, size, 1, 1, ())])
+    return Durable(Descriptor(0, f"key-{seq}", 64 + size, seq, slices, blocks), b"%d" % seq, size, 1)
+
+
+def grow(head: LogState, commit: object) -> LogState:
+    assert isinstance(commit, Commit)
+    return apply(head, commit, encode_commit(commit)).state
+
+
+def started(head: LogState, incarnation: bytes = ME.incarnation, who: str = "me") -> LogState:
+    return grow(head, rebase_start(head, who, incarnation, STAMP))
+
+
+def fresh() -> LogState:
+    return started(genesis(LAKE, 1))
+
+
+def sealed(head: LogState) -> LogState:
+    return replace(head, sealed=True)
+
+
+def test_a_first_start_takes_epoch_one_and_seq_zero() -> None:
+    commit = rebase_start(genesis(LAKE, 1), "me", b"i" * 16, STAMP)
+    assert isinstance(commit, Commit)
+    assert (commit.kind, commit.epoch, commit.next_seq, commit.position) == (CommitKind.EPOCH, 1, 0, b"")
+
+
+def test_pending_becomes_one_commit_that_the_log_accepts() -> None:
+    head = fresh()
+    commit = rebase(head, [durable(0), durable(1), durable(2)], ME, STAMP)
+    after = grow(head, commit)
+    assert [entry.tgb.seq for entry in after.tail] == [0, 1, 2]
+    assert after.producers["me"].position == b"2"
+    assert (after.total_bytes, after.total_records) == (21, 3)
+
+
+def test_hazard_05_what_landed_is_dropped_and_what_was_appended_later_stays() -> None:
+    head = grow(fresh(), rebase(fresh(), [durable(0), durable(1)], ME, STAMP))
+    commit = rebase(head, [durable(seq) for seq in range(4)], ME, STAMP)
+    assert isinstance(commit, Commit)
+    assert [tgb.seq for tgb in commit.tgbs] == [2, 3]
+
+
+def test_everything_landed() -> None:
+    head = grow(fresh(), rebase(fresh(), [durable(0)], ME, STAMP))
+    outcome = rebase(head, [durable(0)], ME, STAMP)
+    assert isinstance(outcome, NothingLeft)
+    assert outcome.state.next_seq == 1
+
+
+def test_hazard_06_the_position_is_never_compared() -> None:
+    """A rewound source commits under new seqs: the protocol does not second-guess positions."""
+    head = grow(fresh(), rebase(fresh(), [durable(0), durable(1)], ME, STAMP))
+    rewound = replace(durable(2), position=b"0")
+    commit = rebase(head, [rewound], ME, STAMP)
+    assert isinstance(commit, Commit)
+    assert commit.position == b"0"
+
+
+@pytest.mark.parametrize("pending", [[1], [0, 2], [0, 1, 3]])
+def test_a_gap_in_seq_is_an_error(pending: list[int]) -> None:
+    with pytest.raises(CorruptError, match="where the log needs"):
+        rebase(fresh(), [durable(seq) for seq in pending], ME, STAMP)
+
+
+def test_a_newer_incarnation_fences() -> None:
+    head = started(fresh(), b"n" * 16)
+    assert rebase(head, [durable(0)], ME, STAMP) == Fenced(Epoch(2))
+    assert rebase_retire(head, ME, STAMP) == Fenced(Epoch(2))
+
+
+def test_another_incarnation_at_my_epoch_fences() -> None:
+    head = started(genesis(LAKE, 1), b"n" * 16)
+    assert rebase(head, [durable(0)], ME, STAMP) == Fenced(Epoch(1))
+
+
+def test_of_two_racing_starts_the_loser_fences_the_winner() -> None:
+    head = genesis(LAKE, 1)
+    won = started(head, b"a" * 16)
+    both = started(won, b"b" * 16)
+    assert both.producers["me"].epoch == 2
+    assert isinstance(rebase(both, [durable(0)], replace(ME, incarnation=b"a" * 16), STAMP), Fenced)
+    assert isinstance(rebase_start(both, "me", b"b" * 16, STAMP), NothingLeft)
+
+
+def test_retiring_raises_the_epoch_and_a_restart_comes_back() -> None:
+    head = grow(fresh(), rebase(fresh(), [durable(0)], ME, STAMP))
+    retired = grow(head, rebase_retire(head, ME, STAMP))
+    assert (retired.producers["me"].epoch, retired.producers["me"].retired) == (2, True)
+    assert isinstance(rebase_retire(retired, ME, STAMP), NothingLeft)
+    assert isinstance(rebase(retired, [durable(1)], ME, STAMP), Fenced)
+    again = started(retired, b"z" * 16)
+    assert (again.producers["me"].next_seq, again.producers["me"].retired) == (1, False)
+
+
+def test_a_sealed_lake_takes_nothing_more_but_confirms_what_it_holds() -> None:
+    head = sealed(grow(fresh(), rebase(fresh(), [durable(0)], ME, STAMP)))
+    assert rebase(head, [durable(0), durable(1)], ME, STAMP) == Sealed()
+    assert isinstance(rebase(head, [durable(0)], ME, STAMP), NothingLeft)
+    assert rebase_start(head, "other", b"o" * 16, STAMP) == Sealed()
+    assert rebase_retire(head, ME, STAMP) == Sealed()
+
+
+def test_a_log_that_went_backwards_is_not_written_to() -> None:
+    with pytest.raises(CorruptError, match="lost or rewrote"):
+        rebase(genesis(LAKE, 1), [durable(0)], ME, STAMP)
+    with pytest.raises(CorruptError, match="lost or rewrote"):
+        rebase(fresh(), [durable(0)], replace(ME, epoch=Epoch(2)), STAMP)
+
+
+def test_commit_times_only_grow() -> None:
+    head = replace(fresh(), time_ms=5000)
+    commit = rebase(head, [durable(0)], ME, STAMP)
+    assert isinstance(commit, Commit)
+    assert commit.time_ms == 5001
+
+
+def test_a_commit_is_bounded_in_number() -> None:
+    commit = rebase(fresh(), [durable(seq) for seq in range(COMMIT_TGBS_MAX + 5)], ME, STAMP)
+    assert isinstance(commit, Commit)
+    assert len(commit.tgbs) == COMMIT_TGBS_MAX == commit.next_seq
+
+
+def test_a_commit_is_bounded_in_bytes_but_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "COMMIT_DESCRIPTOR_BYTES_MAX", 24 * 3)
+    commit = rebase(fresh(), [durable(seq) for seq in range(10)], ME, STAMP)
+    assert isinstance(commit, Commit)
+    assert len(commit.tgbs) == 3
+    monkeypatch.setattr(room, "COMMIT_DESCRIPTOR_BYTES_MAX", 1)
+    commit = rebase(fresh(), [durable(seq) for seq in range(10)], ME, STAMP)
+    assert isinstance(commit, Commit)
+    assert len(commit.tgbs) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), max_size=30))
+def test_any_interleaving_of_producers_and_late_landings_is_dense(script: list[tuple[int, int]]) -> None:
+    """Each producer always offers all it ever made: the guard alone keeps the log exactly-once."""
+    head = genesis(LAKE, 1)
+    made: dict[str, list[Durable]] = {}
+    for number, count in script:
+        who = f"p{number}"
+        me = Incarnation(who, Epoch(1), bytes([number]) * 16)
+        if who not in made:
+            head = started(head, me.incarnation, who)
+            made[who] = []
+        made[who] += [durable(len(made[who]) + extra) for extra in range(count)]
+        head = grow(head, rebase(head, made[who], me, STAMP))
+    for who, items in made.items():
+        seqs = [entry.tgb.seq for entry in head.tail if entry.producer_id == who]
+        assert seqs == list(range(len(items)))
+    assert head.version == Version(len(script) + len(made) - 1)

@@ -1,0 +1,103 @@
+"""The TGB object: laid out without copies, readable without a log, honest about damage."""
+
+from __future__ import annotations
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+from t0_pure.strategies import payload_lists
+
+from stepfs.errors import CorruptError, StepfsError
+from stepfs.format import tgb
+from stepfs.format.descriptor import Descriptor
+from stepfs.format.ids import BLOCK_BYTES, Epoch, SliceIndex
+
+
+def image_of(payloads: list[bytes]) -> tgb.TgbImage:
+    return tgb.build(
+        lake_id="0" * 32,
+        producer_id="p",
+        epoch=Epoch(3),
+        seq=7,
+        payloads=payloads,
+        records=[1] * len(payloads),
+    )
+
+
+def descriptor_of(image: tgb.TgbImage) -> Descriptor:
+    return Descriptor(0, "key", image.size, 7, image.packed_slices, image.packed_blocks)
+
+
+@given(payload_lists)
+def test_every_slice_lies_aligned_where_its_descriptor_says(payloads: list[bytes]) -> None:
+    image = image_of(payloads)
+    data = b"".join(bytes(part) for part in image.parts)
+    assert len(data) == image.size
+    found = descriptor_of(image)
+    assert found.slices == len(payloads)
+    for number, payload in enumerate(payloads):
+        ref = found.slice(SliceIndex(number))
+        assert ref.offset % tgb.ALIGNMENT_BYTES == 0
+        assert data[ref.offset : ref.offset + ref.length] == payload
+        assert ref.crc32c == crc32c(payload)
+        assert found.length(SliceIndex(number)) == len(payload)
+    assert found.payload_bytes == sum(map(len, payloads))
+    assert found.records == len(payloads)
+
+
+@given(payload_lists)
+def test_the_object_reads_without_a_log(payloads: list[bytes]) -> None:
+    image = image_of(payloads)
+    data = b"".join(bytes(part) for part in image.parts)
+    tgb.read_header(data[: tgb.ALIGNMENT_BYTES], "x")
+    offset, length = tgb.read_footer(data[-tgb.FOOTER_BYTES :], size=len(data), what="x")
+    index = tgb.read_index(data[offset : offset + length], size=len(data), what="x")
+    assert (index.producer_id, index.epoch, index.seq) == ("p", 3, 7)
+    assert (index.packed_slices, index.packed_blocks) == (image.packed_slices, image.packed_blocks)
+
+
+def test_payloads_are_not_copied() -> None:
+    payload = bytearray(b"x" * 1000)
+    image = image_of([payload])  # type: ignore[list-item]
+    view = image.parts[1]
+    assert isinstance(view, memoryview)
+    assert view.obj is payload
+
+
+def test_a_slice_of_several_blocks_carries_a_checksum_for_each() -> None:
+    small, large = b"s" * 10, bytes(BLOCK_BYTES) + b"tail"
+    found = descriptor_of(image_of([small, large, small, large]))
+    assert found.slice(SliceIndex(0)).blocks == ()
+    for number in (1, 3):
+        ref = found.slice(SliceIndex(number))
+        assert ref.blocks == (crc32c(large[:BLOCK_BYTES]), crc32c(b"tail"))
+        assert ref.crc32c == crc32c(large)
+    with pytest.raises(IndexError):
+        found.slice(SliceIndex(4))
+
+
+@given(payload_lists, st.data())
+def test_a_damaged_footer_or_index_is_told_apart_from_a_good_one(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    image = image_of(payloads)
+    whole = bytearray(b"".join(bytes(part) for part in image.parts))
+    offset, _ = tgb.read_footer(bytes(whole[-tgb.FOOTER_BYTES :]), size=len(whole), what="x")
+    place = data.draw(st.integers(offset, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(StepfsError):
+        read_all(bytes(whole), len(whole))
+
+
+@given(payload_lists, st.integers(1, 200))
+def test_a_truncated_object_is_corrupt(payloads: list[bytes], missing: int) -> None:
+    whole = b"".join(bytes(part) for part in image_of(payloads).parts)
+    with pytest.raises(CorruptError):
+        read_all(whole[:-missing], len(whole) - missing)
+
+
+def read_all(data: bytes, size: int) -> tgb.TgbIndex:
+    tgb.read_header(data[: tgb.ALIGNMENT_BYTES], "x")
+    offset, length = tgb.read_footer(data[-tgb.FOOTER_BYTES :], size=size, what="x")
+    return tgb.read_index(data[offset : offset + length], size=size, what="x")

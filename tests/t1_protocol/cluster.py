@@ -1,0 +1,186 @@
+"""A whole cluster in one process: producers, training runs, mounts and reclaimers over one store that misbehaves.
+
+    scenario (pure)  →  processes with lives (killed, frozen, restarted)  →  quiet  →  last reclaim  →  audit
+
+The actors run stepfs unmodified; only sizes are scaled down, so that twenty steps cross as many segment, snapshot and
+floor boundaries as twenty thousand would. `simulate(seed)` is a function: same seed, same trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+from actors import ProducerActor, ReclaimerActor, SealerActor, TrainerActor, WatcherActor, World
+from audit import audit
+from deterministic import run_seeded, scaled
+from ledger import Ledger
+from process_store import ProcessStore
+from scenario import Life, Scenario, Storm, scenario
+
+from stepfs.consumers import Group
+from stepfs.format.ids import Step
+from stepfs.format.keys import LAKE
+from stepfs.format.records import LakeIdentity, encode_lake
+from stepfs.log.reader import LogReader
+from stepfs.reclaim.run import reclaim
+from stepfs.store.faults import Plan, no_faults
+from stepfs.store.faulty import Event, ObjectMap
+
+_VIRTUAL_S_MAX = 4 * 3600.0
+_SETTLED_S = 120.0  # longer than any fault delays what it delays
+_QUIET = Life()
+
+
+class Actor(Protocol):
+    name: str
+
+    async def main(self, store: ProcessStore) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one seed; `broken` is empty when every invariant held."""
+
+    seed: int
+    broken: list[str]
+    digest: str
+    counts: Counter[str]
+    trace: list[Event]
+    virtual_s: float
+
+
+def simulate(seed: int) -> Outcome:
+    """Run the scenario of `seed` from an empty lake to the audit."""
+    return run_scenario(scenario(seed))
+
+
+def run_scenario(plan: Scenario) -> Outcome:
+    """Run one scenario. Never raises for what goes wrong inside; that is in `broken`."""
+    sizes = {
+        "SEGMENT_STEPS": plan.segment_steps,
+        "_VERSIONS_MAX": plan.versions_max,
+        "_MISSES_PER_FLOOR_PROBE": 5,
+    }
+    with scaled(**sizes):
+        return run_seeded(_Cluster(plan).run, seed=plan.seed)
+
+
+class _Cluster:
+    def __init__(self, plan: Scenario) -> None:
+        self.plan = plan
+        self.shared = ObjectMap()
+        identity = LakeIdentity(f"{plan.seed:032x}", plan.slices, ".pt", 0)
+        self.shared.put(LAKE, encode_lake(identity))
+        self.ledger = Ledger(self.shared, identity, plan.segment_steps)
+        self.totals = {producer.name: producer.total for producer in plan.producers}
+        self.world = World(self.ledger, plan.seed, sum(self.totals.values()))
+        self.faults: Plan = Storm(plan.faults) if plan.faults else no_faults
+
+    async def run(self) -> Outcome:
+        with trio.CancelScope() as scope:
+            self.ledger.stop = scope.cancel
+            with trio.move_on_after(_VIRTUAL_S_MAX) as limit:
+                try:
+                    await self._lifetime()
+                    await self._end()
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding with a seed
+                    self.ledger.blame(f"the end: {_one_line(error)}")
+            if limit.cancelled_caught:
+                self.ledger.blame(f"not done after {_VIRTUAL_S_MAX:.0f} virtual seconds")
+        return Outcome(
+            seed=self.plan.seed,
+            broken=self.ledger.broken,
+            digest=self.shared.digest(),
+            counts=self.ledger.counts,
+            trace=self.shared.trace,
+            virtual_s=trio.current_time(),
+        )
+
+    async def _lifetime(self) -> None:
+        """Until every producer and trainer has reached its goal."""
+        async with trio.open_nursery() as background:
+            for reclaimer in self.plan.reclaimers:
+                background.start_soon(
+                    self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0
+                )
+            async with trio.open_nursery() as nursery:
+                for producer in self.plan.producers:
+                    actor = ProducerActor(self.world, producer)
+                    nursery.start_soon(self._process, actor, producer.lives, producer.begins_s)
+                for trainer in self.plan.trainers:
+                    nursery.start_soon(
+                        self._process, TrainerActor(self.world, trainer), trainer.lives, trainer.begins_s
+                    )
+                for number in range(self.plan.watchers):
+                    nursery.start_soon(self._process, WatcherActor(self.world, f"w{number}"), (), 0.0)
+                if self.plan.seal:
+                    nursery.start_soon(self._process, SealerActor(self.world), (), 0.0)
+            self.world.over.set()
+
+    async def _process(self, actor: Actor, lives: tuple[Life, ...], begins_s: float) -> None:
+        """One process through its lives; the last ones are undisturbed and repeat until its work is done."""
+        await trio.sleep(begins_s)
+        done = trio.Event()
+        async with trio.open_nursery() as nursery:
+            number = 0
+            while not done.is_set():
+                life = lives[number] if number < len(lives) else _QUIET
+                successor_due = trio.Event()
+                nursery.start_soon(self._live, actor, number, life, successor_due, done)
+                await successor_due.wait()
+                number += 1
+                if not done.is_set():
+                    await trio.sleep(life.restart_s)
+
+    async def _live(
+        self, actor: Actor, number: int, life: Life, successor_due: trio.Event, done: trio.Event
+    ) -> None:
+        store = ProcessStore(
+            self.shared, actor=f"{actor.name}.{number}", seed=self.plan.seed, plan=self.faults
+        )
+        with trio.CancelScope() as scope:
+            store.kill_at, store.kill = life.kill_at, scope.cancel
+            store.freeze_at, store.freeze_s = life.freeze_at, life.freeze_s
+            if life.replaced:
+                store.on_freeze = successor_due.set
+            try:
+                if await actor.main(store):
+                    done.set()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding with a seed
+                if not store.dead:
+                    self.ledger.blame(f"{actor.name}.{number}: {_one_line(error)}")
+            finally:
+                store.dead = True
+        self.ledger.counts["kills"] += scope.cancelled_caught
+        self.ledger.counts["freezes"] += life.freeze_at is not None and store.pauses >= life.freeze_at
+        successor_due.set()
+
+    async def _end(self) -> None:
+        """Let everything land, let every group move to the end, reclaim, and look."""
+        self.faults = no_faults
+        await trio.sleep(_SETTLED_S)
+        self.shared.settle(trio.current_time())
+        store = ProcessStore(self.shared, actor="end", seed=self.plan.seed)
+        rng = self.world.rng("end")
+        identity, end = self.ledger.identity, len(self.ledger.steps)
+        for trainer in self.plan.trainers:
+            step = rng.choice((end, rng.randint(self.ledger.promises[trainer.name], end)))
+            self.ledger.promises[trainer.name] = step
+            group = Group.of(store, identity, trainer.name, self.world.clock)
+            await group.replace(frozenset({Step(step)}))
+        await reclaim(store, identity, clock=self.world.clock)
+        audit(self.ledger, self.totals, await LogReader.open(store, identity))
+        self.ledger.require(
+            self.ledger.first_live_step == self.ledger.first_needed,
+            f"needed from {self.ledger.first_needed}, kept from {self.ledger.first_live_step}",
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    cause = f" (from {type(error.__cause__).__name__}: {error.__cause__})" if error.__cause__ else ""
+    return f"{type(error).__name__}: {error}{cause}"

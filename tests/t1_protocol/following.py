@@ -1,0 +1,74 @@
+"""What a mount does with a reader: poll, back off, look steps up, fetch slices; every answer compared with the ledger."""
+
+from __future__ import annotations
+
+import trio
+from crc32c import crc32c
+from ledger import Ledger, payload
+
+from stepfs.errors import StoreUnreachableError
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.log.reader import LogReader
+from stepfs.store.api import Store
+
+_IDLE_S = (0.2, 2.0)
+
+
+class Following:
+    """Polls a reader as a mount does, backing off while idle, and checks all that it publishes."""
+
+    def __init__(self, name: str, ledger: Ledger) -> None:
+        self.name, self.ledger = name, ledger
+        self._seen = 0
+
+    async def until(self, reader: LogReader, step: int) -> None:
+        """Return once `step` is committed as far as `reader` knows."""
+        self._check(reader)
+        idle_s = _IDLE_S[0]
+        while reader.state.next_step <= step:
+            if await reader.poll():
+                self._check(reader)
+                idle_s = _IDLE_S[0]
+            else:
+                await trio.sleep(idle_s)
+                idle_s = min(2 * idle_s, _IDLE_S[1])
+
+    def _check(self, reader: LogReader) -> None:
+        self.ledger.check_reader(self.name, reader.state, reader.first_live_step)
+        for step in range(max(self._seen, reader.first_live_step), reader.state.next_step):
+            entry = reader.entry_if_loaded(Step(step))
+            if entry is not None:
+                self.ledger.check_entry(self.name, entry)
+        self._seen = reader.state.next_step
+
+
+async def read_step(
+    name: str, ledger: Ledger, store: Store, reader: LogReader, step: Step, *, may_go: bool = False
+) -> None:
+    """Fetch and verify all slices of a step as a mount would. `may_go`: nobody promised that it stays."""
+    try:
+        entry = await reader.entry(step)
+    except StoreUnreachableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, a step that was promised is not to be had
+        gone = may_go and step < ledger.first_live_step
+        ledger.require(gone, f"{name} cannot find step {step}: {type(error).__name__}: {error}")
+        return
+    ledger.check_entry(name, entry)
+    number = entry.tgb.seq  # a producer of the simulation appends record n as its seq n
+    for index in range(ledger.identity.slices):
+        ref = entry.tgb.slice(SliceIndex(index))
+        buffer = bytearray(ref.length)
+        size = await store.read_into(entry.tgb.key, ref.offset, memoryview(buffer))
+        if size is None and may_go and step < ledger.first_live_step:
+            return
+        ledger.require(
+            size == ref.length, f"{name} lost step {step} slice {index}: {entry.tgb.key} gave {size}"
+        )
+        if size != ref.length:
+            return
+        ledger.require(
+            crc32c(bytes(buffer)) == ref.crc32c
+            and bytes(buffer) == payload(entry.producer_id, number, index),
+            f"{name} read other bytes at step {step} slice {index}",
+        )

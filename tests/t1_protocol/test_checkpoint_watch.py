@@ -1,0 +1,120 @@
+"""Following a checkpoint directory: keep-last-k, rollback, restarts, lagging nodes, vanished volumes."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from stepfs.checkpoints.formats import Place
+from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.watch import Watch
+from stepfs.clock import TrioClock
+from stepfs.consumers import Group
+from stepfs.errors import AbsentError
+from stepfs.format.ids import Step
+from stepfs.lake import create_lake
+from stepfs.store.faulty import FaultyStore
+
+
+@pytest.fixture
+def patient_clock() -> MockClock:
+    """Looking takes a thread, which a clock that jumps at once would not wait for."""
+    return MockClock(autojump_threshold=0.01)
+
+
+class Directory:
+    """What a node sees; None while the volume is away."""
+
+    def __init__(self, *counters: int) -> None:
+        self.counters: set[int] | None = set(counters)
+
+    def look(self) -> frozenset[int]:
+        if self.counters is None:
+            raise AbsentError("away")
+        return frozenset(self.counters)
+
+
+async def group_of(name: str = "run") -> Group:
+    store = FaultyStore()
+    return Group.of(store, await create_lake(store, slices=1, clock=TrioClock()), name, TrioClock())
+
+
+def watch_of(group: Group, directory: Directory) -> Watch:
+    return Watch(group, Place.parse("/unused"), NextStep("N+1"), look=directory.look)
+
+
+async def kept(group: Group) -> tuple[Step, ...]:
+    record = await group.read()
+    assert record is not None
+    return record.kept
+
+
+async def test_keep_last_k_and_a_rollback_are_followed(patient_clock: MockClock) -> None:
+    group, directory = await group_of(), Directory()
+    watch = watch_of(group, directory)
+    await group.register()
+    for counters, expected in [
+        ({10}, (11,)),
+        ({10, 20}, (11, 21)),
+        ({20, 30}, (21, 31)),
+        ({20}, (21,)),
+        ({20, 25}, (21, 26)),
+    ]:
+        directory.counters = counters
+        await watch.look_once()
+        assert await kept(group) == expected
+
+
+async def test_a_first_empty_look_drops_nothing(patient_clock: MockClock) -> None:
+    group = await group_of()
+    await group.add(Step(11))
+    await watch_of(group, Directory()).look_once()
+    assert await kept(group) == (11,)
+
+
+async def test_what_was_deleted_while_nobody_watched_is_dropped_at_the_next_start(
+    patient_clock: MockClock,
+) -> None:
+    group = await group_of()
+    await group.add(Step(11))
+    await watch_of(group, Directory(20)).look_once()
+    assert await kept(group) == (21,)
+
+
+async def test_a_lagging_node_undoes_nothing(patient_clock: MockClock) -> None:
+    group, fresh, stale = await group_of(), Directory(10), Directory(10)
+    one, two = watch_of(group, fresh), watch_of(group, stale)
+    for watch in (one, two):
+        await watch.look_once()
+    fresh.counters = {20}
+    await one.look_once()
+    await two.look_once()
+    assert await kept(group) == (21,)
+    stale.counters = {20}
+    await two.look_once()
+    assert await kept(group) == (21,)
+
+
+async def test_a_vanished_volume_drops_nothing_and_the_watch_goes_on(patient_clock: MockClock) -> None:
+    group, directory = await group_of(), Directory(10)
+    watch = watch_of(group, directory)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await trio.sleep(5)
+        directory.counters = None
+        await trio.sleep(5)
+        assert await kept(group) == (11,)
+        directory.counters = {20}
+        await trio.sleep(5)
+        assert await kept(group) == (21,)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.logs("checkpoint not recorded: --next-step")
+async def test_a_counter_that_makes_no_step_is_reported_once(patient_clock: MockClock) -> None:
+    group, directory = await group_of(), Directory(0)
+    watch = Watch(group, Place.parse("/unused"), NextStep("N-1"), look=directory.look)
+    with trio.move_on_after(10):
+        await watch.run()
+    assert await group.read() is None

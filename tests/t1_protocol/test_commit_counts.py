@@ -1,0 +1,85 @@
+"""What a commit costs, by count: at most three requests, whatever it holds and however long the history is."""
+
+from __future__ import annotations
+
+import pytest
+from producer_world import World, append, feed, simulate
+
+from stepfs_producer import AsyncProducer
+from stepfs_producer.lead import TRUST_S
+
+
+async def requests_of(producer: AsyncProducer, world: World, first: int, count: int) -> list[str]:
+    """Append `count` records, flush, and name the requests that were not uploads."""
+    store = producer._live._writer._store  # type: ignore[union-attr]
+    store.counts.keys = []
+    for number in range(first, first + count):
+        await append(producer, number)
+    await producer.flush()
+    prefix = world.identity.lake_id + "/"
+    names = [(verb, key.removeprefix(prefix).split("/")[0]) for verb, key in store.counts.keys]
+    return [f"{verb} {room}" for verb, room in names if room != "data"]
+
+
+@pytest.mark.parametrize("tgbs", [1, 7, 300])
+@pytest.mark.parametrize("history", [0, 100, 3000])
+def test_an_uncontended_commit_takes_three_requests(tgbs: int, history: int) -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("old") as old:
+            await feed(old, history)
+        async with world.producer("p", uploads=1000) as producer:
+            await feed(producer, 1)
+            await producer.flush()
+            before = producer.tally.commits
+            requests = await requests_of(producer, world, 1, tgbs)
+            commits = producer.tally.commits - before
+            assert commits <= 1 + tgbs // 100
+            once = ["get log", "create log", "get floor"]
+            hot = [name for name in requests if name in once]
+            snapshots = [name for name in requests if name not in once]
+            assert hot[: 3 * commits] == once * commits
+            assert not snapshots or history % 512 + tgbs > 400, "snapshots come at segment boundaries only"
+
+    simulate(scenario)
+
+
+def test_two_tgbs_uploaded_out_of_order_are_committed_in_order() -> None:
+    """The first upload is the slowest; nothing overtakes it, and all follow in one commit."""
+
+    async def scenario(world: World) -> None:
+        store = world.store("p")
+        slow = iter([5.0, 0.1, 0.2])
+        async with world.producer("p", store) as producer:
+            store._latency = lambda verb, size, rng: next(slow) if verb == "put" else 0.01
+            await feed(producer, 3)
+            await producer.flush()
+            assert producer.tally.commits == 1
+        world.check(p=3)
+
+    simulate(scenario)
+
+
+def test_nothing_is_asked_while_nothing_is_appended() -> None:
+    async def scenario(world: World) -> None:
+        store = world.store("p")
+        async with world.producer("p", store) as producer:
+            await feed(producer, 1)
+            await producer.flush()
+            before = store.counts.requests
+            await world.settle(3600.0)
+            assert store.counts.requests == before
+
+    simulate(scenario)
+
+
+def test_a_lead_far_from_its_bound_is_looked_up_now_and_then_only() -> None:
+    async def scenario(world: World) -> None:
+        store = world.store("p")
+        async with world.producer("p", store, max_lead=10_000) as producer:
+            await feed(producer, 50, pause_s=TRUST_S / 50)
+            await producer.flush()
+            lists = store.counts.list
+            await feed(producer, 100, pause_s=TRUST_S / 50)
+            assert store.counts.list - lists <= 2
+
+    simulate(scenario)

@@ -1,0 +1,379 @@
+"""The hazards of protocol.md that concern a producer, each met on purpose; and mutants that must be caught.
+
+A mutant puts one classic mistake back. If its run still passed, the scenario would prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import trio
+from ledger import payload
+from producer_world import SLICES, World, append, feed, simulate
+
+from stepfs.consumers import Group
+from stepfs.errors import RefusedError, StepfsError
+from stepfs.format import snapshot as snapshot_format
+from stepfs.format.commit import Commit
+from stepfs.format.ids import Epoch, Step
+from stepfs.format.keys import LAKE
+from stepfs.format.snapshot import LogState
+from stepfs.lake import create_lake
+from stepfs.log import snapshots as log_snapshots
+from stepfs.log.reader import LogReader
+from stepfs.reclaim.run import reclaim
+from stepfs.sequence import Lost, Mine, Outcome
+from stepfs.store.api import Put, Store
+from stepfs.store.faults import (
+    CONFLICT_409,
+    ERROR_500,
+    ERROR_500_APPLIED,
+    FALSE_412,
+    LOST_REQUEST,
+    LOST_RESPONSE,
+    OWN_412,
+    RESET_AFTER,
+    RESET_BEFORE,
+    Fault,
+    Scripted,
+    delayed,
+)
+from stepfs_producer import commit as commit_room
+from stepfs_producer import commit_loop
+from stepfs_producer.commit_loop import IDENTITY_CHECK_S, Tally
+from stepfs_producer.pace import Pacer
+from stepfs_producer.pending import Item, Pending
+from stepfs_producer.rebase import Durable, Incarnation, Refusal, Stamp, rebase
+from stepfs_producer.tgb_writer import TgbWriter
+
+
+def caught() -> pytest.RaisesExc[BaseException]:
+    """A mutant shows itself to the ledger, to the writer's own assertions, or to the rules of `apply`."""
+    return pytest.raises((AssertionError, StepfsError))
+
+
+def forgetful_rebase(
+    head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp
+) -> Commit | Refusal:
+    """A writer without the guard by seq: whatever is pending is new."""
+    known = head.producers[me.producer_id]
+    fresh = [
+        replace(item, tgb=replace(item.tgb, seq=known.next_seq + number))
+        for number, item in enumerate(pending)
+    ]
+    return rebase(head, fresh, me, stamp)
+
+
+async def trusting_take_slot(store: Store, key: str, body: bytes) -> Outcome:
+    """A writer that believes the first answer: anything but success is a conflict."""
+    return Mine() if await store.create(key, body) is Put.CREATED else Lost(taken=True)
+
+
+async def reclaim_below(world: World, step: int) -> None:
+    store = world.store("reclaimer")
+    world.ledger.promise("trainer", step)
+    await Group.of(store, world.identity, "trainer").add(Step(step))
+    await reclaim(store, world.identity)
+
+
+async def hazard_01(world: World, faults: Sequence[Fault]) -> None:
+    """A producer sleeps while the slots after its head are filled by others, consumed, and deleted."""
+    sleeper_store = world.store("sleeper")
+    async with world.producer("sleeper", sleeper_store) as sleeper:
+        await append(sleeper, 0)
+        await sleeper.flush()
+        async with world.producer("busy") as busy:
+            for number in range(20):
+                await append(busy, number)
+                await busy.flush()
+        await reclaim_below(world, 15)
+        sleeper_store.plan = Scripted([("create", "log/", fault) for fault in faults])
+        await append(sleeper, 1)
+        await sleeper.flush()
+        assert sleeper.tally.lost == 1
+    assert world.ledger.counts["zombie slots"] == 1, "the sleeper did take a deleted slot"
+    world.check(sleeper=2, busy=20)
+
+
+@pytest.mark.parametrize(
+    "faults", [[], [LOST_RESPONSE], [OWN_412], [ERROR_500_APPLIED], [LOST_REQUEST, RESET_AFTER]]
+)
+def test_hazard_01_slot_resurrection(faults: list[Fault]) -> None:
+    """Including: the create lands, the reply is lost, the GET says mine, and the floor has passed."""
+    simulate(lambda world: hazard_01(world, faults))
+
+
+@pytest.mark.parametrize("faults", [[], [LOST_RESPONSE]])
+def test_hazard_01_mutant_without_the_floor_check(
+    faults: list[Fault], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def trust(reader: LogReader) -> bool:
+        reader.state = reader.head
+        return True
+
+    async def scenario(world: World) -> None:
+        world.store("warm-up")
+        monkeypatch.setattr(LogReader, "confirm", trust)
+        await hazard_01(world, faults)
+
+    with caught():
+        simulate(scenario)
+
+
+async def one_commit(world: World, script: Sequence[tuple[str, str, Fault]]) -> Tally:
+    plan = Scripted([])
+    store = world.store("p", plan)
+    async with world.producer("p", store) as producer:
+        plan.left = list(script)
+        await feed(producer, 3)
+        await producer.flush()
+        await feed(producer, 5)
+    assert not plan.left, "every fault happened"
+    await world.settle()
+    world.check(p=5)
+    return producer.tally
+
+
+@pytest.mark.parametrize("fault", [OWN_412, LOST_RESPONSE, RESET_AFTER, ERROR_500_APPLIED])
+def test_hazard_02_own_success_read_as_conflict(fault: Fault) -> None:
+    tally = simulate(lambda world: one_commit(world, [("create", "log/", fault)]))
+    assert tally.lost == 0
+
+
+@pytest.mark.parametrize("fault", [OWN_412, RESET_AFTER])
+def test_hazard_02_is_caught_by_the_guard_as_well(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even a writer that takes its own success for a conflict drops what its head shows as committed."""
+    monkeypatch.setattr(commit_room, "take_slot", trusting_take_slot)
+    tally = simulate(lambda world: one_commit(world, [("create", "log/", fault)]))
+    assert tally.lost == 1
+
+
+def test_hazard_02_mutant_without_reading_the_slot_and_without_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_room, "take_slot", trusting_take_slot)
+    monkeypatch.setattr(commit_loop, "rebase", forgetful_rebase)
+    with caught():
+        simulate(lambda world: one_commit(world, [("create", "log/", RESET_AFTER)]))
+
+
+@pytest.mark.parametrize("fault", [CONFLICT_409, ERROR_500, RESET_BEFORE, LOST_REQUEST])
+def test_hazard_03_409_is_retried_in_the_same_slot(fault: Fault) -> None:
+    tally = simulate(lambda world: one_commit(world, [("create", "log/", fault)] * 3))
+    assert (tally.lost, tally.undecided) == (0, 0)
+
+
+def test_hazard_03_a_412_for_a_free_slot_is_followed_by_a_fresh_look() -> None:
+    tally = simulate(lambda world: one_commit(world, [("create", "log/", FALSE_412)]))
+    assert tally.lost == 1
+
+
+def test_hazard_03_mutant_that_takes_a_409_for_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_room, "take_slot", trusting_take_slot)
+    tally = simulate(lambda world: one_commit(world, [("create", "log/", CONFLICT_409)]))
+    assert tally.lost > 0, "the count in test_hazard_03 finds it"
+
+
+def away_between(start_s: float, end_s: float, first: Fault):
+    """The first commit meets `first`; from then until `end_s` nothing else is answered."""
+    script = Scripted([("create", "log/", first)])
+
+    def plan(verb: str, key: str, rng: object) -> Fault | None:
+        now_s = trio.current_time()
+        if now_s < start_s:
+            return None
+        if script.left:
+            return script(verb, key, rng)  # type: ignore[arg-type]
+        return RESET_BEFORE if now_s < end_s and verb != "put" else None
+
+    return plan
+
+
+async def hazard_05(world: World) -> None:
+    """{0, 1} is sent, the store falls silent, {0 … 3} is pending when {0, 1} lands late."""
+    store = world.store("p", away_between(10.0, 60.0, delayed(20.0)))
+    async with world.producer("p", store) as producer:
+        await trio.sleep_until(20.0)
+        for number in range(2):
+            await append(producer, number)
+        await trio.sleep_until(30.0)
+        for number in range(2, 4):
+            await append(producer, number)
+        await producer.flush()
+        assert producer.tally.undecided > 0
+    await world.settle()
+    assert world.ledger.counts["landed late"] == 1
+    world.check(p=4)
+
+
+@pytest.mark.logs("trying on for")
+def test_hazard_05_pending_grew_after_unknown() -> None:
+    simulate(hazard_05)
+
+
+@pytest.mark.logs("trying on for")
+def test_hazard_05_mutant_that_clears_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop = Pending.committed_below
+
+    def clear(pending: Pending, next_seq: int) -> int:
+        return drop(pending, max(next_seq, pending.first_seq + pending.ready_tgbs))
+
+    monkeypatch.setattr(Pending, "committed_below", clear)
+    with caught():
+        simulate(hazard_05)
+
+
+@pytest.mark.logs("trying on for")
+def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = commit_room.Committer._take
+
+    async def forget(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.Outcome:
+        outcome = await take(self, attempt)
+        self._unresolved = None
+        return outcome
+
+    monkeypatch.setattr(commit_room.Committer, "_take", forget)
+    monkeypatch.setattr(commit_loop, "rebase", forgetful_rebase)
+    with caught():
+        simulate(hazard_05)
+
+
+async def hazard_06(world: World) -> None:
+    """A producer is away so long that nothing of it is left but its state."""
+    async with world.producer("away") as producer:
+        await feed(producer, 3)
+    async with world.producer("busy") as busy:
+        await feed(busy, 2100)
+        await busy.flush()
+    await reclaim_below(world, 2050)
+    async with world.producer("away") as producer:
+        assert (producer.position, producer.next_seq) == (3, 3)
+        await feed(producer, 5)
+    world.check(away=5, busy=2100)
+
+
+def test_hazard_06_producer_state_never_expires() -> None:
+    simulate(hazard_06)
+
+
+def test_hazard_06_mutant_that_expires_idle_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = snapshot_format.encode_snapshot
+
+    def expire(state: LogState) -> bytes:
+        recent = {name: known for name, known in state.producers.items() if state.version - known.version < 3}
+        return keep(replace(state, producers=recent))
+
+    monkeypatch.setattr(log_snapshots, "encode_snapshot", expire)
+    with caught():
+        simulate(hazard_06)
+
+
+async def hazard_07(world: World) -> list[str]:
+    """The lake is dropped and another one made under the same URL, with a producer still at work."""
+    operator = world.store("operator")
+    new_id = ""
+    with pytest.raises(RefusedError, match="recreated"):
+        async with world.producer("p") as producer:
+            await append(producer, 0)
+            await producer.flush()
+            await operator.delete([entry.key for entry in await operator.list("")])
+            new_id = (await create_lake(operator, slices=SLICES)).lake_id
+            for number in range(1, 100):
+                await producer.append([payload("p", number, i) for i in range(SLICES)], position=number)
+                await producer.flush()
+                await trio.sleep(IDENTITY_CHECK_S / 20)
+    return [entry.key for entry in await operator.list("") if entry.key.startswith(new_id)]
+
+
+def test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to() -> None:
+    assert simulate(hazard_07) == []
+
+
+def test_hazard_07_mutant_that_never_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_loop, "IDENTITY_CHECK_S", float("inf"))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        simulate(hazard_07)
+
+
+def test_hazard_07_a_dropped_lake_is_noticed() -> None:
+    async def scenario(world: World) -> None:
+        operator = world.store("operator")
+        with pytest.raises(Exception, match="not a lake") as caught:
+            async with world.producer("p") as producer:
+                await operator.delete([LAKE])
+                await trio.sleep(IDENTITY_CHECK_S)
+                await append(producer, 0)
+        assert type(caught.value).__name__ == "AbsentError"
+
+    simulate(scenario)
+
+
+def test_hazard_08_no_two_uploads_share_a_name() -> None:
+    """Two images of one process (fork, restored checkpoint) upload the same seq: neither overwrites the other."""
+
+    async def scenario(world: World) -> set[str]:
+        me = Incarnation("p", Epoch(1), b"i" * 16)
+        item = Item(0, (b"x",), (1,), b"", 1)
+        writers = [TgbWriter(world.store("p"), world.identity, me, at_once=1) for _ in range(2)]
+        return {(await writer.write(item, writer.new_key(item))).key for writer in writers}
+
+    assert len(simulate(scenario)) == 2
+
+
+async def hazard_09(world: World) -> float:
+    """Thousands of contenders in view, and one record: how long until it can be read?"""
+    async with world.producer("p", max_delay=3.0) as producer:
+        await append(producer, 0)
+        await producer.flush()
+        producer._running.loop._pacer.others = 10_000
+        producer._running.loop._pacer.won(started_s=trio.current_time(), exposure_s=0.02)
+        appended_s = trio.current_time()
+        await append(producer, 1)
+        await producer.flush()
+        return trio.current_time() - appended_s
+
+
+def test_hazard_09_adaptive_batching_flushes_within_its_bound() -> None:
+    assert 1.0 < simulate(hazard_09) < 3.5
+
+
+def test_hazard_09_mutant_that_only_adapts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adapt(pacer: Pacer, *, oldest_s: float, crowded: bool) -> float:
+        del oldest_s, crowded
+        return max(pacer._backed_off_until_s, pacer._paced_until_s)
+
+    monkeypatch.setattr(Pacer, "due_s", adapt)
+    assert simulate(hazard_09) > 3.5
+
+
+@pytest.mark.logs("raise max_delay")
+def test_hazard_09_a_bound_that_defeats_the_pacing_is_said() -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p", max_delay=0.0) as producer:
+            await append(producer, 0)
+            await producer.flush()
+            async with trio.open_nursery() as nursery:
+                for who in "abcdefgh":
+                    nursery.start_soon(other, world, who)
+            await append(producer, 1)
+
+    async def other(world: World, who: str) -> None:
+        async with world.producer(who) as producer:
+            await feed(producer, 1)
+
+    simulate(scenario)
+
+
+def test_hazard_11_a_snapshot_is_of_a_committed_state_only() -> None:
+    """What is handed to the snapshot writer is the state after a commit that passed the floor check."""
+
+    async def scenario(world: World) -> None:
+        async with world.producer("p") as producer:
+            await feed(producer, 1100)
+        store = world.store("reader")
+        snapshots = await store.list(f"{world.identity.lake_id}/snapshot/")
+        assert snapshots
+        reader = await LogReader.open(store, world.identity)
+        assert reader.state.digest == world.ledger.digests[-1]
+
+    simulate(scenario)

@@ -1,0 +1,201 @@
+"""The store double tells the truth about its lies: what each fault does, and that a seed replays to the same trace."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+from deterministic import run_seeded
+
+from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.store import faults
+from stepfs.store.api import Put
+from stepfs.store.faulty import Event, FaultyStore, ObjectMap
+
+
+def store(*script, **kwargs):
+    return FaultyStore(plan=faults.Scripted(list(script)), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "there"),
+    [
+        (faults.LOST_REQUEST, Put.UNKNOWN, False),
+        (faults.LOST_RESPONSE, Put.UNKNOWN, True),
+        (faults.RESET_BEFORE, Put.UNKNOWN, False),
+        (faults.RESET_AFTER, Put.UNKNOWN, True),
+        (faults.ERROR_500, Put.UNKNOWN, False),
+        (faults.ERROR_500_APPLIED, Put.UNKNOWN, True),
+        (faults.THROTTLED_503, Put.UNKNOWN, False),
+        (faults.CONFLICT_409, Put.RETRY, False),
+        (faults.FALSE_412, Put.EXISTS, False),
+        (faults.OWN_412, Put.EXISTS, True),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+async def test_what_each_fault_does_to_a_create(autojump_clock, fault, outcome, there):
+    one = store(("create", "log/1", fault))
+    assert await one.create("log/1", b"mine") is outcome
+    assert ("log/1" in one.shared.objects) is there
+    assert one.shared.trace[-1].fault == fault.name
+    assert await one.create("log/1", b"again") is (Put.EXISTS if there else Put.CREATED)
+
+
+async def test_a_delayed_create_lands_later_unless_the_slot_is_taken(autojump_clock):
+    shared = ObjectMap()
+    late = FaultyStore(shared, actor="late", plan=faults.Scripted([("create", "", faults.delayed(5.0))]))
+    other = FaultyStore(shared, actor="other")
+    assert await late.create("log/1", b"late") is Put.UNKNOWN
+    assert await other.get("log/1") is None
+    await trio.sleep(5.0)
+    assert await other.get("log/1") == b"late"
+    landed = [event for event in shared.trace if event.fault == "landed late"]
+    assert [(event.actor, event.outcome) for event in landed] == [("late", "created")]
+
+    late.plan = faults.Scripted([("create", "", faults.delayed(5.0))])
+    assert await late.create("log/2", b"late") is Put.UNKNOWN
+    assert await other.create("log/2", b"other") is Put.CREATED
+    await trio.sleep(5.0)
+    assert await other.get("log/2") == b"other"
+    assert shared.trace[-2].outcome == "exists"
+
+
+async def test_a_landing_is_seen_at_its_own_time(autojump_clock):
+    one = store(("create", "log/1", faults.delayed(5.0)), latency=lambda *_: 0.0)
+    await one.create("log/1", b"late")
+    await trio.sleep(100)
+    one.shared.settle(trio.current_time())
+    assert one.shared.trace[-1].time_us - one.shared.trace[-2].time_us == 5_000_000
+
+
+@pytest.mark.parametrize(
+    "fault", [faults.LOST_REQUEST, faults.RESET_AFTER, faults.THROTTLED_503], ids=lambda fault: fault.name
+)
+async def test_other_verbs_are_retried(autojump_clock, fault):
+    one = store()
+    for verb, call in [
+        ("put", lambda: one.put("a", [b"x"])),
+        ("get", lambda: one.get("a")),
+        ("list", lambda: one.list("")),
+        ("delete", lambda: one.delete(["a"])),
+    ]:
+        plan = one.plan = faults.Scripted([(verb, "", fault)])
+        before = getattr(one.counts, verb)
+        await call()
+        assert getattr(one.counts, verb) - before == 2
+        assert plan.left == []
+    assert one.shared.objects == {}
+
+
+async def test_what_is_never_answered_is_unreachable(autojump_clock):
+    one = FaultyStore(plan=faults.Weighted({faults.LOST_REQUEST: 1.0}))
+    with pytest.raises(StoreUnreachableError, match="no answer to get a"):
+        await one.get("a")
+    assert await one.create("a", b"") is Put.UNKNOWN
+    assert one.counts.get == 3
+
+
+async def test_a_stale_404_is_told_once(autojump_clock):
+    one = store(("get", "a", faults.STALE_404))
+    await one.put("a", [b"x"])
+    assert await one.get("a") is None
+    assert await one.get("a") == b"x"
+
+
+async def test_a_short_body_is_asked_for_again(autojump_clock):
+    one = store(("get", "a", faults.SHORT_BODY))
+    await one.put("a", [b"x"])
+    assert await one.get("a") == b"x"
+    assert one.counts.get == 2
+    with pytest.raises(CorruptError):
+        await one.get("a", bytes_max=0)
+
+
+@pytest.mark.parametrize("kill_at", range(1, 9))
+async def test_a_process_can_be_killed_at_every_await(autojump_clock, kill_at):
+    """Four requests, two awaits each: before the second half of its awaits a request was applied, before the first
+    half it may still land.
+    """
+    one = FaultyStore(seed=kill_at)
+    with trio.CancelScope() as scope:
+        one.kill_at, one.kill = kill_at, scope.cancel
+        for number in range(4):
+            await one.create(f"log/{number}", b"x")
+    assert scope.cancelled_caught
+    assert one.pauses == kill_at
+    applied_at_once = kill_at // 2
+    assert len(one.shared.objects) == applied_at_once
+    one.shared.settle(trio.current_time() + 10)
+    assert len(one.shared.objects) - applied_at_once in ({0} if kill_at % 2 == 0 else {0, 1})
+
+
+async def test_a_killed_process_request_lands_for_some_seeds_and_not_for_others(autojump_clock):
+    landed = set()
+    for seed in range(20):
+        one = FaultyStore(seed=seed)
+        with trio.CancelScope() as scope:
+            one.kill_at, one.kill = 1, scope.cancel
+            await one.create("log/1", b"x")
+        one.shared.settle(trio.current_time() + 10)
+        landed.add(len(one.shared.objects))
+    assert landed == {0, 1}
+
+
+async def simulate(seed: int) -> tuple[str, list[Event], float]:
+    shared = ObjectMap()
+    probabilities = {fault: 0.05 for fault in vars(faults).values() if isinstance(fault, faults.Fault)}
+    rng = random.Random(seed)
+
+    async def process(number):
+        one = FaultyStore(shared, actor=f"p{number}", seed=seed, plan=faults.Weighted(probabilities))
+        for slot in range(30):
+            key = f"log/{slot:04}"
+            try:
+                outcome = await one.create(key, b"%d" % number)
+                body = await one.get(key)
+                await one.put(f"data/{number}/{slot}", [b"x" * rng.randrange(100)])
+                if outcome is Put.CREATED:
+                    assert body in {b"%d" % number, None}
+            except StoreUnreachableError:
+                continue
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(process, number)
+    return shared.digest(), shared.trace, trio.current_time()
+
+
+def test_the_same_seed_gives_the_same_trace():
+    def run(seed):
+        return run_seeded(simulate, seed, seed=seed)
+
+    first, second, other = run(7), run(7), run(8)
+    assert first[0] == second[0]
+    assert first[1] == second[1]
+    assert first[0] != other[0]
+    assert len(first[1]) > 300
+    assert {event.fault for event in first[1]} > {
+        "lost request",
+        "409",
+        "short body",
+        "404 for an object that is there",
+    }
+
+
+async def test_watch_sees_each_request_at_its_moment(autojump_clock):
+    one = store()
+    seen = []
+    one.shared.watch = lambda event: seen.append(
+        (event.verb, event.keys, event.outcome, len(one.shared.objects))
+    )
+    await one.create("a", b"x")
+    await one.create("a", b"x")
+    await one.put("b", [b"x"])
+    await one.delete(["a", "b"])
+    assert seen == [
+        ("create", ("a",), "created", 1),
+        ("create", ("a",), "exists", 1),
+        ("put", ("b",), "put", 2),
+        ("delete", ("a", "b"), "2 keys", 0),
+    ]

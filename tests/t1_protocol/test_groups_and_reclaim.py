@@ -1,0 +1,270 @@
+"""Hazard 10: a group that is created, rolled back, moved on or retired while a reclaim is planned or under way.
+
+Both interleavings, and all of each: every await of the reclaimer with the group's whole call inside it, and every
+await of the group's call with a whole reclaim inside it. Either the group has its steps for good, or it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count, takewhile
+
+import pytest
+from process_store import ProcessStore
+from producer_world import World, feed
+from small_world import (
+    NEED,
+    STEPS,
+    audited,
+    checkpoint,
+    clean,
+    group,
+    grow,
+    inside_everywhere,
+    process,
+    register,
+    small,
+)
+
+from stepfs.errors import RefusedError, WithdrawnError
+from stepfs.format.ids import Step
+from stepfs.format.keys import group_prefix, numbered
+from stepfs.format.records import encode_consumer
+
+Outcomes = set[str]
+
+
+async def rolls_back(outcomes: Outcomes, world: World, store: ProcessStore | None = None) -> None:
+    """The group brings back a checkpoint from before the one it last registered."""
+    try:
+        await checkpoint(world, "run", 3, store, keep=None)
+    except WithdrawnError:
+        outcomes.add("withdrawn")
+        record = await group(world, "run").read()
+        assert record is not None
+        assert record.kept == (NEED,), "the former set was restored"
+    else:
+        outcomes.add("kept")
+
+
+async def joins(outcomes: Outcomes, world: World, store: ProcessStore | None = None) -> None:
+    """A second group appears; it is promised whatever it is told."""
+    await register(world, "late", store)
+    outcomes.add(f"from {world.ledger.promises['late']}")
+
+
+async def comes_too_early(outcomes: Outcomes, world: World, store: ProcessStore | None = None) -> None:
+    """A group is created by a checkpoint that others have long passed."""
+    try:
+        await checkpoint(world, "late", 3, store, keep=None)
+    except WithdrawnError:
+        outcomes.add("withdrawn")
+        record = await group(world, "late").read()
+        assert record is None or record.retired, "a group that was refused holds nothing back"
+    else:
+        outcomes.add("kept")
+
+
+async def leaves(outcomes: Outcomes, world: World, store: ProcessStore | None = None) -> None:
+    """The only group retires: nothing says any more what may go."""
+    world.ledger.release("run")
+    await group(world, "run", store).retire()
+    outcomes.add("retired")
+
+
+async def follows_up(world: World) -> None:
+    """Everybody who is left moves to the end; then nothing but the end is left."""
+    await clean(world)
+    for name in list(world.ledger.promises):
+        await checkpoint(world, name, STEPS - 1)
+    await clean(world)
+    await audited(world)
+
+
+async def clean_beside(world: World, store: ProcessStore) -> None:
+    await clean(world, store)
+
+
+_BOTH = {"withdrawn", "kept"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (rolls_back, _BOTH),
+        (comes_too_early, _BOTH),
+        (joins, {"from 0", f"from {NEED}"}),
+        (leaves, {"retired"}),
+    ],
+)
+def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(
+    change: Callable[..., Awaitable[None]], expected: Outcomes
+) -> None:
+    outcomes: Outcomes = set()
+    assert inside_everywhere(grow, clean_beside, partial(change, outcomes), follows_up) > 50
+    assert outcomes == expected, "both sides of the race were seen"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (rolls_back, _BOTH),
+        (comes_too_early, _BOTH),
+        (joins, {"from 0", f"from {NEED}"}),
+        (leaves, {"retired"}),
+    ],
+)
+def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(
+    change: Callable[..., Awaitable[None]], expected: Outcomes
+) -> None:
+    outcomes: Outcomes = set()
+    assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) >= 10
+    assert outcomes == expected
+
+
+def test_hazard_10_two_nodes_of_one_group_change_it_and_a_reclaim_comes_between() -> None:
+    """Node A brings back an old checkpoint, a reclaim passes it, node B builds on A's record before A has looked."""
+
+    async def one(reclaim_at: int, other_at: int, world: World) -> bool:
+        store = process(world, "node A")
+
+        async def other() -> None:
+            await group(world, "run", process(world, "node B")).add(Step(NEED + 2))
+
+        async def passes() -> None:
+            await clean(world)
+
+        store.inside = {reclaim_at: passes, other_at: other}
+        outcomes: Outcomes = set()
+        try:
+            await checkpoint(world, "run", 3, store, keep=None)
+        except WithdrawnError:
+            outcomes.add("withdrawn")
+        if store.inside:
+            return False
+        record = await group(world, "run").read()
+        assert record is not None
+        assert NEED + 2 in record.kept, "what node B was told stands"
+        assert (3 in record.kept) is ("withdrawn" not in outcomes), "and so does what node A was told"
+        assert record.need >= world.ledger.first_live_step
+        await follows_up(world)
+        return True
+
+    pairs = 0
+    for reclaim_at in count(1):
+        reached = sum(
+            1
+            for _ in takewhile(
+                bool, (small(partial(one, reclaim_at, k), on=grow) for k in count(reclaim_at + 1))
+            )
+        )
+        if not reached:
+            break
+        pairs += reached
+    assert pairs > 60
+
+
+def test_a_need_that_comes_too_late_is_reported_and_stops_reclaim_until_it_is_raised() -> None:
+    """A group writer died between its record and its look at the floor: nothing goes until somebody decides."""
+
+    async def scenario(world: World) -> None:
+        await clean(world)
+        late = group(world, "run")
+        newest = await late.read()
+        assert newest is not None
+        await late._take(1_000, late._next(newest, kept=(Step(2), Step(NEED))))
+        before = dict(world.shared.objects)
+        with pytest.raises(RefusedError, match=r"needs step 2, but steps below 9 were reclaimed.*--retire"):
+            await clean(world)
+        assert dict(world.shared.objects) == before
+        await checkpoint(world, "run", NEED + 1)
+        await clean(world)
+        await audited(world)
+
+    small(scenario, on=grow)
+
+
+def test_a_retired_group_does_not_count_and_without_groups_nothing_goes() -> None:
+    async def scenario(world: World) -> None:
+        await register(world, "other")
+        assert (await clean(world)).first_live_step == 0
+        await leaves(set(), world)
+        assert (await clean(world)).first_live_step == 0
+        world.ledger.release("other")
+        await group(world, "other").retire()
+        report = await clean(world)
+        assert (report.first_live_step, report.deleted_objects) == (0, 0)
+        assert "no group" in report.reason
+        await checkpoint(world, "third", NEED)
+        assert (await clean(world)).first_live_step == NEED
+        await audited(world)
+
+    small(scenario, on=grow)
+
+
+def test_a_checkpoint_beyond_the_log_is_refused_unless_the_log_was_read_too_early() -> None:
+    async def scenario(world: World) -> None:
+        await checkpoint(world, "run", STEPS + 1)
+        with pytest.raises(RefusedError, match="another lake"):
+            await clean(world)
+
+    async def overtakes(world: World) -> None:
+        async with world.producer("a") as producer:
+            await feed(producer, 14)
+        await checkpoint(world, "run", len(world.ledger.steps))
+
+    async def done(world: World) -> None:
+        await clean(world)
+        assert world.ledger.first_live_step == len(world.ledger.steps)
+
+    small(scenario, on=grow)
+    inside_everywhere(grow, clean_beside, overtakes, done)
+
+
+def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_is_tried() -> None:
+    """The first try died after its record landed; the second finds the checkpoint on record, and its steps gone."""
+
+    async def scenario(world: World) -> None:
+        await clean(world)
+        late = group(world, "run")
+        newest = await late.read()
+        assert newest is not None
+        await late._take(1_000, late._next(newest, kept=(Step(2), Step(NEED))))
+        with pytest.raises(WithdrawnError):
+            await late.add(Step(2))
+        record = await late.read()
+        assert record is not None
+        assert record.kept == (NEED,), "what is gone no longer stops reclaim"
+        await clean(world)
+        await audited(world)
+
+    small(scenario, on=grow)
+
+
+async def lands_late_and_is_tried_again(
+    outcomes: Outcomes, world: World, store: ProcessStore | None = None
+) -> None:
+    """A node went back to step 3 and died; its record lands only now, and the node that restarts tries once more."""
+    run = group(world, "run")
+    number, newest = await run.newest()
+    assert newest is not None
+    record = run._next(newest, kept=(Step(3), *newest.kept))
+    slot = numbered(group_prefix(world.identity.lake_id, "run"), number + 1)
+    await process(world, "wire").create(slot, encode_consumer(world.identity.lake_id, record))
+    try:
+        await checkpoint(world, "run", 3, store, keep=None)
+    except WithdrawnError:
+        outcomes.add("withdrawn")
+    else:
+        outcomes.add("kept")
+
+
+def test_hazard_10_a_record_that_was_written_unseen_is_not_taken_for_protection() -> None:
+    """The restarted node finds its checkpoint on record, but a reclaimer may have looked before it was there."""
+    outcomes: Outcomes = set()
+    assert (
+        inside_everywhere(grow, clean_beside, partial(lands_late_and_is_tried_again, outcomes), follows_up)
+        > 50
+    )
+    assert outcomes == _BOTH

@@ -1,0 +1,319 @@
+"""What a caller can do wrong, and what holds it back: values refused with numbers in the message, bounded waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from ledger import payload
+from producer_world import SLICES, World, append, feed, simulate
+
+from stepfs.consumers import Group
+from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.ids import POSITION_BYTES_MAX, SliceIndex, Step
+from stepfs.log.reader import LogReader
+from stepfs.store.api import Put
+from stepfs.store.faulty import FaultyStore
+from stepfs_producer import AsyncProducer
+from stepfs_producer.pending import UNCOMMITTED_FACTOR
+
+BATCH = [b"x"] * SLICES
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"producer_id": ""}, "1 to 256 bytes"),
+        ({"producer_id": "é" * 129}, "1 to 256 bytes"),
+        ({"producer_id": "a\nb"}, "printable"),
+        ({"max_pending_bytes": 0}, "max_pending_bytes=0"),
+        ({"uploads": 0}, "uploads=0"),
+        ({"max_lead": 0}, "max_lead=0"),
+        ({"max_lead_bytes": -5}, "max_lead_bytes=-5"),
+        ({"max_delay": -1}, "max_delay=-1"),
+        ({"give_up_after": -1}, "give_up_after=-1"),
+    ],
+)
+def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        AsyncProducer("file:///nowhere", **{"producer_id": "p", **options})
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([b"x"], "1 payloads for a lake of 2 slices"),
+        ([b"x"] * 3, "3 payloads for a lake of 2 slices"),
+        (b"xx", "not a bytes"),
+        ("xx", "not a str"),
+        (iter([b"x", b"x"]), "sequence"),
+        ([b"x", "x"], "payload 1 is a str"),
+        ([b"x", [1]], "payload 1 is a list"),
+        ([b"x", np.array([None])], "payload 1 is a ndarray"),
+        ([b"x" * 500, b"x" * 501], "1001 bytes exceeds max_pending_bytes=1000"),
+    ],
+)
+def test_a_bad_batch_is_refused_and_changes_nothing(batch: Any, message: str) -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p", max_pending_bytes=1000) as producer:
+            with pytest.raises(UsageError, match=message):
+                await producer.append(batch, position=1)
+            assert producer.next_seq == 0
+            await feed(producer, 1)
+        world.check(p=1)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (
+            b"x" * POSITION_BYTES_MAX,
+            f"takes {POSITION_BYTES_MAX + 5} bytes as msgpack, at most {POSITION_BYTES_MAX}",
+        ),
+        (object(), "msgpack"),
+        (datetime.now(UTC), "msgpack"),
+        (2**70, "msgpack"),
+        ("\ud800", "msgpack"),
+        ({"a": {1, 2}}, "msgpack"),
+    ],
+)
+def test_a_bad_position_is_refused(position: object, message: str) -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p") as producer:
+            with pytest.raises(UsageError, match=message):
+                await producer.append(BATCH, position=position)
+            assert producer.next_seq == 0
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("position", [None, 0, "é", b"\0", 1.5, [1, [2]], {"a": {"b": 1}, 3: None}, 2**63])
+def test_any_msgpack_value_is_a_position(position: object) -> None:
+    async def scenario(world: World) -> None:
+        world.shared.watch = None  # this source's positions are not the ledger's
+        async with world.producer("p") as producer:
+            assert producer.position is None
+            await producer.append(BATCH, position=position)
+            await producer.flush()
+            assert producer.position == position
+        async with world.producer("p") as producer:
+            assert producer.position == position
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("records", [(1,), (1, 2, 3), (1, -1), (1, True), (1, 1.5), (1, 2**32)])
+def test_bad_record_counts(records: Any) -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p") as producer:
+            with pytest.raises(UsageError, match="record counts"):
+                await producer.append(BATCH, position=0, records=records)
+
+    simulate(scenario)
+
+
+def test_record_counts_reach_the_log() -> None:
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        async with world.producer("p") as producer:
+            await producer.append(BATCH, position=0, records=(3, 4))
+            await producer.append(BATCH, position=1)
+        reader = await LogReader.open(world.store("r"), world.identity)
+        assert reader.state.total_records == 7 + SLICES
+        assert (await reader.entry(Step(0))).tgb.slice(SliceIndex(1)).records == 4
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bytes,
+        bytearray,
+        memoryview,
+        lambda data: np.frombuffer(data, np.uint8),
+        lambda data: memoryview(data + data)[::2],
+    ],
+)
+def test_any_buffer_is_a_payload(make: Callable[[bytes], Any]) -> None:
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        data = payload("p", 0, 0)
+        async with world.producer("p") as producer:
+            await producer.append([make(data), b""], position=0)
+        store = world.store("r")
+        entry = await (await LogReader.open(store, world.identity)).entry(Step(0))
+        ref = entry.tgb.slice(SliceIndex(0))
+        stored = await store.get(entry.tgb.key)
+        assert stored is not None
+        assert stored[ref.offset : ref.offset + ref.length] == bytes(make(data))
+        assert entry.tgb.length(SliceIndex(1)) == 0
+
+    simulate(scenario)
+
+
+def test_a_lake_is_never_created_and_a_lying_store_never_trusted() -> None:
+    class Liar(FaultyStore):
+        async def create(self, key: str, body: bytes) -> Put:
+            await self.put(key, [body])
+            return Put.CREATED
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(AbsentError, match="stepfs init"):
+            async with AsyncProducer("memory://", producer_id="p", store=FaultyStore()):
+                raise AssertionError("started")
+        with pytest.raises(RefusedError):
+            async with world.producer("p", Liar(world.shared, actor="liar")):
+                raise AssertionError("started")
+        world.check()
+
+    simulate(scenario)
+
+
+def test_not_started_closed_and_used_twice() -> None:
+    async def scenario(world: World) -> None:
+        producer = world.producer("p")
+        with pytest.raises(UsageError, match="has not been started"):
+            await producer.append(BATCH, position=0)
+        async with producer:
+            with pytest.raises(UsageError, match="runs once"):
+                await producer.__aenter__()
+        with pytest.raises(UsageError, match="closed"):
+            await producer.append(BATCH, position=0)
+        with pytest.raises(UsageError, match="runs once"):
+            await producer.__aenter__()
+
+    simulate(scenario)
+
+
+def test_append_waits_for_nothing_but_the_budget() -> None:
+    """With commits out of reach appends go on until the bound, and stop there, and go on after."""
+
+    async def scenario(world: World) -> None:
+        store = world.store("p")
+        stuck = trio.Event()
+        async with world.producer("p", store, max_pending_bytes=2_000) as producer:
+            create = store.create
+
+            async def stuck_create(key: str, body: bytes) -> Put:
+                await stuck.wait()
+                return await create(key, body)
+
+            store.create = stuck_create  # type: ignore[method-assign]
+            with trio.move_on_after(60.0):
+                await feed(producer, 10_000)
+            pending = producer._running.pending
+            bound = UNCOMMITTED_FACTOR * 2_000
+            assert bound - 200 < pending.uncommitted_bytes <= bound
+            stopped_at = producer.next_seq
+            assert producer.committed_seq == 0
+            stuck.set()
+            for number in range(stopped_at, stopped_at + 50):
+                await append(producer, number)
+        world.check(p=stopped_at + 50)
+
+    simulate(scenario)
+
+
+def test_memory_is_bounded_while_uploads_are_slow() -> None:
+    async def scenario(world: World) -> None:
+        store = world.store("p")
+        most = 0
+        async with world.producer("p", store, max_pending_bytes=1_000, uploads=3) as producer:
+            store._latency = lambda verb, size, rng: 1.0 if verb == "put" else 0.01
+            for number in range(100):
+                await append(producer, number)
+                most = max(most, producer._running.pending.memory_bytes)
+        assert 800 < most <= 1_000
+        world.check(p=100)
+
+    simulate(scenario)
+
+
+def test_a_cancelled_append_never_happened() -> None:
+    async def scenario(world: World) -> None:
+        store = world.store("p")
+        async with world.producer("p", store, max_pending_bytes=100) as producer:
+            store._latency = lambda verb, size, rng: 5.0 if verb == "put" else 0.01
+            await append(producer, 0)
+            with trio.move_on_after(1.0) as scope:
+                await append(producer, 1)
+            assert scope.cancelled_caught
+            assert producer.next_seq == 1
+            await append(producer, 1)
+        world.check(p=2)
+
+    simulate(scenario)
+
+
+def test_concurrent_appends_get_dense_seqs() -> None:
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        async with world.producer("p", max_pending_bytes=50) as producer:
+            seqs: list[int] = []
+
+            async def one(number: int) -> None:
+                seqs.append(await producer.append([b"%d" % number] * SLICES, position=number))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(40):
+                    nursery.start_soon(one, number)
+            assert sorted(seqs) == list(range(40))
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("bound", [{"max_lead": 10}, {"max_lead_bytes": 10 * 80}])
+def test_producers_stop_at_their_lead_over_the_slowest_group(bound: dict[str, int]) -> None:
+    async def scenario(world: World) -> None:
+        groups = [Group.of(world.store("trainer"), world.identity, name) for name in ("fast", "slow")]
+        await groups[0].add(Step(1000))
+        await groups[1].add(Step(0))
+        async with world.producer("p", **bound) as producer:
+            with trio.move_on_after(60.0):
+                await feed(producer, 100)
+            await producer.flush()
+            first = producer.next_seq
+            assert 8 <= first <= 12
+            await groups[1].add(Step(5), keep=1)
+            with trio.move_on_after(60.0):
+                for number in range(first, 100):
+                    await append(producer, number)
+            assert first + 3 <= producer.next_seq <= first + 7
+            await groups[1].retire()
+            for number in range(producer.next_seq, 60):
+                await append(producer, number)
+        world.check(p=60)
+
+    simulate(scenario)
+
+
+@pytest.mark.logs("no consumer group is registered")
+def test_without_any_group_the_lead_counts_from_the_first_live_step() -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p", max_lead=10) as producer:
+            with trio.move_on_after(60.0):
+                await feed(producer, 100)
+            await producer.flush()
+            assert producer.next_seq == 10
+
+    simulate(scenario)
+
+
+def test_a_trickle_is_committed_at_once() -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p") as producer:
+            for number in range(10):
+                appended_s = trio.current_time()
+                await append(producer, number)
+                await producer.flush()
+                assert trio.current_time() - appended_s < 0.2
+                await trio.sleep(7.0)
+
+    simulate(scenario)

@@ -1,0 +1,269 @@
+"""The plain face of the producer on a real file system: threads, forks, signals, a killed process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from functools import partial
+
+import pytest
+import trio
+
+from stepfs.errors import AbsentError, FencedError, UsageError
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.lake import create_lake, open_lake
+from stepfs.log.reader import LogReader
+from stepfs.store.opening import open_store
+from stepfs_producer import Producer
+
+SLICES = 2
+
+
+@pytest.fixture
+def lake(file_url: str) -> str:
+    trio.run(partial(create_lake, open_store(file_url), slices=SLICES))
+    return file_url
+
+
+def steps_of(url: str) -> list[tuple[str, bytes]]:
+    """(producer id, first slice) of every step, in order, read from the objects."""
+
+    async def read() -> list[tuple[str, bytes]]:
+        store = open_store(url)
+        reader = await LogReader.open(store, await open_lake(store))
+        found = []
+        for step in range(reader.state.next_step):
+            entry = await reader.entry(Step(step))
+            ref = entry.tgb.slice(SliceIndex(0))
+            data = await store.get(entry.tgb.key)
+            assert data is not None
+            found.append((entry.producer_id, data[ref.offset : ref.offset + ref.length]))
+        return found
+
+    return trio.run(read)
+
+
+def batch(number: int) -> list[bytes]:
+    return [b"%d" % number, b"other"]
+
+
+def test_append_flush_and_resume(lake: str) -> None:
+    with Producer(lake, producer_id="p") as producer:
+        assert producer.position is None
+        assert (producer.epoch, producer.lake.slices) == (1, SLICES)
+        for number in range(5):
+            assert producer.append(batch(number), position={"next": number + 1}) == number
+        producer.flush()
+        assert producer.committed_seq == producer.next_seq == 5
+    with Producer(lake, producer_id="p") as producer:
+        assert producer.position == {"next": 5}
+        producer.append(batch(5), position={"next": 6})
+    assert steps_of(lake) == [("p", b"%d" % number) for number in range(6)]
+
+
+def test_an_exception_in_the_block_passes_through_unwrapped(lake: str) -> None:
+    with pytest.raises(KeyError, match="mine"), Producer(lake, producer_id="p") as producer:
+        producer.append(batch(0), position=1)
+        raise KeyError("mine")
+    with Producer(lake, producer_id="p") as producer:
+        assert producer.position in {None, 1}
+
+
+def test_errors_of_starting_surface_in_the_caller(file_url: str, lake: str) -> None:
+    with pytest.raises(AbsentError, match="stepfs init"), Producer(f"{file_url}-no", producer_id="p"):
+        pass
+    with pytest.raises(UsageError, match="scheme"), Producer("ftp://x", producer_id="p"):
+        pass
+    producer = Producer(lake, producer_id="p")
+    with pytest.raises(UsageError, match="not been started"):
+        producer.append(batch(0), position=0)
+    with producer:
+        pass
+    with pytest.raises(UsageError, match="closed"):
+        producer.append(batch(0), position=0)
+    with pytest.raises(UsageError, match="runs once"), producer:
+        pass
+
+
+def test_fenced_surfaces_in_append_or_flush(lake: str) -> None:
+    with pytest.raises(FencedError), Producer(lake, producer_id="p") as old:
+        with Producer(lake, producer_id="p") as new:
+            new.append(batch(0), position=1)
+        old.append(batch(0), position=1)
+        old.flush()
+    assert steps_of(lake) == [("p", b"0")]
+
+
+def test_no_thread_outlives_the_block(lake: str) -> None:
+    before = threading.active_count()
+    with Producer(lake, producer_id="p") as producer:
+        producer.append(batch(0), position=1)
+    assert not [t for t in threading.enumerate() if t.name.startswith("stepfs-producer")]
+    assert threading.active_count() <= before + 20  # trio keeps idle workers of its own for a moment
+
+
+def test_several_threads_may_append(lake: str) -> None:
+    with Producer(lake, producer_id="p", max_pending_bytes=1000) as producer:
+        threads = [
+            threading.Thread(target=lambda: [producer.append(batch(7), position=None) for _ in range(20)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(steps_of(lake)) == 80
+
+
+def test_producers_side_by_side_on_a_real_store(lake_url: str) -> None:
+    """Four at once, each restarted once, on a directory and on a real S3 server."""
+    trio.run(partial(create_lake, open_store(lake_url), slices=SLICES))
+
+    def life(who: str, until: int) -> None:
+        with Producer(lake_url, producer_id=who) as producer:
+            start = producer.position
+            for number in range(start if isinstance(start, int) else 0, until):
+                producer.append(batch(number), position=number + 1)
+
+    for until in (8, 15):
+        threads = [threading.Thread(target=life, args=(f"p{name}", until)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    steps = steps_of(lake_url)
+    for name in range(4):
+        assert [data for who, data in steps if who == f"p{name}"] == [b"%d" % number for number in range(15)]
+
+
+def in_child(work: str, lake: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own; forking a pytest process full of threads is nobody's use case."""
+    script = textwrap.dedent(work)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, lake],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_hazard_08_a_forked_producer_is_refused(lake: str) -> None:
+    done = in_child(
+        """
+        import os, sys
+        from stepfs_producer import Producer
+        from stepfs.errors import RefusedError
+        with Producer(sys.argv[1], producer_id="p") as producer:
+            producer.append([b"0", b""], position=1)
+            child = os.fork()
+            if child == 0:
+                refused = 0
+                for use in (
+                    lambda: producer.append([b"1", b""], position=2),
+                    producer.flush,
+                    lambda: producer.position,
+                    producer.retire,
+                    lambda: producer.__exit__(None, None, None),
+                ):
+                    try:
+                        use()
+                    except RefusedError as error:
+                        assert "fork" in str(error)
+                        refused += 1
+                os._exit(refused)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+            producer.append([b"1", b""], position=2)
+        """,
+        lake,
+    )
+    assert done.returncode == 0, done.stderr
+    assert steps_of(lake) == [("p", b"0"), ("p", b"1")]
+
+
+def test_ctrl_c_in_a_blocked_append_ends_cleanly_and_abandons(lake: str) -> None:
+    """Nothing is committed, so the budget fills and append blocks; then SIGINT arrives."""
+    done = in_child(
+        """
+        import os, signal, sys, threading
+        from stepfs_producer import Producer
+        from stepfs_producer.commit_loop import CommitLoop
+        import trio
+
+        async def never(self):
+            await trio.sleep_forever()
+
+        CommitLoop.run = never
+        try:
+            with Producer(sys.argv[1], producer_id="p", max_pending_bytes=1000) as producer:
+                blocked = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+                for number in range(100):
+                    if number == 5:
+                        blocked.start()
+                    producer.append([b"x" * 400, b""], position=number)
+        except KeyboardInterrupt:
+            print("interrupted", [t.name for t in threading.enumerate() if "stepfs" in t.name])
+        """,
+        lake,
+    )
+    assert done.stdout.strip() == "interrupted []", done.stderr
+    assert done.stderr == ""
+
+
+def test_a_process_that_forgets_to_leave_does_not_hang(lake: str) -> None:
+    done = in_child(
+        """
+        import sys
+        from stepfs_producer import Producer
+        producer = Producer(sys.argv[1], producer_id="p").__enter__()
+        producer.append([b"0", b""], position=1)
+        producer.flush()
+        """,
+        lake,
+    )
+    assert done.returncode == 0, done.stderr
+    assert steps_of(lake) == [("p", b"0")]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9, 14])
+def test_killed_minus_nine_and_restarted_is_exactly_once(lake: str, after: int) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from stepfs_producer import Producer
+        with Producer(sys.argv[1], producer_id="p") as producer:
+            print("live", flush=True)
+            for number in range(producer.position or 0, 20):
+                print(producer.append([b"%d" % number, b""], position=number + 1), flush=True)
+                if number % 3 == 0:
+                    producer.flush()
+        """
+    )
+    victim = subprocess.Popen([sys.executable, "-c", script, lake], stdout=subprocess.PIPE)
+    assert victim.stdout is not None
+    for _ in range(after):
+        victim.stdout.readline()
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    victim.stdout.close()
+    done = in_child(script, lake)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(lake) == [("p", b"%d" % number) for number in range(20)]
+
+
+def test_importing_the_producer_is_light() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, stepfs_producer; print(*sorted({'torch','boto3','pyfuse3'} & set(sys.modules)))",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == ""

@@ -1,0 +1,120 @@
+"""Would the simulator notice? One classic mistake at a time goes into the real code; some early seed must break.
+
+The directed tests aim at each hazard; this shows that random clusters, which aim at nothing, meet them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import trio
+from cluster import simulate
+from test_commit_hazards import forgetful_rebase, trusting_take_slot
+from test_reader_hazards import never_look
+from test_reclaim_mutants import (
+    any_slot,
+    by_record_not_by_floor,
+    deletes_first,
+    group_looks_once,
+    impatient_orphans,
+    no_orphans,
+    no_second_look,
+    no_snapshot,
+)
+
+from stepfs.errors import StepfsError
+from stepfs.format.descriptor import Descriptor
+from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.log import snapshots as snapshots_room
+from stepfs_producer import commit as commit_room
+from stepfs_producer import commit_loop
+from stepfs_producer import rebase as rebase_room
+from stepfs_producer.pending import Item, Pending
+from stepfs_producer.rebase import Incarnation
+from stepfs_producer.tgb_writer import TgbWriter
+
+SEEDS_MAX = 150
+
+
+def own_success_is_a_conflict(patch: pytest.MonkeyPatch) -> None:
+    """Hazards 2 and 3: the first answer is believed, and what is pending is new whatever the head says."""
+    patch.setattr(commit_room, "take_slot", trusting_take_slot)
+    patch.setattr(commit_loop, "rebase", forgetful_rebase)
+
+
+def pending_is_cleared(patch: pytest.MonkeyPatch) -> None:
+    """Hazard 5: a commit takes everything with it that is pending by then."""
+    drop = Pending.committed_below
+
+    def clear(pending: Pending, next_seq: int) -> int:
+        return drop(pending, max(next_seq, pending.first_seq + pending.ready_tgbs))
+
+    patch.setattr(Pending, "committed_below", clear)
+
+
+def state_expires(patch: pytest.MonkeyPatch) -> None:
+    """Hazard 6: a snapshot forgets producers that have been idle."""
+    keep = snapshots_room.encode_snapshot
+
+    def expire(state: LogState) -> bytes:
+        recent = {name: known for name, known in state.producers.items() if state.version - known.version < 3}
+        return keep(replace(state, producers=recent))
+
+    patch.setattr(snapshots_room, "encode_snapshot", expire)
+
+
+def no_epoch_guard(patch: pytest.MonkeyPatch) -> None:
+    """A zombie does not look whether somebody has taken its place."""
+
+    def live(head: LogState, me: Incarnation) -> ProducerState:
+        return replace(head.producers[me.producer_id], epoch=me.epoch, incarnation=me.incarnation)
+
+    patch.setattr(rebase_room, "_live_state", live)
+
+
+def commits_before_durable(patch: pytest.MonkeyPatch) -> None:
+    """A TGB joins the next commit when its upload begins."""
+
+    async def eager(writer: TgbWriter, item: Item, key: str) -> Descriptor:
+        image = await writer._build(item)
+
+        async def send() -> None:
+            with suppress(StepfsError):
+                await writer._store.put(key, image.parts)
+
+        trio.lowlevel.spawn_system_task(send)
+        return Descriptor(0, key, image.size, item.seq, image.packed_slices, image.packed_blocks)
+
+    patch.setattr(TgbWriter, "write", eager)
+
+
+@pytest.mark.logs(".*")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        never_look,
+        own_success_is_a_conflict,
+        pending_is_cleared,
+        state_expires,
+        no_epoch_guard,
+        commits_before_durable,
+        no_second_look,
+        group_looks_once,
+        any_slot,
+        deletes_first,
+        no_snapshot,
+        no_orphans,
+        impatient_orphans,
+        by_record_not_by_floor,
+    ],
+    ids=lambda mutate: mutate.__name__,
+)
+def test_mutant_is_found_by_the_simulator(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    assert any(simulate(seed).broken for seed in range(SEEDS_MAX)), f"{SEEDS_MAX} seeds noticed nothing"

@@ -1,0 +1,157 @@
+"""Checkpoints, reclaim, seal and fork on real stores, driven through the public doors of the library."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepfs.clock import SystemClock
+from stepfs.consumers import Group, list_groups
+from stepfs.errors import RefusedError, SealedError, UsageError, WithdrawnError
+from stepfs.fork import Cut, fork
+from stepfs.format.ids import Step
+from stepfs.format.keys import data_prefix, log_prefix
+from stepfs.lake import create_lake, open_lake
+from stepfs.log.append import seal
+from stepfs.log.reader import LogReader
+from stepfs.origins import OriginStores
+from stepfs.reclaim.run import reclaim
+from stepfs.store.api import Store
+from stepfs.store.opening import open_store
+from stepfs_producer import AsyncProducer
+
+SLICES = 2
+
+
+def payloads(step: int) -> list[bytes]:
+    return [f"step {step} slice {index}".encode() for index in range(SLICES)]
+
+
+async def lake_of(url: str, steps: int) -> Store:
+    store = open_store(url)
+    await create_lake(store, slices=SLICES)
+    await produce(url, steps)
+    return store
+
+
+async def produce(url: str, steps: int, *, first: int = 0, producer_id: str = "p") -> None:
+    async with AsyncProducer(url, producer_id=producer_id) as producer:
+        for step in range(first, first + steps):
+            await producer.append(payloads(step), position=step)
+            if step % 7 == 0:
+                await producer.flush()
+
+
+async def read_step(reader: LogReader, step: int, origins: OriginStores | None = None) -> list[bytes]:
+    entry = await reader.entry(Step(step))
+    store = origins.of(entry.tgb, reader.state) if origins else reader.store
+    found = []
+    for index in range(SLICES):
+        ref = entry.tgb.slice(index)  # type: ignore[arg-type]
+        buffer = bytearray(ref.length)
+        assert await store.read_into(entry.tgb.key, ref.offset, memoryview(buffer)) == ref.length
+        found.append(bytes(buffer))
+    return found
+
+
+async def test_only_what_every_group_has_behind_it_goes(lake_url: str) -> None:
+    store = await lake_of(lake_url, 30)
+    identity = await open_lake(store)
+    assert (await reclaim(store, identity)).deleted_objects == 0
+    fast, slow = Group.of(store, identity, "fast"), Group.of(store, identity, "slow")
+    await fast.add(Step(25))
+    await slow.register()
+    assert (await reclaim(store, identity)).deleted_objects == 0
+    await slow.add(Step(10))
+    planned = await reclaim(store, identity, dry_run=True)
+    assert (planned.deleted_objects, planned.first_live_step) == (10, 10)
+    report = await reclaim(store, identity)
+    assert report.first_live_step == 10
+    reader = await LogReader.open(store, identity)
+    assert reader.first_live_step == 10
+    assert len(await store.list(data_prefix(identity.lake_id))) == 20
+    assert [await read_step(reader, step) for step in range(10, 30)] == [
+        payloads(step) for step in range(10, 30)
+    ]
+    with pytest.raises(WithdrawnError, match="being reclaimed"):
+        await fast.add(Step(9))
+    assert (await list_groups(store, identity))["fast"].kept == (25,)
+    await slow.retire()
+    assert (await reclaim(store, identity)).first_live_step == 25
+    with pytest.raises(RefusedError, match="max-percent"):
+        await fast.add(Step(29))
+        await fast.drop(Step(25))
+        await reclaim(store, identity, max_percent=50)
+    await store.aclose()
+
+
+async def test_the_log_stays_short_and_producers_and_readers_go_on(lake_url: str) -> None:
+    store = await lake_of(lake_url, 40)
+    identity = await open_lake(store)
+    group = Group.of(store, identity, "g")
+    await group.add(Step(40), keep=1)
+    report = await reclaim(store, identity)
+    assert report.first_live_step == 40
+    assert await store.list(data_prefix(identity.lake_id)) == []
+    assert len(await store.list(log_prefix(identity.lake_id))) == 1
+    await produce(lake_url, 5, first=40)
+    reader = await LogReader.open(store, identity)
+    assert reader.state.next_step == 45
+    assert await read_step(reader, 44) == payloads(44)
+    assert reader.state.producers["p"].next_seq == 45
+    await store.aclose()
+
+
+async def test_a_sealed_lake_takes_no_more_steps(lake_url: str) -> None:
+    store = await lake_of(lake_url, 3)
+    reader = await LogReader.open(store, await open_lake(store))
+    assert await seal(reader, SystemClock())
+    assert not await seal(reader, SystemClock())
+    assert reader.state.sealed
+    with pytest.raises(SealedError):
+        await produce(lake_url, 1, first=3)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("reclaimed", [0, 5])
+async def test_a_fork_reads_the_parents_bytes_after_the_parent_let_go(lake_url: str, reclaimed: int) -> None:
+    store = await lake_of(lake_url, 30)
+    identity = await open_lake(store)
+    group = Group.of(store, identity, "train")
+    await group.add(Step(reclaimed), keep=1)
+    await reclaim(store, identity)
+    parent = await LogReader.open(store, identity)
+    child_url = f"{lake_url}-fork"
+    child_store = open_store(child_url)
+    child_identity = await fork(parent, child_store, Cut(Step(12), Step(15), Step(20)), SystemClock())
+    expected = [payloads(step) for step in (*range(reclaimed, 15), *range(20, 30))]
+
+    await group.retire()
+    await reclaim(store, identity)
+    origins = OriginStores(child_store, open_store)
+    child = await LogReader.open(child_store, child_identity)
+    assert (child.first_live_step, child.state.next_step) == (reclaimed, 25)
+    assert [await read_step(child, step, origins) for step in range(reclaimed, 25)] == expected
+
+    await produce(child_url, 3, first=30)
+    await child.poll()
+    assert await read_step(child, 27, origins) == payloads(32)
+
+    holder = Group.of(child_store, child_identity, "train")
+    await holder.add(Step(20), keep=1)
+    await reclaim(child_store, child_identity, origins=origins)
+    assert (await reclaim(store, identity)).first_live_step == 25  # the child's step 20
+    await holder.add(Step(26), keep=1)
+    await reclaim(child_store, child_identity, origins=origins)
+    assert all(group.retired for group in (await list_groups(store, identity)).values())
+    for each in (origins, child_store, store):
+        await each.aclose()
+
+
+async def test_a_fork_point_must_be_live_and_the_target_free(file_url: str) -> None:
+    store = await lake_of(file_url, 3)
+    parent = await LogReader.open(store, await open_lake(store))
+    with pytest.raises(UsageError, match="live step"):
+        await fork(parent, open_store(f"{file_url}-a"), Cut(Step(4), Step(4), Step(4)), SystemClock())
+    with pytest.raises(RefusedError, match="is a lake already"):
+        await fork(parent, store, Cut(Step(1), Step(1), Step(1)), SystemClock())
+    await store.aclose()

@@ -1,0 +1,55 @@
+"""The servers the tests stand on come up, and go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from functools import partial
+
+import faultproxy
+import pytest
+import servers
+import trio
+
+from stepfs.errors import StoreUnreachableError
+from stepfs.store.api import Put
+from stepfs.store.s3 import S3Store
+
+
+@pytest.mark.parametrize("kind", ["seaweed", "rclone"])
+def test_server_answers(kind, request):
+    server = request.getfixturevalue(kind)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(server.endpoint_url, timeout=10)
+    refused.value.close()
+    assert refused.value.code in {400, 403}  # unsigned requests are nobody's
+
+
+def test_urls_are_fresh(lake_url, tmp_path):
+    assert lake_url.startswith(("file:///", "s3://"))
+
+
+async def test_a_held_proxy_is_a_hung_server(seaweed, s3_url, fault_proxy):
+    store = S3Store(servers.BUCKET, "held", endpoint_url=fault_proxy.endpoint_url, data_timeout_s=0.2)
+    fault_proxy.hold()
+    with pytest.raises(StoreUnreachableError):
+        await store.get("a")
+    fault_proxy.release()
+    assert await store.get("a") is None
+    await store.aclose()
+
+
+async def test_the_proxy_is_a_program_too(seaweed, s3_url):
+    command = [sys.executable, faultproxy.__file__, seaweed.endpoint_url.rpartition(":")[2]]
+    command += ["--seed", "7", "--probability", "500=0.5"]
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE, check=False))
+        endpoint_url = (await process.stdout.receive_some()).decode().strip()
+        assert endpoint_url.startswith("http://127.0.0.1:")
+        store = S3Store(servers.BUCKET, "program", endpoint_url=endpoint_url)
+        outcomes = [await store.create(f"log/{number}", b"x") for number in range(20)]
+        assert set(outcomes) == {Put.CREATED, Put.UNKNOWN}
+        await store.aclose()
+        process.kill()

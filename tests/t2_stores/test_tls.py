@@ -1,0 +1,87 @@
+"""Certificates are verified: a server nobody vouches for is refused, with what to do, before anything is sent."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from functools import partial
+from urllib.parse import urlsplit
+
+import pytest
+import servers
+import trio
+
+from stepfs.errors import RefusedError
+from stepfs.lake import create_lake, open_lake
+from stepfs.store.opening import open_store
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """(certificate, key) for 127.0.0.1, signed by itself."""
+    directory = tmp_path_factory.mktemp("tls")
+    paths = directory / "cert.pem", directory / "key.pem"
+    subject = ["-subj", "/CN=stepfs-test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-out", str(paths[0]), "-keyout", str(paths[1])]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return paths
+
+
+@pytest.fixture
+async def https(nursery, seaweed, certificate):
+    """An https:// endpoint in front of SeaweedFS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    behind = urlsplit(seaweed.endpoint_url).port
+
+    async def pump(source, sink):
+        try:
+            async for data in source:
+                await sink.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        await sink.aclose()
+
+    async def serve(client):
+        try:
+            async with await trio.open_tcp_stream("127.0.0.1", behind) as server, trio.open_nursery() as both:
+                both.start_soon(pump, server, client)
+                await pump(client, server)
+        except* trio.BrokenResourceError:
+            pass  # the handshake that failed
+
+    listeners = await nursery.start(
+        partial(trio.serve_ssl_over_tcp, serve, 0, context, host="127.0.0.1", https_compatible=True)
+    )
+    port = listeners[0].transport_listener.socket.getsockname()[1]
+    yield f"https://127.0.0.1:{port}"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_server_nobody_vouches_for_is_refused(https, s3_url):
+    store = open_store(s3_url, endpoint_url=https)
+    with pytest.raises(RefusedError, match=r"certificate verify failed.*set AWS_CA_BUNDLE"):
+        await store.get("a")
+    with pytest.raises(RefusedError, match="set AWS_CA_BUNDLE"):
+        await store.create("a", b"x")
+    await store.aclose()
+    plain = open_store(s3_url)
+    assert await plain.get("a") is None  # nothing was sent
+    await plain.aclose()
+
+
+async def test_an_authority_of_ones_own_is_named_by_the_aws_setting(https, s3_url, certificate, monkeypatch):
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    store = open_store(s3_url, endpoint_url=https)
+    made = await create_lake(store, slices=1)
+    assert (await open_lake(store)).lake_id == made.lake_id
+    await store.aclose()
+
+
+async def test_a_mount_of_a_distrusted_server_says_so_in_one_line(https, s3_url, tmp_path):
+    (tmp_path / "m").mkdir()
+    command = [servers.program("stepfs"), "mount", s3_url, str(tmp_path / "m"), "--endpoint-url", https]
+    done = await trio.run_process(command, capture_stderr=True, check=False)
+    assert (done.returncode, done.stderr.count(b"\n")) == (4, 1)
+    assert b"set AWS_CA_BUNDLE" in done.stderr

@@ -1,0 +1,131 @@
+"""The hook a training loop calls after `dcp.save`: by URL or through a mount, on rank 0, with the store away."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import trio
+
+from stepfs.consumers import list_groups
+from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.format.ids import Step
+from stepfs.format.records import ConsumerRecord
+from stepfs.lake import create_lake, open_lake
+from stepfs.reclaim.run import reclaim
+from stepfs.store.local import LocalStore
+from stepfs.store.opening import open_store
+from stepfs.torch import CheckpointHook
+from stepfs_producer import Producer
+
+
+@pytest.fixture
+def lake(file_url: str) -> str:
+    async def make() -> None:
+        await create_lake(open_store(file_url), slices=1)
+
+    trio.run(make)
+    with Producer(file_url, producer_id="p") as producer:
+        for step in range(40):
+            producer.append([b"%d" % step], position=step)
+    return file_url
+
+
+def records(url: str) -> dict[str, ConsumerRecord]:
+    async def read() -> dict[str, ConsumerRecord]:
+        store = open_store(url)
+        return await list_groups(store, await open_lake(store))
+
+    return trio.run(read)
+
+
+def kept(url: str, group: str = "run") -> list[int]:
+    found = records(url)
+    return list(found[group].kept) if group in found else []
+
+
+def test_keep_and_dropped_are_followed(lake):
+    hook = CheckpointHook(lake, group="run", keep=2)
+    for next_step in (10, 20, 30):
+        hook(next_step)
+    assert kept(lake) == [20, 30]
+    every = CheckpointHook(lake, group="every")
+    for next_step in (10, 20, 30):
+        every(next_step)
+    every.dropped(10)
+    every.dropped(11)  # never was one
+    assert kept(lake, "every") == [20, 30]
+
+
+def test_a_mount_says_which_lake_and_group_it_is(lake, tmp_path):
+    with pytest.raises(AbsentError, match="not a stepfs mount"):
+        CheckpointHook(tmp_path)
+    (tmp_path / ".stepfs").mkdir()
+    options = {"lake": lake, "endpoint_url": None, "group": "of-the-mount"}
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    CheckpointHook(tmp_path)(5)
+    CheckpointHook(Path(tmp_path), group="another")(6)
+    assert (kept(lake, "of-the-mount"), kept(lake, "another")) == ([5], [6])
+    options["group"] = None
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    with pytest.raises(UsageError, match="whose checkpoints"):
+        CheckpointHook(tmp_path)
+
+
+def test_only_rank_0_speaks(lake, monkeypatch):
+    hook = CheckpointHook(lake, group="run")
+    monkeypatch.setenv("RANK", "3")
+    hook(10)
+    assert records(lake) == {}
+    monkeypatch.setenv("RANK", "0")
+    hook(10)
+    assert kept(lake) == [10]
+
+
+def test_an_asynchronous_save_counts_once_it_is_done_and_not_if_it_failed(lake):
+    hook = CheckpointHook(lake, group="run")
+    good, bad, late = Future(), Future(), Future()
+    for next_step, future in ((10, good), (20, bad), (30, late)):
+        hook.after(future, next_step)
+    bad.set_exception(OSError("disk full"))
+    good.set_result(None)
+    assert kept(lake) == [10]
+    late.cancel()
+    late.set_running_or_notify_cancel()
+    assert kept(lake) == [10]
+
+
+@pytest.mark.logs("checkpoint 10 is recorded with the next one", "checkpoint 15 is recorded")
+def test_a_store_that_is_away_stops_no_training_and_forgets_no_checkpoint(lake, monkeypatch):
+    """A kept checkpoint that was never recorded would lose its steps to the one recorded after it."""
+
+    async def away(*_args: object, **_options: object) -> None:
+        raise StoreUnreachableError("away")
+
+    hook = CheckpointHook(lake, group="run", keep=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", away)
+        hook(10)
+        hook(15)
+    assert records(lake) == {}
+    hook(20)
+    assert kept(lake) == [15, 20]
+
+
+def test_what_cannot_be_right_is_told_to_the_caller(lake):
+    hook = CheckpointHook(lake, group="run")
+    with pytest.raises(UsageError, match="only 40 steps are committed"):
+        hook(41)
+    hook(30)
+
+    async def give_up() -> None:
+        store = open_store(lake)
+        await reclaim(store, await open_lake(store))
+
+    trio.run(give_up)
+    with pytest.raises(WithdrawnError, match="being reclaimed"):
+        hook(Step(20))
+    hook(35)
+    assert kept(lake) == [30, 35]

@@ -1,0 +1,116 @@
+"""A store in memory whose GETs can be held, slowed or spoilt one by one, and steps made of random slices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import trio
+
+from stepfs.errors import AbsentError
+from stepfs.format.descriptor import Descriptor
+from stepfs.format.ids import Epoch, SliceIndex, Step, Version
+from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import build
+from stepfs.store.api import Buffer, Counts, Entry, Put
+
+LAKE_ID = "0" * 32
+
+
+class HeldStore:
+    """`behave(request number, offset, size)` may return seconds to wait, or raise; `spoil` edits the bytes."""
+
+    def __init__(self) -> None:
+        self.url = "memory://held"
+        self.counts = Counts()
+        self.objects: dict[str, bytes] = {}
+        self.requests: list[tuple[str, int, int]] = []
+        self.running = 0
+        self.running_max = 0
+        self.behave: Callable[[int, int, int], float] = lambda number, offset, size: 0.0
+        self.spoil: Callable[[int, memoryview], None] = lambda number, buffer: None
+        self.gates: dict[int, trio.Event] = {}  # offset → the GET waits for it
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+        number = len(self.requests)
+        self.requests.append((key, offset, len(buffer)))
+        self.running += 1
+        self.running_max = max(self.running_max, self.running)
+        try:
+            await trio.sleep(self.behave(number, offset, len(buffer)))
+            if offset in self.gates:
+                await self.gates[offset].wait()
+        finally:
+            self.running -= 1
+        data = self.objects.get(key)
+        if data is None:
+            return None
+        part = data[offset : offset + len(buffer)]
+        buffer[: len(part)] = part
+        self.spoil(number, buffer)
+        return len(part)
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        raise NotImplementedError
+
+    async def create(self, key: str, body: bytes) -> Put:
+        raise NotImplementedError
+
+    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        raise NotImplementedError
+
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Entry]:
+        raise NotImplementedError
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        return None
+
+
+class World:
+    """A store with committed steps; also the `Steps` that a prefetcher follows."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.store = HeldStore()
+        self.first_live_step = Step(0)
+        self.entries: list[StepEntry] = []
+        self.payloads: list[list[bytes]] = []
+        self._random = random.Random(seed)
+
+    @property
+    def frontier(self) -> Step:
+        return Step(len(self.entries) - 1)
+
+    def entry_if_loaded(self, step: Step) -> StepEntry | None:
+        return self.entries[step] if 0 <= step < len(self.entries) else None
+
+    async def entry(self, step: Step) -> StepEntry:
+        raise AbsentError(f"step {step}")
+
+    def add_step(self, sizes: Sequence[int]) -> StepEntry:
+        step = Step(len(self.entries))
+        payloads = [self._random.randbytes(min(size, 4096)) for size in sizes]
+        payloads = [
+            (p * (-(-size // len(p)) if p else 0))[:size] for p, size in zip(payloads, sizes, strict=True)
+        ]
+        image = build(
+            lake_id=LAKE_ID,
+            producer_id="p",
+            epoch=Epoch(1),
+            seq=step,
+            payloads=payloads,
+            records=[1] * len(sizes),
+        )
+        key = f"{LAKE_ID}/data/{step}.tgb"
+        self.store.objects[key] = b"".join(image.parts)
+        descriptor = Descriptor(0, key, image.size, step, image.packed_slices, image.packed_blocks)
+        entry = StepEntry(step, Version(step), 1_700_000_000_000 + step, "p", Epoch(1), descriptor)
+        self.entries.append(entry)
+        self.payloads.append(payloads)
+        return entry
+
+
+def indices(*numbers: int) -> list[SliceIndex]:
+    return [SliceIndex(number) for number in numbers]

@@ -1,0 +1,173 @@
+"""The handlers of one mount over a `FakeTable`, called as pyfuse3 would, without a kernel."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import pyfuse3
+import pytest
+import trio
+from faketable import CREATED_MS, FakeSlices, FakeTable
+
+from stepfs.format.ids import Step
+from stepfs.mount.control import Control
+from stepfs.mount.files import FileTable
+from stepfs.mount.known import KnownSteps
+from stepfs.mount.meter import Meter
+from stepfs.mount.news import News
+from stepfs.mount.operations import Parts, StepOperations
+from stepfs.mount.waits import Waits
+from stepfs.view.inodes import Fixed
+from stepfs.view.ranks import rank_map
+from stepfs.view.tree import Tree, ViewOptions
+
+ROOT = pyfuse3.ROOT_INODE
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A RequestContext as handlers use it."""
+
+    pid: int = 1234
+    uid: int = 0
+    gid: int = 0
+    umask: int = 0
+
+
+@dataclass
+class Mounted:
+    """One mount's parts, within reach of a test."""
+
+    table: FakeTable
+    tree: Tree
+    slices: FakeSlices
+    news: News
+    waits: Waits
+    known: KnownSteps
+    files: FileTable
+    meter: Meter
+    ops: StepOperations
+    signalled: set[int]
+    opens: list[tuple[int, int]] = field(default_factory=list)
+    listed: list[tuple[bytes, int, int]] = field(default_factory=list)
+    rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    listing_room: int = 1_000_000
+
+    def commit(self, count: int = 1) -> None:
+        self.table.commit(count)
+        self.news.ring()
+
+    def seal(self) -> None:
+        self.table.seal()
+        self.news.ring()
+
+    def note_open(self, step, index) -> None:
+        self.opens.append((step, index))
+
+    async def lookup(self, *path: str, pid: int = 1234) -> pyfuse3.EntryAttributes:
+        inode, found = ROOT, await self.ops.getattr(ROOT, Caller(pid))
+        for name in path:
+            found = await self.ops.lookup(inode, name.encode(), Caller(pid))
+            inode = found.st_ino
+        return found
+
+    async def names(self, *path: str, pid: int = 1234) -> list[str]:
+        handle = await self.ops.opendir((await self.lookup(*path, pid=pid)).st_ino, Caller(pid))
+        names: list[str] = []
+        last = 0
+        while True:
+            self.listed.clear()
+            await self.ops.readdir(handle, last, None)
+            if not self.listed:
+                break
+            names += [name.decode() for name, _, _ in self.listed]
+            last = self.listed[-1][2]
+        await self.ops.releasedir(handle)
+        return names
+
+    async def read(self, *path: str, pid: int = 1234) -> bytes:
+        opened = await self.ops.open((await self.lookup(*path, pid=pid)).st_ino, 0, Caller(pid))
+        data = bytes(await self.ops.read(opened.fh, 0, 1 << 20))
+        await self.ops.release(opened.fh)
+        return data
+
+    def reply(self, token, name, entry, number) -> bool:
+        if len(self.listed) == self.listing_room:
+            return False
+        self.listed.append((name, entry.st_ino, number))
+        self.rows[name.decode()] = facts(entry)
+        return True
+
+
+@asynccontextmanager
+async def mounted(
+    *, steps=None, show_last=None, wait_s=None, world=None, slices=2, deadline_s=300.0, ext=".pt"
+):
+    """A mount with its waits running."""
+    table = FakeTable(slices=slices, ext=ext)
+    tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
+    news, meter, known, files, fake = News(), Meter(), KnownSteps(), FileTable(), FakeSlices()
+    signalled: set[int] = set()
+    waits = Waits(
+        tree, table, news, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled
+    )
+
+    async def describe(entry):
+        return f"step {entry.step}\n"
+
+    control = Control(
+        table,
+        tree,
+        waits,
+        files={
+            Fixed.STATUS: lambda: f"next {table.state.next_step}\n",
+            Fixed.METRICS: lambda: "metrics\n",
+            Fixed.CONFIG: lambda: "config\n",
+            Fixed.ACCESSLOG: meter.accesslog,
+        },
+        describe_step=describe,
+        now_ms=CREATED_MS,
+    )
+    made = Mounted(table, tree, fake, news, waits, known, files, meter, None, signalled)  # type: ignore[arg-type]
+    made.ops = StepOperations(
+        Parts(
+            reader=table,
+            tree=tree,
+            ranks=rank_map(slices, world=world),
+            slices=fake,
+            waits=waits,
+            control=control,
+            meter=meter,
+            known=known,
+            files=files,
+            observer=made,
+            expired_errno=errno.ETIMEDOUT if wait_s is None else errno.ENOENT,
+        ),
+        readdir_reply=made.reply,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(waits.run)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+def facts(entry: pyfuse3.EntryAttributes) -> tuple[int, ...]:
+    """Everything the kernel is told of an inode."""
+    times = entry.st_atime_ns, entry.st_mtime_ns, entry.st_ctime_ns
+    kept = entry.entry_timeout, entry.attr_timeout
+    sizes = entry.st_size, entry.st_blocks, entry.st_blksize
+    return (entry.st_ino, entry.st_mode, entry.st_nlink, entry.st_uid, entry.st_gid, *sizes, *times, *kept)
+
+
+@contextmanager
+def fails(code: int):
+    """The handler answers with this errno."""
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        yield
+    assert caught.value.errno == code, f"{errno.errorcode[caught.value.errno]} for {errno.errorcode[code]}"
+
+
+def step(number: int) -> Step:
+    return Step(number)

@@ -1,0 +1,125 @@
+"""The Grafana dashboard asks only for what a mount exports: metrics, and labels of theirs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stepfs.data.counts import DataCounts
+from stepfs.data.histogram import SECONDS, Histogram
+from stepfs.errors import RefusedError
+from stepfs.mount import metrics
+from stepfs.mount.meter import Meter
+from stepfs.store.api import Counts
+
+DASHBOARD = json.loads(
+    (Path(__file__).parents[2] / "scripts/deploy/grafana-dashboard.json").read_text(encoding="utf-8")
+)
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+SCRAPED = {"instance", "job"}  # labels that Prometheus adds
+
+
+def registry():
+    meter = Meter()
+    meter.done("read", (1,), 0.5, errno.EIO)
+    collector = metrics.MountCollector(
+        meter,
+        Counts(),
+        DataCounts(),
+        lambda: dict.fromkeys(metrics.GAUGES, 1.0),
+        {"commit": Histogram(), "index": Histogram()},
+        Histogram(),
+        {"lake_id": "0" * 32, "group": "g"},
+    )
+    return metrics.registry_of(collector)
+
+
+def exported() -> dict[str, set[str]]:
+    """Sample name → its labels."""
+    families = text_string_to_metric_families(metrics.render(registry()))
+    return {s.name: set(s.labels) for family in families for s in family.samples}
+
+
+def asked(expression: str) -> dict[str, set[str]]:
+    """Metric → labels it is selected by."""
+    return {
+        name: set(re.findall(r"(\w+)\s*[=!]~?\"", selector))
+        for name, selector in re.findall(r"\b(stepfs_\w+)\b(?:\{([^}]*)\})?", expression)
+    }
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_asks_for_what_exists(panel):
+    known = exported()
+    for target in panel["targets"]:
+        wanted = asked(target["expr"])
+        assert wanted
+        for name, labels in wanted.items():
+            assert name in known, f"{panel['title']}: no mount exports {name}"
+            assert labels <= known[name] | SCRAPED
+        grouped = {
+            label.strip() for by in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in by.split(",")
+        }
+        available = set.union(*(known[name] for name in wanted))
+        assert grouped <= available
+        shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert shown <= (grouped or SCRAPED | available)
+        for name in wanted:
+            # A counter is rated, a histogram's buckets go through a quantile, a gauge is shown as it is.
+            assert name.endswith(("_total", "_bucket")) == ("rate(" + name in target["expr"])
+            assert name.endswith("_bucket") == ("histogram_quantile" in target["expr"])
+
+
+def test_the_variables_of_the_dashboard_exist():
+    known = exported()
+    queries = [v["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
+    names = {"datasource", *(v["name"] for v in DASHBOARD["templating"]["list"])}
+    for query in queries:
+        metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()
+        assert label in known[metric] | SCRAPED
+    used = set(re.findall(r"\$(\w+)", json.dumps(DASHBOARD)))
+    assert {name for name in used if not name.startswith("__")} <= names
+
+
+def test_panels_have_their_own_places_and_numbers():
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    taken = [
+        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+
+
+def test_the_scrape_port_answers_and_is_free_again_afterwards():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/metrics"
+    with metrics.served(port, registry()):
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert "text/plain" in answer.headers["Content-Type"]
+            names = {f.name for f in text_string_to_metric_families(answer.read().decode())}
+        assert {"stepfs_requests", "stepfs_fetch_seconds", "stepfs_frontier_step"} <= names
+        with pytest.raises(RefusedError, match="choose another port"), metrics.served(port, registry()):
+            pass
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=20)
+
+
+def test_a_histogram_counts_each_observation_once():
+    histogram = Histogram()
+    for value in (0.0, SECONDS[0], SECONDS[0] * 1.01, SECONDS[-1], SECONDS[-1] * 2):
+        histogram.observe(value)
+    assert list(histogram.cumulative())[:2] == [2, 3]
+    assert list(histogram.cumulative())[-2:] == [4, 5]
+    assert histogram.count == 5
+    assert list(SECONDS) == sorted(SECONDS)

@@ -1,0 +1,209 @@
+"""The disk cache: a second budget, adopted after a crash, verified before it is believed, gone after unmount."""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+import pytest
+import trio
+import trio.testing
+from data_doubles import LAKE_ID, World
+
+from stepfs.data.disk import DiskCache
+from stepfs.data.slices import Slices
+from stepfs.errors import RefusedError
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+
+MIB = 1 << 20
+
+
+async def read_all(handle):
+    data = b""
+    while part := await handle.read(len(data), MIB):
+        data += part
+    return data
+
+
+async def until(condition):
+    """Files come and go in worker threads: look until it is so."""
+    with trio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 -- the file system has no event
+            await trio.sleep(0.01)
+
+
+def steps_on_disk(disk):
+    return sorted(int(file.name.split("-")[1]) for file in disk.path.glob("*.slice"))
+
+
+def world_of(steps, size):
+    world = World()
+    for _ in range(steps):
+        world.add_step([size])
+    return world
+
+
+def wish_all(slices, world):
+    slices.wish([(entry, [SliceIndex(0)]) for entry in world.entries])
+
+
+async def crashed_cache(tmp_path, world, memory_bytes=64 * MIB, limit=64 * MIB):
+    """A daemon fetched everything and was killed."""
+    disk = DiskCache(tmp_path, LAKE_ID, limit=limit)
+    slices = Slices(world.store, memory_bytes=memory_bytes, disk=disk)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(slices.run)
+        wish_all(slices, world)
+        await until(lambda: len(steps_on_disk(disk)) == len(world.entries))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_crashed_cache_is_adopted(nursery, tmp_path):
+    world = world_of(4, 9 * MIB)
+    await crashed_cache(tmp_path, world)
+    world.store.objects.clear()
+    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
+    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
+        handle = slices.open(entry, SliceIndex(0))
+        assert await read_all(handle) == payload
+        handle.close()
+    assert slices.counts.adopted_files == 4
+    assert slices.counts.requests == 0
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.logs("CRC32C.*cached copy is dropped|truncated")
+@pytest.mark.parametrize("damage", ["flip", "swap"])
+async def test_a_damaged_file_is_not_believed(nursery, tmp_path, damage):
+    world = world_of(2, 2 * MIB)
+    await crashed_cache(tmp_path, world)
+    first, second = sorted(tmp_path.glob("*/*.slice"))
+    if damage == "flip":
+        data = bytearray(first.read_bytes())
+        data[123456] ^= 1
+        first.write_bytes(data)
+    else:
+        first.write_bytes(second.read_bytes())
+    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
+    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    handle = slices.open(world.entries[0], SliceIndex(0))
+    assert await read_all(handle) == world.payloads[0][0]
+    assert slices.counts.requests == 1
+    other = slices.open(world.entries[1], SliceIndex(0))
+    assert await read_all(other) == world.payloads[1][0]
+    assert slices.counts.requests == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_files_are_private_and_named_by_their_identity(tmp_path):
+    world = world_of(1, 2 * MIB)
+    await crashed_cache(tmp_path, world)
+    (file,) = tmp_path.glob("*/*.slice")
+    ref = world.entries[0].tgb.slice(SliceIndex(0))
+    assert file.name == f"{LAKE_ID}-{0:020d}-{0:07d}-{ref.length}-{ref.crc32c:08x}.slice"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+async def test_another_slice_under_the_same_step_is_not_served(nursery, tmp_path):
+    """A lake recreated under the same id cannot be; but a cache must not depend on that."""
+    world = world_of(1, 2 * MIB)
+    await crashed_cache(tmp_path, world)
+    other = World(seed=2)
+    other.add_step([2 * MIB])
+    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
+    slices = Slices(other.store, memory_bytes=64 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    assert await read_all(slices.open(other.entries[0], SliceIndex(0))) == other.payloads[0][0]
+    assert slices.counts.requests == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_disk_holds_more_than_memory(nursery, tmp_path):
+    world = world_of(12, 2 * MIB)
+    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
+    slices = Slices(world.store, memory_bytes=6 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    wish_all(slices, world)
+    await until(lambda: len(steps_on_disk(disk)) == 12)
+    assert slices.cache.pool.used <= 6 * MIB
+    world.store.objects.clear()
+    for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
+        handle = slices.open(entry, SliceIndex(0))
+        assert await read_all(handle) == payload
+        handle.close()
+    assert slices.counts.requests == 12
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_disk_limit_holds_and_the_nearest_steps_stay(nursery, tmp_path):
+    world = world_of(12, 2 * MIB)
+    disk = DiskCache(tmp_path, LAKE_ID, limit=8 * MIB)
+    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    wish_all(slices, world)
+    await until(lambda: len(steps_on_disk(disk)) == 4)
+    await until(lambda: steps_on_disk(disk) == [0, 1, 2, 3])
+    assert disk.used == 8 * MIB
+    nursery.cancel_scope.cancel()
+
+
+async def test_forgotten_steps_leave_the_disk_but_not_while_open(nursery, tmp_path):
+    world = world_of(3, 2 * MIB)
+    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
+    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    wish_all(slices, world)
+    await until(lambda: len(steps_on_disk(disk)) == 3)
+    handle = slices.open(world.entries[0], SliceIndex(0))
+    slices.forget_below(Step(2))
+    await until(lambda: len(steps_on_disk(disk)) == 2)
+    world.store.objects.clear()
+    assert await read_all(handle) == world.payloads[0][0]
+    handle.close()
+    await until(lambda: len(steps_on_disk(disk)) == 1)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.logs("No space left on device; caching in memory only")
+async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
+    world = world_of(4, 2 * MIB)
+    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
+    tried = trio.Event()
+
+    def full(*_):
+        trio.from_thread.run_sync(tried.set)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("stepfs.data.disk._write_all", full)
+    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    wish_all(slices, world)
+    await tried.wait()
+    for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
+        handle = slices.open(entry, SliceIndex(0))
+        assert await read_all(handle) == payload
+        handle.close()
+    await until(lambda: [file.name for file in disk.path.iterdir()] == [])
+    assert disk.used == slices.counts.disk_written == 0
+    nursery.cancel_scope.cancel()
+
+
+def test_leftovers_that_are_not_slices_are_cleared(tmp_path):
+    place = tmp_path / "slices"
+    place.mkdir()
+    (place / "x.slice.tmp").write_bytes(b"half")
+    (place / f"{'1' * 32}-{0:020d}-{0:07d}-4-{0:08x}.slice").write_bytes(b"fore")
+    (place / f"{LAKE_ID}-{0:020d}-{0:07d}-4-{0:08x}.slice").write_bytes(b"short"[:3])
+    disk = DiskCache(tmp_path, LAKE_ID, limit=MIB)
+    assert disk.adopted == 0
+    assert [file.name for file in place.iterdir()] == []
+
+
+def test_an_unusable_cache_directory_is_refused_with_advice(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RefusedError, match="choose another --cache-dir"):
+        DiskCache(tmp_path / "file", LAKE_ID, limit=BLOCK_BYTES)

@@ -1,0 +1,116 @@
+"""What a process may use, read from a made-up /proc and /sys; and giving memory back while it is short."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from data_doubles import World
+
+from stepfs.data.limits import MEMORY_BYTES_MIN, Memory, default_memory_bytes, read_memory
+from stepfs.data.pressure import Governor, is_tight
+from stepfs.data.slices import Slices
+from stepfs.format.ids import SliceIndex
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """64 GiB, 48 of them available."""
+
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    write("proc/meminfo", f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {48 << 20} kB\n")
+    write("proc/pressure/memory", "some avg10=1.50 avg60=0 avg300=0 total=1\nfull avg10=0.10 avg60=0\n")
+    return tmp_path, write
+
+
+def test_a_bare_machine(machine):
+    root, _ = machine
+    assert read_memory(root) == Memory(64 * GIB, 48 * GIB, 1.5)
+    assert default_memory_bytes(read_memory(root)) == 8 * GIB
+
+
+def test_the_tightest_ancestor_counts(machine):
+    root, write = machine
+    write("proc/self/cgroup", "0::/pod/trainer\n")
+    write("sys/fs/cgroup/pod/memory.max", f"{8 * GIB}\n")
+    write("sys/fs/cgroup/pod/memory.current", f"{6 * GIB}\n")
+    write(
+        "sys/fs/cgroup/pod/memory.stat",
+        f"anon 1\nactive_file {GIB}\ninactive_file {2 * GIB}\nfile_dirty {GIB}\n",
+    )
+    write("sys/fs/cgroup/pod/trainer/memory.max", "max\n")
+    write("sys/fs/cgroup/pod/trainer/memory.high", f"{20 * GIB}\n")
+    write("sys/fs/cgroup/pod/trainer/memory.pressure", "some avg10=33.00 avg60=0\n")
+    found = read_memory(root)
+    assert found == Memory(8 * GIB, 4 * GIB, 33.0)
+    assert default_memory_bytes(found) == GIB
+
+
+def test_inside_a_cgroup_namespace_the_limit_is_at_the_root(machine):
+    root, write = machine
+    write("proc/self/cgroup", "0::/\n")
+    write("sys/fs/cgroup/memory.max", f"{GIB}\n")
+    write("sys/fs/cgroup/memory.current", "0\n")
+    assert read_memory(root).limit == GIB
+
+
+def test_cgroup_v1(machine):
+    root, write = machine
+    write("proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/abc\n")
+    write("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{(1 << 63) - 4096}\n")
+    write("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", f"{2 * GIB}\n")
+    write("sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", f"{GIB}\n")
+    assert read_memory(root) == Memory(2 * GIB, GIB, 1.5)
+
+
+def test_nothing_readable_is_not_an_error(tmp_path):
+    assert default_memory_bytes(read_memory(tmp_path)) == 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("memory", "tight"),
+    [
+        (Memory(64 * GIB, 48 * GIB, 0.0), False),
+        (Memory(64 * GIB, 48 * GIB, 90.0), False),  # somebody thrashes in a cgroup of his own
+        (Memory(64 * GIB, 3 * GIB, 0.0), True),
+        (Memory(1024 * GIB, 5 * GIB, 0.0), False),
+        (Memory(GIB, 40 * MIB, 0.0), True),
+        (Memory(GIB, 150 * MIB, 0.0), False),
+        (Memory(GIB, 150 * MIB, 30.0), True),
+    ],
+)
+def test_when_memory_is_short(memory, tight):
+    assert is_tight(memory) is tight
+
+
+@pytest.mark.logs("memory is short")
+async def test_it_shrinks_at_once_and_grows_slowly(nursery, autojump_clock):
+    world = World()
+    for _ in range(30):
+        world.add_step([8 * MIB])
+    slices = Slices(world.store, memory_bytes=256 * MIB)
+    now = {"memory": Memory(64 * GIB, 48 * GIB, 0.0)}
+    await nursery.start(slices.run)
+    await nursery.start(Governor(slices, read=lambda: now["memory"]).run)
+    slices.wish([(entry, [SliceIndex(0)]) for entry in world.entries])
+    await trio.sleep(5.5)
+    pool = slices.cache.pool
+    assert (pool.limit, pool.used) == (256 * MIB, 240 * MIB)
+    now["memory"] = Memory(64 * GIB, GIB, 0.0)
+    await trio.sleep(1)
+    assert pool.limit == int(240 * MIB * 0.7)
+    assert pool.used + pool.pooled <= pool.limit
+    await trio.sleep(20)
+    assert pool.limit == MEMORY_BYTES_MIN
+    now["memory"] = Memory(64 * GIB, 48 * GIB, 0.0)
+    await trio.sleep(25)
+    assert pool.limit == MEMORY_BYTES_MIN, "not before a calm time"
+    await trio.sleep(60)
+    assert pool.limit == 256 * MIB
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,314 @@
+"""Priming against a page cache made of files: what is stored, checked, dropped, and when it gives up."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+import trio
+import trio.testing
+from data_doubles import LAKE_ID, World
+
+from stepfs.data import prime as prime_module
+from stepfs.data.disk import DiskCache
+from stepfs.data.prime import CHUNK_BYTES, Primer
+from stepfs.data.slices import Slices
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+
+MIB = 1 << 20
+
+
+class Pages:
+    """A kernel whose page cache is a directory of files; an inode number is the file's own."""
+
+    def __init__(self, directory, world):
+        self.directory = directory
+        self.world = world
+        self.chunks = {}  # inode → [(offset, bytes)]
+        self.threads = set()
+        self.error = None
+        self.dropped = []
+        for entry in world.entries:
+            for index in range(entry.tgb.slices):
+                self.path(entry.step, SliceIndex(index)).touch()
+
+    def path(self, step, index):
+        return self.directory / f"{step}-{index}"
+
+    def store_pages(self, inode, offset, data):
+        self.threads.add(threading.get_native_id())
+        if self.error is not None:
+            raise self.error
+        self.chunks.setdefault(inode, []).append((offset, bytes(data)))
+
+    def content(self, step, index=0):
+        chunks = self.chunks.get(self.path(step, index).stat().st_ino, [])
+        assert all(offset % 4096 == 0 for offset, _ in chunks)
+        assert all(len(data) == CHUNK_BYTES for _, data in chunks[:-1])
+        return b"".join(data for _, data in chunks)
+
+
+class Bench:
+    def __init__(self, tmp_path, monkeypatch, *, steps, size, memory_bytes=256 * MIB, disk_bytes=0):
+        self.world = World()
+        for _ in range(steps):
+            self.world.add_step([size])
+        mount = tmp_path / "mount"
+        mount.mkdir()
+        self.pages = Pages(mount, self.world)
+        self.resident = {}  # path → bytes found; whole unless said otherwise
+        monkeypatch.setattr(prime_module, "resident_bytes", self.resident.get)
+        monkeypatch.setattr(prime_module, "drop_pages", self.pages.dropped.append)
+        disk = DiskCache(tmp_path / "cache", LAKE_ID, limit=disk_bytes) if disk_bytes else None
+        self.slices = Slices(self.world.store, memory_bytes=memory_bytes, disk=disk)
+        self.primer = Primer(self.slices, self.pages)
+
+    async def run(self, *, task_status):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.slices.run)
+            await nursery.start(self.primer.run)
+            task_status.started()
+
+    def wish(self, *steps):
+        self.slices.wish([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
+
+    def key(self, step):
+        return Step(step), SliceIndex(0)
+
+    async def until(self, condition):
+        with trio.fail_after(20):
+            while not condition():  # noqa: ASYNC110 -- worker threads have no event
+                await trio.sleep(0.005)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    return lambda **options: Bench(tmp_path, monkeypatch, **options)
+
+
+@pytest.mark.parametrize("size", [1, 4096, 4097, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * BLOCK_BYTES + 5])
+async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, bench, size):
+    there = bench(steps=2, size=size)
+    await nursery.start(there.run)
+    there.wish(0, 1)
+    await there.until(lambda: there.slices.counts.primed_files == 2)
+    for step in (0, 1):
+        assert there.pages.content(step) == there.world.payloads[step][0]
+        assert there.primer.holds(there.key(step))
+    assert there.slices.counts.primed == 2 * size
+    assert trio.lowlevel.current_task() is not None
+    assert threading.get_native_id() not in there.pages.threads
+    nursery.cancel_scope.cancel()
+
+
+async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
+    there = bench(steps=1, size=4 * MIB)
+    await nursery.start(there.run)
+    there.wish(0)
+    await there.until(lambda: there.slices.counts.primed_files == 1)
+    assert there.slices.holds(*there.key(0))
+    assert there.slices.cache.pool.used == 8 * MIB
+    nursery.cancel_scope.cancel()
+
+
+async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nursery, bench):
+    there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
+    await nursery.start(there.run)
+    there.wish(0)
+    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
+    there.slices.cache.pool.sweep()
+    assert there.slices.cache.pool.used == 4 * MIB
+    there.world.store.objects.clear()
+    handle = there.slices.open(there.world.entries[0], SliceIndex(0))
+    await trio.testing.wait_all_tasks_blocked()
+    assert there.slices.counts.disk_hits == 0
+    assert bytes(await handle.read(MIB, 100)) == there.world.payloads[0][0][MIB : MIB + 100]
+    assert there.slices.counts.requests == 1
+    handle.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_the_kernel_evicted_is_primed_again_one_step_ahead(nursery, bench):
+    there = bench(steps=3, size=4 * MIB)
+    await nursery.start(there.run)
+    there.wish(0, 1, 2)
+    await there.until(lambda: there.slices.counts.primed_files == 3)
+    there.resident[there.pages.path(1, 0)] = MIB
+    there.wish(1, 2)
+    await there.until(lambda: there.slices.counts.reprimed_files == 1)
+    assert there.pages.content(1)[-4 * MIB :] == there.world.payloads[1][0]
+    assert there.slices.counts.primed == 16 * MIB
+    assert there.slices.counts.requests == 3
+    nursery.cancel_scope.cancel()
+
+
+async def test_pages_and_memory_share_one_budget(nursery, bench):
+    there = bench(steps=12, size=2 * MIB, memory_bytes=16 * MIB)
+    await nursery.start(there.run)
+    primed = 0
+    for step in range(12):
+        there.wish(*range(step, min(step + 3, 12)))
+        await there.until(lambda step=step: there.primer.holds(there.key(step)))
+        handle = there.slices.open(there.world.entries[step], SliceIndex(0))
+        assert there.slices.cache.pool.used <= 16 * MIB
+        assert there.primer.bytes <= 8 * MIB
+        primed = max(primed, there.primer.bytes)
+        handle.close()
+    assert primed >= 4 * MIB
+    assert there.pages.dropped[0] == there.pages.path(0, 0), "consumed pages leave first, oldest first"
+    assert there.slices.counts.requests == 12
+    nursery.cancel_scope.cancel()
+
+
+async def test_forgotten_steps_are_no_longer_counted(nursery, bench):
+    there = bench(steps=2, size=4 * MIB)
+    await nursery.start(there.run)
+    there.wish(0, 1)
+    await there.until(lambda: there.slices.counts.primed_files == 2)
+    there.slices.forget_below(Step(2))
+    assert there.primer.bytes == there.slices.cache.pool.used == 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
+    there = bench(steps=5, size=BLOCK_BYTES)
+    there.pages.error = OSError(errno.ENOSYS, "Function not implemented")
+    await nursery.start(there.run)
+    there.wish(0, 1, 2, 3, 4)
+    await there.until(lambda: not there.primer.enabled)
+    await trio.testing.wait_all_tasks_blocked()
+    assert there.slices.counts.primed == there.primer.bytes == 0
+    assert there.slices.holds(*there.key(0))
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
+    there = bench(steps=3, size=MIB)
+    there.pages.path(0, 0).unlink()
+    await nursery.start(there.run)
+    there.wish(0, 1, 2)
+    await there.until(lambda: there.slices.counts.primed_files == 2)
+    assert not there.primer.holds(there.key(0))
+    assert there.primer.enabled
+    nursery.cancel_scope.cancel()
+
+
+async def test_requests_of_its_own_threads_are_known(nursery, bench):
+    there = bench(steps=1, size=MIB)
+    seen = []
+    there.pages.store_pages = lambda *_: seen.append(there.primer.is_own(threading.get_native_id()))
+    await nursery.start(there.run)
+    there.wish(0)
+    await there.until(lambda: there.slices.counts.primed_files == 1)
+    assert seen == [True]
+    assert not there.primer.is_own(threading.get_native_id())
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_smaller_budget_puts_pages_out(nursery, bench):
+    there = bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB)
+    await nursery.start(there.run)
+    there.wish(0, 1, 2, 3)
+    await there.until(lambda: there.slices.counts.primed_files == 4)
+    there.slices.set_memory(8 * MIB)
+    await there.until(lambda: there.slices.cache.pool.used <= 8 * MIB)
+    assert there.pages.dropped == [there.pages.path(3, 0), there.pages.path(2, 0)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_reclaimed(nursery, bench):
+    there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
+    await nursery.start(there.run)
+    there.wish(0)
+    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
+    there.slices.open(there.world.entries[0], SliceIndex(0)).close()
+    there.slices.spill.disk.remove(
+        [there.slices.spill.disk.forget(there.key(0))]
+    )  # consumed files leave first
+    handle = there.slices.open(there.world.entries[0], SliceIndex(0))
+    await trio.testing.wait_all_tasks_blocked()
+    assert there.slices.counts.requests == 1
+    there.slices.forget_below(Step(1))
+    await there.until(lambda: there.slices.holds(*there.key(0)))
+    there.world.store.objects.clear()
+    assert bytes(await handle.read(0, 4 * MIB)) == there.world.payloads[0][0]
+    assert there.slices.counts.requests == 2
+    nursery.cancel_scope.cancel()
+
+
+async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nursery, tmp_path, monkeypatch):
+    world = World()
+    entry = world.add_step([8192] * 64)
+    (tmp_path / "mount").mkdir()
+    pages = Pages(tmp_path / "mount", world)
+    looked, gone = [], set()
+
+    def resident(path, length):
+        looked.append(path.name)
+        return 0 if path.name in gone else length
+
+    monkeypatch.setattr(prime_module, "resident_bytes", resident)
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    primer = Primer(slices, pages)
+    await nursery.start(slices.run)
+    everything = [(entry, [SliceIndex(index) for index in range(64)])]
+    slices.wish(everything)
+    await nursery.start(primer.run)
+    with trio.fail_after(20):
+        while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
+            await trio.sleep(0.005)
+    assert len(looked) == 8
+    gone.update({"0-24", "0-25"})
+    primer.closed((entry.step, SliceIndex(24)))  # it may be read again: looked at again
+    slices.wish(everything)
+    with trio.fail_after(20):
+        while slices.counts.reprimed_files < 2:  # noqa: ASYNC110 -- worker threads
+            await trio.sleep(0.005)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert slices.counts.reprimed_files == 2, "once per turn, even if the kernel evicts it again at once"
+    assert {"0-24", "0-25"} <= set(looked[8:])
+    nursery.cancel_scope.cancel()
+
+
+async def test_of_many_small_files_no_more_are_checked_while_readers_work_through_them(
+    nursery, tmp_path, monkeypatch
+):
+    world = World()
+    entry = world.add_step([8192] * 64)
+    (tmp_path / "mount").mkdir()
+    looked = []
+    monkeypatch.setattr(
+        prime_module, "resident_bytes", lambda path, length: looked.append(path.name) or length
+    )
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    primer = Primer(slices, Pages(tmp_path / "mount", world))
+    await nursery.start(slices.run)
+    slices.wish([(entry, [SliceIndex(index) for index in range(64)])])
+    await nursery.start(primer.run)
+    with trio.fail_after(20):
+        while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
+            await trio.sleep(0.005)
+    for opened in range(64):
+        slices.wish([(entry, [SliceIndex(index) for index in range(opened + 1, 64)])])
+        await trio.testing.wait_all_tasks_blocked(0.002)
+    assert len(looked) == 8, "each look costs an open"
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("size", "marked"), [(CHUNK_BYTES - 1, 0), (CHUNK_BYTES, 2), (3 * MIB, 2)])
+async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatch, size, marked):
+    there = bench(steps=2, size=size)
+    seen = []
+
+    def mark(path, length):
+        seen.append((path, length))
+        raise OSError(errno.EIO, "evicted meanwhile")
+
+    monkeypatch.setattr(prime_module, "mark_used", mark)
+    await nursery.start(there.run)
+    there.wish(0, 1)
+    await there.until(lambda: there.slices.counts.primed_files == 2)
+    assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
+    assert there.primer.enabled
+    nursery.cancel_scope.cancel()

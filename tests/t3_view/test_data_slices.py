@@ -1,0 +1,269 @@
+"""Slices: fetched whole, served block by verified block, once for all readers, pinned until closed."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from data_doubles import World, indices
+
+from stepfs.data.slices import SliceHandle, Slices
+from stepfs.errors import AbsentError, CorruptError, StoreUnreachableError
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+
+MIB = 1 << 20
+
+
+async def read_all(handle: SliceHandle, piece: int = MIB) -> bytes:
+    data = b""
+    while part := await handle.read(len(data), piece):
+        data += part
+    return data
+
+
+async def test_bytes_are_exactly_the_committed_ones(nursery, autojump_clock):
+    world = World()
+    sizes = [0, 1, 4095, 4096, MIB, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES, 20 * MIB + 7]
+    entry = world.add_step(sizes)
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    for number, payload in enumerate(world.payloads[0]):
+        handle = slices.open(entry, SliceIndex(number))
+        assert handle.length == len(payload)
+        assert await read_all(handle) == payload
+        assert bytes(await handle.read(len(payload), 1)) == b""
+        assert bytes(await handle.read(max(len(payload) - 3, 0), 100)) == payload[-3:]
+        handle.close()
+    with pytest.raises(IndexError):
+        slices.open(entry, SliceIndex(len(sizes)))
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([3 * BLOCK_BYTES])
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    handle = slices.open(entry, SliceIndex(0))
+    start = BLOCK_BYTES - 5
+    assert (
+        bytes(await handle.read(start, BLOCK_BYTES + 10))
+        == world.payloads[0][0][start : start + BLOCK_BYTES + 10]
+    )
+    nursery.cancel_scope.cancel()
+
+
+async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([MIB])
+    world.store.behave = lambda *_: 1.0
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+
+    async def reader():
+        handle = slices.open(entry, SliceIndex(0))
+        assert await read_all(handle) == world.payloads[0][0]
+        handle.close()
+
+    async with trio.open_nursery() as readers:
+        for _ in range(32):
+            readers.start_soon(reader)
+    assert len(world.store.requests) == slices.counts.requests == 1
+    assert slices.counts.misses == 32
+    assert slices.counts.bytes_delivered == 32 * MIB
+    nursery.cancel_scope.cancel()
+
+
+async def test_block_0_is_served_while_block_5_hangs(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([6 * BLOCK_BYTES])
+    base = entry.tgb.slice(SliceIndex(0)).offset
+    gate = world.store.gates[base + 5 * BLOCK_BYTES] = trio.Event()
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    handle = slices.open(entry, SliceIndex(0))
+    payload = world.payloads[0][0]
+    for block in range(5):
+        assert bytes(await handle.read(block * BLOCK_BYTES, 10)) == payload[block * BLOCK_BYTES :][:10]
+    with trio.move_on_after(3) as scope:
+        await handle.read(5 * BLOCK_BYTES, 10)
+    assert scope.cancelled_caught
+    gate.set()
+    assert bytes(await handle.read(5 * BLOCK_BYTES, 10)) == payload[5 * BLOCK_BYTES :][:10]
+    assert len(world.store.requests) == 6
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([8 * BLOCK_BYTES])
+    base = entry.tgb.slice(SliceIndex(0)).offset
+    world.store.behave = lambda *_: 1.0
+    slices = Slices(world.store, memory_bytes=128 * MIB, connections=1)
+    await nursery.start(slices.run)
+    handle = slices.open(entry, SliceIndex(0))
+    await trio.testing.wait_all_tasks_blocked()
+    await handle.read(6 * BLOCK_BYTES, 1)
+    assert [(offset - base) // BLOCK_BYTES for _, offset, _ in world.store.requests][:2] == [0, 6]
+    await handle.read(5 * BLOCK_BYTES, 1)
+    nursery.cancel_scope.cancel()
+
+
+async def test_neighbours_opened_together_cost_one_get(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([64 << 10] * 64)
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    handles = [slices.open(entry, index) for index in indices(*range(8, 16))]
+    for number, handle in enumerate(handles, start=8):
+        assert await read_all(handle) == world.payloads[0][number]
+    assert len(world.store.requests) == 1
+    assert slices.counts.bytes_fetched <= 1.02 * slices.counts.bytes_delivered
+    nursery.cancel_scope.cancel()
+
+
+async def test_pinned_bytes_outlive_their_object(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([2 * BLOCK_BYTES])
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    handle = slices.open(entry, SliceIndex(0))
+    await handle.read(0, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    world.store.objects.clear()
+    slices.forget_below(Step(1))
+    assert await read_all(handle) == world.payloads[0][0]
+    handle.close()
+    assert not slices.holds(Step(0), SliceIndex(0))
+    assert slices.cache.pool.used == 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_view_in_flight_keeps_its_bytes(nursery, autojump_clock):
+    """What the kernel is being given must not be overwritten by the next fetch into a reused buffer."""
+    world = World()
+    first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
+    slices = Slices(world.store, memory_bytes=4 * MIB)
+    await nursery.start(slices.run)
+    handle = slices.open(first, SliceIndex(0))
+    view = await handle.read(0, 2 * MIB)
+    handle.close()
+    slices.forget_below(Step(1))
+    other = slices.open(second, SliceIndex(0))
+    await other.read(0, 1)
+    assert bytes(view) == world.payloads[0][0]
+    other.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_memory_seen_by_a_view_is_not_spent_twice(nursery, autojump_clock):
+    world = World()
+    first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
+    slices = Slices(world.store, memory_bytes=2 * MIB)
+    await nursery.start(slices.run)
+    handle = slices.open(first, SliceIndex(0))
+    view = await handle.read(0, 2 * MIB)
+    handle.close()
+    other = slices.open(second, SliceIndex(0))
+    with trio.move_on_after(5) as scope:
+        await other.read(0, 1)
+    assert scope.cancelled_caught, "the only buffer is still seen by the first reader"
+    assert bytes(view) == world.payloads[0][0]
+    del view
+    assert await read_all(other) == world.payloads[1][0]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_bit_flipped_on_the_way_is_fetched_again(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([MIB])
+
+    def spoil(number, buffer):
+        if number == 0:
+            buffer[77] ^= 1
+
+    world.store.spoil = spoil
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    handle = slices.open(entry, SliceIndex(0))
+    assert await read_all(handle) == world.payloads[0][0]
+    assert (slices.counts.requests, slices.counts.corrupt) == (2, 1)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.logs("CRC32C")
+async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([MIB, MIB])
+    bad, good = entry.tgb.slice(SliceIndex(0)), entry.tgb.slice(SliceIndex(1))
+    data = bytearray(world.store.objects[entry.tgb.key])
+    data[bad.offset + 5] ^= 0x40
+    world.store.objects[entry.tgb.key] = bytes(data)
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    handle = slices.open(entry, SliceIndex(0))
+    for _ in range(3):
+        with pytest.raises(CorruptError, match=rf"{entry.tgb.key}.*slice 0 .*{bad.crc32c:08x}"):
+            await handle.read(0, 1)
+    assert slices.counts.requests == 2, "an open file that failed is not fetched for every read"
+    other = slices.open(entry, SliceIndex(1))
+    assert await read_all(other) == world.payloads[0][1]
+    assert good.length == other.length
+    handle.close()
+    world.store.objects[entry.tgb.key] = (
+        bytes(data[: bad.offset + 5]) + bytes([data[bad.offset + 5] ^ 0x40]) + bytes(data[bad.offset + 6 :])
+    )
+    again = slices.open(entry, SliceIndex(0))
+    assert await read_all(again) == world.payloads[0][0], "a restored object is readable after reopening"
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.logs("truncated")
+async def test_a_truncated_object_is_corrupt(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([MIB])
+    world.store.objects[entry.tgb.key] = world.store.objects[entry.tgb.key][:1000]
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    with pytest.raises(CorruptError, match="truncated object, 936 of 1048576 bytes"):
+        await slices.open(entry, SliceIndex(0)).read(0, 1)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.logs("is gone")
+async def test_a_lost_object_is_absent(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([MIB])
+    world.store.objects.clear()
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    with pytest.raises(AbsentError, match="step 0"):
+        await slices.open(entry, SliceIndex(0)).read(0, 1)
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery, autojump_clock):
+    world = World()
+    entry = world.add_step([MIB])
+    down_until = 20.0
+
+    def behave(number, offset, size):
+        if trio.current_time() < start + down_until:
+            raise StoreUnreachableError("down")
+        return 0.0
+
+    start = trio.current_time()
+    world.store.behave = behave
+    slices = Slices(world.store, memory_bytes=64 * MIB, deadline_s=60)
+    await nursery.start(slices.run)
+    handle = slices.open(entry, SliceIndex(0))
+    assert await read_all(handle) == world.payloads[0][0]
+    assert 20 <= trio.current_time() - start < 30
+    handle.close()
+    slices.forget_below(Step(1))
+    start, down_until = trio.current_time(), 1000.0
+    handle = slices.open(entry, SliceIndex(0))
+    with pytest.raises(StoreUnreachableError, match="step 0 within 60 s"):
+        await handle.read(0, 1)
+    assert trio.current_time() - start == pytest.approx(60, abs=1)
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,269 @@
+"""The follower and its pace, and names withdrawn when steps leave. Virtual time."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+import trio
+from fakemount import Caller, mounted
+from faketable import FakeSlices, FakeTable
+
+from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.mount.callers import has_pending_signal
+from stepfs.mount.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
+from stepfs.mount.known import KnownSteps
+from stepfs.mount.meter import Meter
+from stepfs.mount.news import News
+from stepfs.mount.pace import INTERVAL_S_MAX, Pace
+from stepfs.mount.withdrawal import Withdrawal
+from stepfs.view.inodes import directory_inode
+from stepfs.view.tree import Tree, ViewOptions
+
+
+class PolledTable(FakeTable):
+    """Commits `due` steps at the poll after their time has come."""
+
+    def __init__(self):
+        super().__init__()
+        self.due: list[float] = []
+        self.polls: list[float] = []
+        self.errors: list[Exception] = []
+
+    async def poll(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        self.polls.append(trio.current_time())
+        if self.errors:
+            raise self.errors.pop(0)
+        come = [at for at in self.due if at <= trio.current_time()]
+        self.due = self.due[len(come) :]
+        if come:
+            self.commit(len(come))
+        return bool(come)
+
+
+async def own_id():
+    return FakeTable().identity.lake_id
+
+
+def follow(nursery, table, news, *, poll_s=0.1, find=own_id, now_ms=None):
+    changes = []
+    follower = Follower(
+        table,
+        news,
+        poll_s=poll_s,
+        find_lake_id=find,
+        on_change=lambda: changes.append(trio.current_time()),
+        now_ms=now_ms,
+    )
+    nursery.start_soon(follower.run)
+    return follower, changes
+
+
+async def test_an_idle_lake_is_looked_at_every_two_seconds_in_the_end(autojump_clock, nursery):
+    table = PolledTable()
+    follow(nursery, table, News())
+    await trio.sleep(30)
+    gaps = [b - a for a, b in zip(table.polls, table.polls[1:], strict=False)]
+    assert gaps == sorted(gaps)
+    assert table.polls[0] == pytest.approx(0.1)
+    assert gaps[-1] == pytest.approx(INTERVAL_S_MAX)
+
+
+async def test_the_lag_behind_commits_is_measured_once_per_look(autojump_clock, nursery):
+    table = PolledTable()
+    table.due = [1.0, 1.001, 9.0]
+    follower, _ = follow(nursery, table, News(), now_ms=lambda: table.state.time_ms + 250)
+    await trio.sleep(30)
+    assert (follower.lag_s.count, follower.lag_s.sum) == (2, 0.5)
+    assert follower.looks > 2
+
+
+async def test_requests_never_exceed_one_per_poll_interval(autojump_clock, nursery):
+    table = PolledTable()
+    table.due = [n * 0.01 for n in range(1000)]
+    follow(nursery, table, News())
+    await trio.sleep(10)
+    assert len(table.polls) <= 100
+
+
+async def test_a_reader_that_waits_makes_every_look_count(autojump_clock, nursery):
+    table, news = PolledTable(), News()
+    follow(nursery, table, news)
+    await trio.sleep(30.3)
+    table.due = [40.0]
+    with news.listening():
+        began = trio.current_time()
+        changed = news.next_change
+        table.polls.clear()
+        await changed.wait()
+        assert trio.current_time() <= 40.11
+        assert table.polls[0] - began <= 0.1001  # the long sleep was cut short
+        assert max(b - a for a, b in zip(table.polls, table.polls[1:], strict=False)) <= 0.1001
+
+
+@pytest.mark.parametrize("every_s", [0.05, 0.5, 2, 8, 60])
+async def test_a_steady_stream_is_seen_within_an_eighth_of_its_pace(autojump_clock, nursery, every_s):
+    table = PolledTable()
+    table.due = [every_s * n for n in range(1, 200)]
+    due = list(table.due)
+    _, changes = follow(nursery, table, News())
+    await trio.sleep(every_s * 20)
+    late = [min(c for c in changes if c >= at) - at for at in due[10:19]]
+    assert max(late) <= max(0.11, min(INTERVAL_S_MAX, every_s / 8 * 1.2))
+    if every_s >= 2:
+        assert (
+            len(table.polls) / (every_s * 20) <= max(8.0 / every_s, 0.5) * 2.5
+        )  # far fewer than ten a second
+
+
+def test_a_stream_that_stopped_is_not_polled_at_its_old_pace():
+    pace = Pace(0.1)
+    for number in range(20):
+        pace.arrived(number * 0.2)
+    for number in range(200):
+        pace.idle(4 + number)
+    assert pace.interval_s == INTERVAL_S_MAX
+
+
+@pytest.mark.logs("cannot follow the lake", "the store answers again")
+async def test_a_store_that_is_away_is_said_once_and_tried_again(autojump_clock, nursery, caplog):
+    table = PolledTable()
+    table.errors = [StoreUnreachableError("away")] * 20
+    follower, _ = follow(nursery, table, News())
+    await trio.sleep(10)
+    assert follower.trouble == "away"
+    await trio.sleep(60)
+    assert follower.trouble is None
+    assert [r.getMessage() for r in caplog.records].count("the store answers again") == 1
+    assert len([r for r in caplog.records if "cannot follow" in r.getMessage()]) == 1
+
+
+async def test_a_store_that_hangs_is_said_to_before_its_request_fails(autojump_clock, nursery):
+    table = PolledTable()
+    follower, _ = follow(nursery, table, News())
+    await trio.sleep(1)
+    poll, answers = table.poll, trio.Event()
+
+    async def hang():
+        await answers.wait()
+        return False
+
+    table.poll = hang
+    await trio.sleep(2 + SILENCE_S / 2)
+    assert follower.trouble is None
+    await trio.sleep(SILENCE_S)
+    assert follower.trouble == "the store does not answer"
+    table.poll = poll
+    answers.set()
+    await trio.sleep(0.1)
+    assert follower.trouble is None
+
+
+@pytest.mark.logs("cannot follow the lake", "the store answers again")
+async def test_a_corrupt_log_leaves_what_is_there_visible(autojump_clock, nursery):
+    table = PolledTable()
+    table.commit(3)
+    table.errors = [CorruptError("log version 4 is torn")] * 3
+    follower, _ = follow(nursery, table, News())
+    await trio.sleep(1)
+    assert follower.trouble == "log version 4 is torn"
+    assert follower.frontier == 2
+    await trio.sleep(10)
+
+
+async def test_another_lake_under_the_same_url_ends_the_mount(autojump_clock):
+    """Hazard 7."""
+
+    async def other():
+        return "f" * 32
+
+    with pytest.RaisesGroup(ReplacedError):
+        async with trio.open_nursery() as nursery:
+            follow(nursery, PolledTable(), News(), find=other)
+    assert IDENTITY_CHECK_S <= trio.current_time() <= IDENTITY_CHECK_S + 3
+
+
+async def test_steps_that_leave_are_withdrawn_where_the_kernel_knows_them(autojump_clock, nursery):
+    async with mounted() as m:
+        m.commit(10)
+        for number in (1, 3, 7):
+            await m.lookup(f"step-{number:09d}")
+        gone = []
+        main = threading.get_ident()
+
+        def invalidate(inode, name):
+            assert threading.get_ident() != main
+            gone.append((inode, name))
+            if name.endswith(b"3"):
+                raise FileNotFoundError
+
+        withdrawal = Withdrawal(m.tree, m.known, m.slices, m.meter, invalidate=invalidate)
+        await nursery.start(withdrawal.run)
+        withdrawal.note()
+        m.table.first_live_step = Step(5)
+        withdrawal.note()
+        withdrawal.note()
+        await trio.testing.wait_all_tasks_blocked()
+        while m.meter.steps_invalidated < 2:  # noqa: ASYNC110 (a thread is at work, there is no event)
+            await trio.sleep(0.01)
+        assert gone == [(1, b"step-000000001"), (1, b"step-000000003")]
+        assert m.slices.forgotten_below == [5]
+        m.tree.need = Step(8)  # the group's own checkpoint
+        withdrawal.note()
+        await m.ops.forget([(directory_inode(1), 1), (directory_inode(3), 1)])
+        while m.meter.steps_invalidated < 3:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert gone[-1] == (1, b"step-000000007")
+        assert m.slices.forgotten_below == [5, 8]
+
+
+async def test_a_group_that_rolls_back_shows_its_older_steps_again(autojump_clock, nursery):
+    table, slices, known = FakeTable(), FakeSlices(), KnownSteps()
+    table.commit(10)
+    tree = Tree(table, ViewOptions())
+    withdrawal = Withdrawal(tree, known, slices, Meter(), invalidate=lambda *_: None)
+    tree.need = Step(6)
+    withdrawal.note()
+    tree.need = Step(2)
+    withdrawal.note()
+    assert list(tree.listed()) == list(range(2, 10))
+    tree.need = Step(4)
+    withdrawal.note()
+    assert slices.forgotten_below == [6, 4]
+
+
+def test_lookup_counts_are_exact_and_bounded_by_what_the_kernel_knows():
+    known = KnownSteps()
+    for number in (0, 4095, 4096, 10**12):
+        known.add(Step(number))
+        known.add(Step(number))
+    assert len(known) == 4
+    known.forget(Step(4096), 1)
+    assert list(known.between(Step(0), Step(2**41))) == [0, 4095, 4096, 10**12]
+    known.forget(Step(4096), 1)
+    known.forget(Step(4096), 5)  # more than it ever had: nothing to take away
+    known.forget(Step(77), 1)
+    assert list(known.between(Step(1), Step(10**12))) == [4095]
+    for number in (0, 4095, 10**12):
+        known.forget(Step(number), 2)
+    assert len(known) == 0
+    assert not known._chunks
+
+
+async def test_a_caller_is_asked_by_its_thread():
+    """The real /proc: a thread that blocked a signal is not let go, one that did not is."""
+    me = threading.get_native_id()
+    assert not has_pending_signal(me)
+    assert not has_pending_signal(0)
+    assert not has_pending_signal(2**22 + 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+        assert not has_pending_signal(me)  # pending, but blocked: the caller does not want to hear of it
+        assert signal.sigtimedwait({signal.SIGUSR2}, 1) is not None
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+    assert Caller(me).pid == me

@@ -1,0 +1,133 @@
+"""What a mount stands on: the mount table, the mount point, the cache directory, kernel settings."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from stepfs.errors import AbsentError, RefusedError
+from stepfs.mount import mountinfo, place, stale
+from stepfs.mount.tune import tune
+
+LAKE, OTHER = "a" * 32, "b" * 32
+
+TABLE = (
+    "22 1 0:20 / /proc rw - proc proc rw\n"
+    "90 22 0:53 / /mnt/a\\040b ro,nosuid shared:1 - fuse.stepfs s3://b/p ro,user_id=0\n"
+    "91 22 0:54 / /mnt/a\\040b ro shared:2 master:3 - fuse.stepfs file:///x\\134y ro\n"
+)
+
+
+def test_the_mount_table_with_escapes_stacks_and_optional_fields(tmp_path, monkeypatch):
+    table = tmp_path / "mountinfo"
+    table.write_text(TABLE)
+    monkeypatch.setattr(mountinfo, "_MOUNTINFO", table)
+    top = mountinfo.mount_at(Path("/mnt/a b"))
+    assert top is not None
+    assert (top.device, top.fstype, top.source) == ("0:54", "fuse.stepfs", "file:///x\\y")
+    assert mountinfo.is_mounted("0:53")
+    assert not mountinfo.is_mounted("0:5")
+    assert mountinfo.mount_at(Path("/mnt")) is None
+
+
+def test_real_directories_do_not_touch_what_is_mounted(tmp_path, monkeypatch):
+    (tmp_path / "real" / "m").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "to-m").symlink_to("link/m")
+    expected = (tmp_path / "real" / "m").resolve()
+    assert mountinfo.real_directory(tmp_path / "link" / "m") == expected
+    assert mountinfo.real_directory(tmp_path / "to-m") == expected
+    monkeypatch.chdir(tmp_path)
+    assert mountinfo.real_directory(Path("link/m/../m")) == expected
+    assert mountinfo.real_directory(Path("/")) == Path("/")
+
+
+def test_bad_mount_points_say_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(AbsentError, match="does not exist; create it with `mkdir -p"):
+        stale.prepare(tmp_path / "none")
+    with pytest.raises(RefusedError, match="is not a directory"):
+        stale.prepare(tmp_path / "file")
+    with pytest.raises(RefusedError, match="is not empty"):
+        stale.prepare(tmp_path / "full")
+    (tmp_path / "empty").mkdir()
+    stale.prepare(tmp_path / "empty")
+
+
+def test_a_listing_that_fails_or_hangs_is_told_apart(tmp_path):
+    assert stale.list_within(tmp_path) == []
+    error = stale.list_within(tmp_path / "none")
+    assert isinstance(error, OSError)
+    assert error.errno == errno.ENOENT
+
+
+def test_a_cache_directory_is_private_and_removed_with_its_parents(tmp_path):
+    base = tmp_path / "cache" / "stepfs"
+    with place.claim(base, LAKE) as mine, place.claim(base, LAKE) as second:
+        assert mine.path != second.path
+        assert not mine.adopted
+        assert mine.path.parent.name == LAKE
+        assert mine.path.stat().st_mode & 0o777 == 0o700
+        (mine.path / "slice").write_bytes(b"x")
+    assert not base.exists()
+    assert (tmp_path / "cache").exists()
+
+
+def test_what_a_crash_left_is_adopted_by_the_next_mount_of_the_same_lake(tmp_path):
+    crashed = place.claim(tmp_path, LAKE)
+    (crashed.path / "slice").write_bytes(b"kept")
+    os.close(crashed._lock)  # as the kernel does when a process is killed
+    with place.claim(tmp_path, OTHER) as other:
+        assert not other.adopted
+    with place.claim(tmp_path, LAKE) as again:
+        assert again.adopted
+        assert (again.path / "slice").read_bytes() == b"kept"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_nobody_came_back_for_is_swept_after_a_day(tmp_path):
+    left = place.claim(tmp_path, OTHER)
+    live = place.claim(tmp_path, "c" * 32)
+    os.close(left._lock)
+    (tmp_path / "not-ours").mkdir()
+    old = time.time() - 2 * 86400
+    for directory in (left.path, live.path):
+        os.utime(directory, (old, old))
+    with place.claim(tmp_path, LAKE):
+        assert not left.path.exists()
+        assert live.path.exists()  # somebody holds it
+    live.remove()
+    assert [p.name for p in tmp_path.iterdir()] == ["not-ours"]
+
+
+def test_a_cache_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RefusedError, match="choose one with --cache-dir"):
+        place.claim(tmp_path / "file", LAKE)
+
+
+def test_kernel_settings_are_written_where_they_can_be_and_read_back(tmp_path):
+    bdi = tmp_path / "class/bdi/0:53"
+    connection = tmp_path / "fs/fuse/connections/53"
+    bdi.mkdir(parents=True)
+    connection.mkdir(parents=True)
+    for path in (bdi / "read_ahead_kb", connection / "max_background", connection / "congestion_threshold"):
+        path.write_text("128\n")
+    assert tune("0:53", sysfs=tmp_path) == {
+        "read_ahead_kb": 4096,
+        "max_background": 64,
+        "congestion_threshold": 48,
+    }
+
+
+def test_without_fusectl_the_defaults_stay_quietly(tmp_path):
+    bdi = tmp_path / "class/bdi/0:53"
+    bdi.mkdir(parents=True)
+    (bdi / "read_ahead_kb").write_text("128\n")
+    assert tune("0:53", sysfs=tmp_path)["max_background"] is None

@@ -1,0 +1,228 @@
+"""A mount and its group: the need it follows, the checkpoints it settles at the end, what it says to the fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+from faketable import FakeTable
+from trio.testing import MockClock
+
+from stepfs.checkpoints.formats import Place
+from stepfs.checkpoints.next_step import NextStep
+from stepfs.clock import TrioClock
+from stepfs.consumers import Group
+from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.format.keys import node_key, nodes_prefix
+from stepfs.format.node import NodeRecord, node_name
+from stepfs.lake import create_lake
+from stepfs.mount.follower import Follower
+from stepfs.mount.group import INTERVAL_S, GroupNeed
+from stepfs.mount.meter import Meter
+from stepfs.mount.node import Node
+from stepfs.mount.options import MountOptions
+from stepfs.nodes import BEAT_S, forget_nodes, list_nodes, write_node
+from stepfs.reclaim.run import reclaim
+from stepfs.store.faulty import FaultyStore
+from stepfs.view.tree import Tree, ViewOptions
+
+
+@pytest.fixture
+def patient_clock():
+    """Looking at a checkpoint directory takes a thread, which a clock that jumps at once would not wait for."""
+    return MockClock(autojump_threshold=0.01)
+
+
+@dataclass
+class OneMount:
+    need: GroupNeed
+    tree: Tree
+    changes: list[float] = field(default_factory=list)
+
+
+async def group_of() -> Group:
+    store = FaultyStore()
+    return Group.of(store, await create_lake(store, slices=1, clock=TrioClock()), "run", TrioClock())
+
+
+def mount_of(group: Group, checkpoint_dir: Path | None = None) -> OneMount:
+    tree = Tree(FakeTable(), ViewOptions())
+    changes: list[float] = []
+    checkpoints = None if checkpoint_dir is None else (Place(checkpoint_dir), NextStep("N"))
+    need = GroupNeed(group, tree, lambda: changes.append(trio.current_time()), checkpoints=checkpoints)
+    return OneMount(need, tree, changes)
+
+
+async def test_every_mount_of_the_group_follows_within_a_second(autojump_clock, nursery):
+    group = await group_of()
+    mounts = [mount_of(group) for _ in range(3)]
+    for mount in mounts:
+        await mount.need.register()
+        await nursery.start(mount.need.run)
+    await trio.sleep(30.5)
+    for kept, drop, need in [(7, None, 7), (9, None, 7), (12, 7, 9), (3, None, 3)]:
+        await group.add(Step(kept))
+        if drop is not None:
+            await group.drop(Step(drop))
+            await trio.sleep(10 * INTERVAL_S)  # two records at once: the slot after the one known stays empty
+        await trio.sleep(INTERVAL_S + 0.1)
+        assert [mount.tree.need for mount in mounts] == [need] * 3
+    assert all(len(mount.changes) == 3 for mount in mounts)
+
+
+async def test_following_costs_one_small_request_a_look(autojump_clock, nursery):
+    group = await group_of()
+    mount = mount_of(group)
+    await mount.need.register()
+    await nursery.start(mount.need.run)
+    await trio.sleep(0.5)
+    before = group.store.counts.requests, group.store.counts.list
+    await trio.sleep(100 * INTERVAL_S)
+    assert group.store.counts.list - before[1] <= 11
+    assert group.store.counts.requests - before[0] <= 100 + 11
+
+
+def save(directory: Path, counter: int) -> None:
+    (directory / f"step-{counter}").mkdir()
+    (directory / f"step-{counter}/.metadata").write_bytes(b"x")
+
+
+async def test_a_checkpoint_written_right_before_the_end_is_recorded(patient_clock, tmp_path):
+    group = await group_of()
+    mount = mount_of(group, tmp_path)
+    await mount.need.register()
+    async with trio.open_nursery() as background:
+        await background.start(mount.need.run)
+        await trio.sleep(5)
+        save(tmp_path, 4)
+        background.cancel_scope.cancel()
+    record = await group.read()
+    assert record is not None
+    assert record.kept == (4,)
+
+
+@pytest.mark.logs("last checkpoints may not be recorded")
+async def test_an_ending_does_not_wait_for_ever_for_a_store_that_is_away(patient_clock, tmp_path):
+    group = await group_of()
+    mount = mount_of(group, tmp_path)
+    await mount.need.register()
+    async with trio.open_nursery() as background:
+        await background.start(mount.need.run)
+        await trio.sleep(5)
+        group.store.list = forever  # type: ignore[method-assign]
+        save(tmp_path, 4)
+        began = trio.current_time()
+        background.cancel_scope.cancel()
+    assert trio.current_time() - began == pytest.approx(10)
+
+
+async def forever(*_args: object, **_options: object) -> None:
+    await trio.sleep_forever()
+
+
+class Spoken:
+    """The parts of a mount that its node record is made of."""
+
+    def __init__(self, store: FaultyStore) -> None:
+        self.options = MountOptions(lake="file:///x", directory=Path("/mnt/run"), group="run")
+        self.store = store
+        self.meter = Meter()
+        self.table = FakeTable()
+        self.follower = Follower(self.table, None, poll_s=1, find_lake_id=forever, on_change=lambda: None)
+
+
+async def test_a_mount_speaks_every_ten_seconds_and_is_silent_once_it_ended(autojump_clock):
+    group = await group_of()
+    mount = Spoken(group.store)
+    async with trio.open_nursery() as background:
+        await background.start(Node(mount, group.identity, "run").run)
+        await trio.sleep(1)
+        (first,) = await list_nodes(group.store, group.identity)
+        assert (first.directory, first.frontier, first.last_step) == ("/mnt/run", -1, None)
+        mount.table.commit(5)
+        mount.meter.last_step = Step(3)
+        puts = group.store.counts.put
+        await trio.sleep(10 * BEAT_S)
+        assert group.store.counts.put - puts == 10
+        (record,) = await list_nodes(group.store, group.identity)
+        assert (record.frontier, record.last_step) == (4, 3)
+        background.cancel_scope.cancel()
+    assert await list_nodes(group.store, group.identity) == []
+    assert await group.store.list(nodes_prefix(group.identity.lake_id)) == []
+
+
+async def test_a_mount_whose_store_is_away_serves_on_and_ends_in_time(autojump_clock):
+    group = await group_of()
+    mount = Spoken(group.store)
+
+    async def away(*_args: object) -> None:
+        raise StoreUnreachableError("away")
+
+    async with trio.open_nursery() as background:
+        await background.start(Node(mount, group.identity, "run").run)
+        await trio.sleep(1)
+        mount.store.put = away  # type: ignore[method-assign]
+        await trio.sleep(100)
+        mount.store.delete = forever  # type: ignore[method-assign]
+        began = trio.current_time()
+        background.cancel_scope.cancel()
+    assert trio.current_time() - began == pytest.approx(5)
+
+
+def test_the_share_waited_is_of_the_time_and_not_of_the_requests(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    mount = Spoken(FaultyStore())
+    node = Node(mount, None, "run")  # type: ignore[arg-type]
+    waited = mount.meter.waited
+    waited.began()
+    waited.began()  # two at once wait no longer than one
+    now[0] += 2
+    waited.ended()
+    waited.ended()
+    now[0] += 5
+    waited.began()
+    now[0] += 1  # and waits still
+    assert node.record().waited_permille == round(1000 * 3 / 8)
+    now[0] += 4
+    assert node.record().waited_permille == 1000
+    waited.ended()
+    now[0] += 4
+    assert node.record().waited_permille == 0
+
+
+async def test_records_of_gone_groups_are_forgotten_and_unreadable_ones_inform_nobody(autojump_clock):
+    group = await group_of()
+    store, identity = group.store, group.identity
+    usual = NodeRecord("run", "a", "/mnt", 1, "1", Step(1), Step(0), 0, 0)
+    other = NodeRecord("gone", "b", "/mnt", 1, "1", Step(1), Step(0), 0, 0)
+    for record in (usual, other):
+        await write_node(store, identity, record)
+    await store.put(node_key(identity.lake_id, "run", node_name("c", "/mnt")), [b"junk"])
+    assert await list_nodes(store, identity) == [other, usual]
+    await forget_nodes(store, identity, ["run"])
+    assert await list_nodes(store, identity) == [usual]
+
+
+async def test_a_reclaim_forgets_them_and_does_not_need_the_right_to(autojump_clock):
+    group = await group_of()
+    store, identity = group.store, group.identity
+    await group.register()
+    await group.retire()
+    await write_node(store, identity, NodeRecord("run", "a", "/mnt", 1, "1", Step(1), Step(0), 0, 0))
+    delete = store.delete
+
+    async def refused(keys: list[str]) -> None:
+        if any("/nodes/" in key for key in keys):
+            raise RefusedError("no right")
+        await delete(keys)
+
+    store.delete = refused  # type: ignore[method-assign]
+    await reclaim(store, identity, clock=TrioClock())
+    assert len(await list_nodes(store, identity)) == 1
+    store.delete = delete  # type: ignore[method-assign]
+    await reclaim(store, identity, clock=TrioClock())
+    assert await list_nodes(store, identity) == []

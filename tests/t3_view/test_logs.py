@@ -1,0 +1,114 @@
+"""The daemon's log: facts as fields, one line per event in JSON, and no credential whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakemount import Caller, fails, mounted
+
+from stepfs.errors import CorruptError, UsageError
+from stepfs.mount import logs
+
+
+def record(message, *args, exc_info=None, **facts):
+    made = logging.LogRecord("stepfs.mount", logging.WARNING, "x.py", 1, message, args, exc_info)
+    vars(made).update(facts)
+    return made
+
+
+def test_a_line_for_people_carries_its_facts():
+    line = logs.Text(logs._TEXT).format(
+        record("cannot read %s", "it", step=7, rank=1, group="a b", other="no")
+    )
+    assert line.endswith(' WARNING stepfs.mount: cannot read it  step=7 rank=1 group="a b"')
+    assert logs.Text(logs._TEXT).format(record("plain")).endswith("stepfs.mount: plain")
+
+
+def test_a_line_for_machines_is_one_object_whatever_it_says():
+    try:
+        raise CorruptError("two\nlines")  # noqa: TRY301 (a traceback is wanted)
+    except CorruptError:
+        line = logs.Json(Path("/m")).format(
+            record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3)
+        )
+    assert "\n" not in line
+    body = json.loads(line)
+    assert body.pop("traceback").endswith("CorruptError: two\nlines")
+    assert body.pop("time").endswith("Z")
+    assert body == {
+        "level": "WARNING", "logger": "stepfs.mount", "mount": "/m", "message": 'say "ä"\n', "step": 7, "version": 3
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("key wJalrXUtnFEMI/K7 used", "key [redacted] used"),
+        ("GET https://me:wJalrXUtnFEMI/K7@host/b", "GET https://[redacted]@host/b"),
+        ("GET http://user:pw@host/b?x=1", "GET http://[redacted]@host/b?x=1"),
+        (
+            "?X-Amz-Credential=AKIA/x&X-Amz-Signature=abc&y=1",
+            "?X-Amz-Credential=[redacted]&X-Amz-Signature=[redacted]&y=1",
+        ),
+        ("aws_secret_access_key = abcdef", "aws_secret_access_key = [redacted]"),
+        ('{"SessionToken": "abcdef"}', '{"SessionToken": "[redacted]"}'),
+        ("s3://bucket/run: step 7, a ReaddirToken object", "s3://bucket/run: step 7, a ReaddirToken object"),
+    ],
+)
+def test_credentials_are_struck_out(monkeypatch, text, kept):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "")
+    assert logs.redacted(text) == kept
+    assert kept in logs.Text(logs._TEXT).format(record("%s", text))
+    assert json.loads(logs.Json(Path("/m")).format(record("%s", text)))["message"] == kept
+
+
+def test_an_unknown_format_is_refused(monkeypatch):
+    monkeypatch.setenv("STEPFS_LOG_FORMAT", "xml")
+    with pytest.raises(UsageError, match="write text or json"):
+        logs.chosen()
+
+
+def test_every_logger_of_the_process_is_configured():
+    code = """
+import logging, os
+from pathlib import Path
+from stepfs.mount import logs
+logs.configure(Path("/m"))
+logging.getLogger("stepfs.data").info("fetched", extra={"step": 3})
+logging.getLogger("botocore").info("not ours")
+logging.getLogger("botocore").warning("ours all the same")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"STEPFS_LOG_FORMAT": "json"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["message"], line.get("step")) for line in lines] == [
+        ("fetched", 3),
+        ("ours all the same", None),
+    ]
+
+
+@pytest.mark.logs("cannot be read")
+async def test_a_read_that_fails_says_step_slice_rank_and_version(caplog, monkeypatch):
+    async with mounted(world=4) as m:
+        m.commit(3)
+        opened = await m.ops.open((await m.lookup("step-000000002", "rank-00003.pt")).st_ino, 0, Caller())
+
+        async def corrupt(*_):
+            raise CorruptError("x")
+
+        monkeypatch.setattr(type(m.files.get(opened.fh)._handle), "read", corrupt)
+        with fails(5):
+            await m.ops.read(opened.fh, 0, 10)
+        facts = logs.facts_of(caplog.records[-1])
+        assert facts == {"step": 2, "slice": 1, "rank": 2, "version": m.table.entry_if_loaded(2).version}

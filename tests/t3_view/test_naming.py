@@ -1,0 +1,141 @@
+"""One name per number, one inode per name: properties, and the aliases that must not exist."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.view.inodes import (
+    SLICES_SERVED_MAX,
+    Fixed,
+    SliceFile,
+    StepDirectory,
+    StepFile,
+    WaitFile,
+    directory_inode,
+    node_of,
+    slice_inode,
+    step_file_inode,
+    wait_file_inode,
+)
+from stepfs.view.naming import RANK_MAX, STEP_MAX, parse_number, parse_rank, parse_step, rank_name, step_name
+
+steps = st.integers(0, STEP_MAX).map(Step)
+ranks = st.integers(0, RANK_MAX)
+slices = st.integers(0, SLICES_SERVED_MAX - 1).map(SliceIndex)
+exts = st.sampled_from([b".pt", b".npy", b".tar.gz", b".0"])
+
+
+@given(steps)
+def test_step_names_round_trip(step):
+    assert parse_step(step_name(step)) == step
+    assert parse_number(b"%d" % step) == step
+
+
+@given(ranks, exts)
+def test_rank_names_round_trip(rank, ext):
+    assert parse_rank(rank_name(rank, ext), ext) == rank
+
+
+@given(st.lists(steps, min_size=2, max_size=2, unique=True))
+def test_different_steps_have_different_names_and_padded_ones_sort_by_number(pair):
+    low, high = sorted(pair)
+    assert step_name(low) != step_name(high)
+    if high < 10**9:
+        assert step_name(low) < step_name(high)
+
+
+@given(st.one_of(st.binary(max_size=24), st.from_regex(rb"step-[0-9+ _-]{1,14}", fullmatch=True)))
+def test_whatever_parses_is_exactly_the_name_of_what_it_parsed_to(name):
+    step = parse_step(name)
+    assert step is None or step_name(step) == name
+
+
+@given(st.from_regex(rb"rank-[0-9+ _-]{1,9}\.pt", fullmatch=True))
+def test_whatever_parses_as_a_rank_is_its_name(name):
+    rank = parse_rank(name, b".pt")
+    assert rank is None or rank_name(rank, b".pt") == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"step-42",
+        b"step-+00000042",
+        b"step-0000000042",
+        b"step-000000042\n",
+        b" step-000000042",
+        b"step-00000004_2",
+        "step-00000004٢".encode(),  # ARABIC-INDIC DIGIT TWO
+        b"STEP-000000042",
+        b"step-0x0000042",
+        b"step-",
+        b"step-9999999999999",  # beyond what an inode number holds
+    ],
+)
+def test_aliases_of_steps_are_refused(name):
+    assert parse_step(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"rank-3.pt", b"rank-000003.pt", b"rank-00003", b"rank-00003.pt.pt", b"rank-00003.PT", b"rank-+0003.pt"],
+)
+def test_aliases_of_ranks_are_refused(name):
+    assert parse_rank(name, b".pt") is None
+
+
+@pytest.mark.parametrize("name", [b"", b"042", b"+42", b"-0", b"4 2", b"1e3", b"42\n"])
+def test_aliases_of_numbers_are_refused(name):
+    assert parse_number(name) is None
+
+
+def test_names_widen_when_they_outgrow():
+    assert step_name(Step(999_999_999)) == b"step-999999999"
+    assert step_name(Step(1_000_000_000)) == b"step-1000000000"
+    assert parse_step(b"step-1000000000") == 1_000_000_000
+    assert rank_name(123456, b".pt") == b"rank-123456.pt"
+    assert parse_rank(b"rank-123456.pt", b".pt") == 123456
+
+
+nodes = st.one_of(
+    st.builds(StepDirectory, steps),
+    st.builds(SliceFile, steps, slices),
+    st.builds(StepFile, steps),
+    st.builds(WaitFile, steps),
+    st.sampled_from(Fixed),
+)
+
+
+def inode_of(node):
+    match node:
+        case StepDirectory(step):
+            return directory_inode(step)
+        case SliceFile(step, index):
+            return slice_inode(step, index)
+        case StepFile(step):
+            return step_file_inode(step)
+        case WaitFile(step):
+            return wait_file_inode(step)
+        case _:
+            return int(node)
+
+
+@given(nodes)
+def test_inodes_round_trip_and_fit_the_kernels_signed_offsets(node):
+    inode = inode_of(node)
+    assert 0 < inode < 2**63
+    assert node_of(inode) == node
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_an_inode_that_no_name_has_is_nobody(inode):
+    node = node_of(inode)
+    assert node is None or inode_of(node) == inode
+
+
+def test_the_inode_formula_is_a_contract():
+    assert directory_inode(Step(41)) == 42 << 20
+    assert slice_inode(Step(41), SliceIndex(7)) == 42 << 20 | 8

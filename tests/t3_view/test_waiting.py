@@ -1,0 +1,250 @@
+"""Waiting for steps to come: pending directories, deadlines, signals, seals. Virtual time."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import trio
+from fakemount import fails, mounted
+from faketable import payload
+
+from stepfs.errors import CorruptError, StoreUnreachableError
+
+
+async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
+    async with mounted(wait_s=5) as m:
+        m.commit()
+        began = trio.current_time()
+        found = await m.lookup("step-000000003")
+        assert trio.current_time() == began
+        assert (found.entry_timeout, found.attr_timeout) == (0.0, 0.0)
+        assert await m.names() == [".stepfs", "latest", "step-000000000"]
+        with fails(errno.ENOENT):
+            await m.lookup("step-000001001")  # more than 1000 ahead
+
+
+async def test_a_file_in_a_pending_directory_waits_until_the_commit(autojump_clock):
+    async with mounted(wait_s=50) as m:
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _commit():
+                await trio.sleep(7)
+                m.commit(3)
+
+            assert await m.read("step-000000002", "rank-00001.pt") == payload(2, 1)
+        assert trio.current_time() == pytest.approx(7)
+        assert m.waits.waiting == 0
+
+
+async def test_listing_a_pending_directory_waits_too(autojump_clock):
+    async with mounted(steps=range(3)) as m, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _commit():
+            await trio.sleep(1)
+            m.commit()
+
+        assert await m.names("step-000000000") == ["rank-00000.pt", "rank-00001.pt"]
+
+
+async def test_an_unknown_name_in_a_pending_directory_does_not_wait(autojump_clock):
+    async with mounted(steps=range(3)) as m:
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000001", ".gitignore")
+        assert trio.current_time() == 0
+
+
+async def test_a_wait_that_expires_is_enoent(autojump_clock):
+    async with mounted(wait_s=5) as m:
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000000", "rank-00000.pt")
+        assert trio.current_time() == pytest.approx(5)
+
+
+async def test_without_wait_the_deadline_of_steps_is_etimedout(autojump_clock):
+    async with mounted(steps=range(3)) as m:
+        with fails(errno.ETIMEDOUT):
+            await m.lookup("step-000000000", "rank-00000.pt")
+        assert trio.current_time() == pytest.approx(300)
+
+
+async def test_waiters_queued_on_the_directorys_lock_share_the_first_ones_deadline(autojump_clock):
+    """The kernel sends the second LOOKUP only when the first is answered."""
+    async with mounted(wait_s=5) as m:
+        for _ in range(8):
+            with fails(errno.ENOENT):
+                await m.lookup("step-000000000", "rank-00000.pt")
+        assert trio.current_time() == pytest.approx(5)
+        await trio.sleep(2)  # a caller that comes back later gets a new deadline
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000000", "rank-00000.pt")
+        assert trio.current_time() == pytest.approx(12)
+
+
+async def test_a_deadline_is_not_inherited_from_a_waiter_that_left_long_ago(autojump_clock):
+    async with mounted(wait_s=100) as m:
+        m.signalled.add(1)
+        with fails(errno.EINTR):
+            await m.lookup("step-000000000", "rank-00000.pt", pid=1)
+        await trio.sleep(90)
+        began = trio.current_time()
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000000", "rank-00000.pt", pid=2)
+        assert trio.current_time() - began == pytest.approx(100)
+
+
+async def test_deadlines_are_forgotten(autojump_clock):
+    async with mounted(wait_s=1) as m:
+        for number in range(50):
+            with fails(errno.ENOENT):
+                await m.lookup(f"step-{number:09d}", "rank-00000.pt")
+        assert len(m.waits._deadlines) <= 3
+
+
+async def test_a_signalled_caller_is_let_go_within_a_fifth_of_a_second(autojump_clock):
+    async with mounted(steps=range(3)) as m:
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _kill():
+                await trio.sleep(3)
+                m.signalled.add(77)
+
+            with fails(errno.EINTR):
+                await m.lookup("step-000000000", "rank-00000.pt", pid=77)
+        assert trio.current_time() <= 3.2
+
+
+async def test_a_sealed_lake_ends_waits_at_once(autojump_clock):
+    async with mounted(wait_s=100) as m:
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _seal():
+                await trio.sleep(2)
+                m.seal()
+
+            with fails(errno.ENOENT):
+                await m.lookup("step-000000000", "rank-00000.pt")
+        assert trio.current_time() == pytest.approx(2)
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000000")
+
+
+async def test_a_step_reclaimed_as_it_comes_is_enoent(autojump_clock):
+    async with mounted(wait_s=100) as m, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _commit():
+            await trio.sleep(1)
+            m.table.first_live_step = 5
+            m.commit(5)
+
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000000", "rank-00000.pt")
+
+
+async def test_wait_files_block_in_read_and_give_the_directorys_name(autojump_clock):
+    async with mounted() as m:
+        assert await m.names(".stepfs", "wait") == []
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _commit():
+                await trio.sleep(4)
+                m.commit(43)
+
+            assert await m.read(".stepfs", "wait", "42") == b"step-000000042\n"
+        assert trio.current_time() == pytest.approx(4)
+        with fails(errno.ENOENT):
+            await m.lookup(".stepfs", "wait", "042")
+
+
+async def test_a_wait_file_times_out_and_a_seal_ends_it(autojump_clock):
+    async with mounted() as m:
+        with fails(errno.ETIMEDOUT):
+            await m.read(".stepfs", "wait", "9")
+        assert trio.current_time() == pytest.approx(300)
+        m.seal()
+        with fails(errno.ENOENT):
+            await m.read(".stepfs", "wait", "9")
+
+
+async def test_the_root_answers_while_many_wait(autojump_clock):
+    async with mounted(steps=range(100)) as m:
+        m.commit(2)
+        async with trio.open_nursery() as nursery:
+            for number in range(2, 100):
+                nursery.start_soon(_ignore_errors, m.lookup, f"step-{number:09d}", "rank-00000.pt")
+            await trio.sleep(0.05)
+            assert m.waits.waiting == 98
+            began = trio.current_time()
+            assert len(await m.names()) == 101
+            assert await m.read("step-000000001", "rank-00000.pt") == payload(1, 0)
+            assert trio.current_time() == began
+            nursery.cancel_scope.cancel()
+
+
+async def _ignore_errors(fn, *args):
+    await fn(*args)
+
+
+async def test_a_segment_that_cannot_be_read_is_tried_until_the_store_is_back(autojump_clock):
+    async with mounted() as m:
+        m.commit()
+        m.table.unloaded = {0}
+        m.table.load_errors = [StoreUnreachableError("away"), StoreUnreachableError("away")]
+        assert await m.read("step-000000000", "rank-00000.pt") == payload(0, 0)
+        assert len(m.table.loads) == 3
+
+
+async def test_wait_bounds_the_wait_for_a_commit_not_that_for_a_committed_steps_segment(autojump_clock):
+    async with mounted(wait_s=1) as m:
+        m.commit()
+        m.table.unloaded = {0}
+        m.table.load_errors = [StoreUnreachableError("away")] * 20
+        assert await m.read("step-000000000", "rank-00000.pt") == payload(0, 0)
+        assert trio.current_time() > 5
+
+
+async def test_a_segment_that_stays_away_is_etimedout(autojump_clock):
+    async with mounted(deadline_s=10) as m:
+        m.commit()
+        m.table.unloaded = {0}
+        m.table.load_errors = [StoreUnreachableError("away")] * 1000
+        with fails(errno.ETIMEDOUT):
+            await m.lookup("step-000000000", "rank-00000.pt")
+        assert trio.current_time() == pytest.approx(10, abs=1)
+
+
+@pytest.mark.logs("lookup.* failed: segment is rotten")
+async def test_a_corrupt_segment_is_eio(autojump_clock):
+    async with mounted() as m:
+        m.commit()
+        m.table.unloaded = {0}
+        m.table.load_errors = [CorruptError("segment is rotten")]
+        with fails(errno.EIO):
+            await m.lookup("step-000000000", "rank-00000.pt")
+
+
+async def test_a_killed_reader_leaves_a_load_that_others_wait_for_alone(autojump_clock):
+    async with mounted() as m:
+        m.commit()
+        m.table.unloaded = {0}
+        m.table.load_gate = trio.Event()
+        m.signalled.add(1)
+        async with trio.open_nursery() as nursery:
+            got = []
+
+            @nursery.start_soon
+            async def _patient():
+                got.append(await m.read("step-000000000", "rank-00000.pt", pid=2))
+
+            await trio.testing.wait_all_tasks_blocked()
+            with fails(errno.EINTR):
+                await m.lookup("step-000000000", "rank-00000.pt", pid=1)
+            m.table.load_gate.set()
+        assert got == [payload(0, 0)]
+        assert m.table.loads == [0]

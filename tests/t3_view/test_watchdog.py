@@ -1,0 +1,197 @@
+"""The watchdog without a mount: what it proves, what it tells systemd, and when it gives up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import sdnotify
+import trio
+
+from stepfs.mount import stacks, watchdog
+from stepfs.mount.watchdog import Timing, Watchdog
+
+QUICK = Timing(interval_s=0.01, stuck_s=0.1, abort_s=0.3)
+SLOW_MACHINE_S = 20.0
+
+
+class Heard:
+    """Everything that was notified, and events for what a test waits for."""
+
+    def __init__(self):
+        self.messages = []
+        self.more = trio.Event()
+
+    def notify(self, state):
+        self.messages.append(state)
+        self.more.set()
+        self.more = trio.Event()
+
+
+def watched(directory=Path("/"), *, timing=QUICK, answered=lambda: 0, status=lambda: "serving", busy=False):
+    heard, gave_up = Heard(), threading.Event()
+    dog = Watchdog(
+        directory,
+        notifier=heard,
+        answered=answered,
+        busy=lambda: busy,
+        status=status,
+        last_resort=gave_up.set,
+        timing=timing,
+    )
+    return dog, heard, gave_up
+
+
+async def beats(heard, count):
+    with trio.fail_after(SLOW_MACHINE_S):
+        while heard.messages.count("WATCHDOG=1") < count:
+            await heard.more.wait()
+
+
+async def test_a_healthy_loop_beats_and_says_its_status_only_when_it_changes(nursery):
+    lines = iter(["one", "one", "two"])
+    dog, heard, gave_up = watched(status=lambda: next(lines, "two"))
+    await nursery.start(dog.run)
+    await beats(heard, 5)
+    assert [m for m in heard.messages if m.startswith("STATUS")] == ["STATUS=one", "STATUS=two"]
+    assert not gave_up.is_set()
+
+
+@pytest.mark.logs("the event loop stood still")
+async def test_a_loop_that_stands_still_is_dumped_and_given_up(nursery, capfd):
+    dog, heard, gave_up = watched()
+    await nursery.start(dog.run)
+    await beats(heard, 2)
+    assert gave_up.wait(SLOW_MACHINE_S)  # blocks the loop: that is the fault
+    assert "test_a_loop_that_stands_still" in capfd.readouterr().err
+    await beats(heard, heard.messages.count("WATCHDOG=1") + 1)  # let it say how long it stood
+
+
+@pytest.mark.logs("the mount has not answered")
+async def test_a_deaf_mount_is_no_proof_of_life_though_the_loop_turns(nursery, monkeypatch):
+    dog, heard, gave_up = watched(timing=Timing(0.01, 0.1, 0.6))
+    await nursery.start(dog.run)
+    await beats(heard, 1)
+    silence = threading.Event()
+    monkeypatch.setattr(os, "statvfs", lambda _: silence.wait(SLOW_MACHINE_S))
+    with trio.fail_after(SLOW_MACHINE_S):
+        while not gave_up.is_set():
+            before = heard.messages.count("WATCHDOG=1")
+            await trio.sleep(0.05)
+    assert heard.messages.count("WATCHDOG=1") == before  # systemd had stopped hearing of it before
+    silence.set()
+
+
+async def test_traffic_is_proof_enough_and_waiting_readers_are_not_deafness(nursery, monkeypatch):
+    def never(_):
+        raise AssertionError("asked although others had")
+
+    monkeypatch.setattr(os, "statvfs", never)
+    answered = iter(range(10**9))
+    dog, heard, _ = watched(answered=lambda: next(answered))
+    await nursery.start(dog.run)
+    await beats(heard, 10)
+    silence = threading.Event()
+    monkeypatch.setattr(os, "statvfs", lambda _: silence.wait(SLOW_MACHINE_S))
+    dog, heard, gave_up = watched(busy=True)
+    await nursery.start(dog.run)
+    await beats(heard, 30)
+    assert not gave_up.is_set()
+    silence.set()
+
+
+def test_a_process_that_was_stopped_was_not_stuck(tmp_path):
+    code = f"""
+import time, trio
+from pathlib import Path
+from stepfs.mount.watchdog import Timing, Watchdog
+class Deaf:
+    def notify(self, state): Path({str(tmp_path / "beats")!r}).open("a").write("x")
+async def main():
+    dog = Watchdog(Path("/"), notifier=Deaf(), answered=lambda: 0, busy=lambda: False, status=lambda: "",
+                   last_resort=lambda: Path({str(tmp_path / "gave up")!r}).touch(), timing=Timing(0.1, 0.5, 1.0))
+    await dog.run()
+trio.run(main)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    beats_of = tmp_path / "beats"
+
+    def beaten(count):
+        deadline = time.monotonic() + SLOW_MACHINE_S
+        while not beats_of.exists() or beats_of.stat().st_size < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    try:
+        beaten(3)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)  # twice as long as a stuck loop may take
+        process.send_signal(signal.SIGCONT)
+        beaten(beats_of.stat().st_size + 5)
+        assert not (tmp_path / "gave up").exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, Timing()),
+        ({"WATCHDOG_USEC": "60000000"}, Timing(10.0, 30.0, 54.0)),
+        ({"WATCHDOG_USEC": "6000000", "WATCHDOG_PID": "7"}, Timing(2.0, 3.0, 5.4)),
+        ({"WATCHDOG_USEC": "6000000", "WATCHDOG_PID": "8"}, Timing()),  # meant for another process
+        ({"WATCHDOG_USEC": "soon"}, Timing()),
+        ({"WATCHDOG_USEC": "600000000"}, Timing(10.0, 30.0, 120.0)),
+    ],
+)
+def test_timing_honours_the_supervisor(environment, expected):
+    found = Timing().under(environment, 7)
+    assert (found.interval_s, found.stuck_s, found.abort_s) == pytest.approx(
+        (expected.interval_s, expected.stuck_s, expected.abort_s)
+    )
+
+
+async def test_what_systemd_receives(nursery, tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(SLOW_MACHINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        dog, _, _ = watched()
+        dog._notifier = sdnotify.SystemdNotifier()
+        with dog._notifier.socket:
+            await nursery.start(dog.run)
+            received = {(await trio.to_thread.run_sync(systemd.recv, 4096)).decode() for _ in range(5)}
+            nursery.cancel_scope.cancel()
+    assert received == {"WATCHDOG=1", "STATUS=serving"}
+
+
+def test_abort_writes_where_the_kernel_listens_and_survives_where_it_does_not(tmp_path):
+    (tmp_path / "53").mkdir()
+    (tmp_path / "53/abort").write_text("")
+    watchdog.abort("0:53", tmp_path)
+    assert (tmp_path / "53/abort").read_text() == "1"
+    watchdog.abort("0:54", tmp_path)
+
+
+async def test_sigusr1_shows_threads_and_tasks(nursery, capfd):
+    async def waits_for_something_nameable():
+        await trio.sleep_forever()
+
+    nursery.start_soon(waits_for_something_nameable)
+    with stacks.shown_on_signal(nursery):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        shown = ""
+        with trio.fail_after(SLOW_MACHINE_S):
+            while "waits_for_something_nameable" not in shown:
+                await trio.sleep(0.01)
+                shown += capfd.readouterr().err
+    assert "test_sigusr1_shows_threads_and_tasks" in shown
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,83 @@
+"""Every way a mount can end, done to a `realmount.Mount`, and what must be gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import trio
+from realmount import gone_within, mounted, stepfs, until
+
+from stepfs.lake import open_lake
+from stepfs.mount import mountinfo
+from stepfs.nodes import list_nodes
+from stepfs.store.opening import open_store
+
+
+def assert_nothing_is_left(mount):
+    gone_within(mount.pid, 15)
+    assert mountinfo.mount_at(mount.directory) is None
+    assert os.listdir(mount.directory) == []
+    until(lambda: not mount.cache_dir.exists(), 5, f"{mount.cache_dir} is still there")
+
+
+def end_lazily_though_busy(mount):
+    with mount.file(2, 0).open("rb"):
+        ENDINGS["umount -l"](mount)
+        gone_within(mount.pid, 15)
+
+
+def seal_then_unmount(mount):
+    """Who waits for a step that will never come is told so at once."""
+    code = "import sys; open(sys.argv[1])"
+    waiter = subprocess.Popen(
+        [sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+    stepfs("seal", mount.config()["options"]["lake"]).check_returncode()
+    assert "FileNotFoundError" in waiter.communicate(timeout=10)[1]
+    assert mount.status()["sealed"] is True
+    ENDINGS["stepfs unmount"](mount)
+
+
+def kill_then_mount_again(mount):
+    mount.kill(signal.SIGKILL)
+    gone_within(mount.pid, 10)
+    assert len(nodes_of(mount.config_before["options"]["lake"])) == 1  # nobody could take it away
+    with mounted(mount.config_before["options"]["lake"], mount.directory, *mount.options) as second:
+        ENDINGS["stepfs unmount"](second)
+
+
+ENDINGS = {
+    "SIGTERM": lambda m: m.kill(signal.SIGTERM),
+    "SIGINT": lambda m: m.kill(signal.SIGINT),
+    "SIGHUP": lambda m: m.kill(signal.SIGHUP),
+    "fusermount3": lambda m: subprocess.run(["fusermount3", "-u", str(m.directory)], check=True, timeout=20),
+    "umount": lambda m: subprocess.run(["umount", str(m.directory)], check=True, timeout=20),
+    "umount -l": lambda m: subprocess.run(["umount", "-l", str(m.directory)], check=True, timeout=20),
+    "umount -l, busy": end_lazily_though_busy,
+    "stepfs unmount": lambda m: stepfs("unmount", m.directory).check_returncode(),
+    "stepfs unmount --checkpoint": lambda m: stepfs(
+        "unmount", m.directory, "--checkpoint", "3"
+    ).check_returncode(),
+    "stepfs seal": seal_then_unmount,
+    "kill -9, and the next mount": kill_then_mount_again,
+}
+
+
+def nodes_of(lake):
+    async def read():
+        store = open_store(lake)
+        return await list_nodes(store, await open_lake(store))
+
+    return trio.run(read)
+
+
+def save(checkpoints, counter):
+    """As `torch.distributed.checkpoint` does, `.metadata` last."""
+    directory = checkpoints / f"step-{counter}"
+    directory.mkdir()
+    (directory / "__0_0.distcp").write_bytes(b"weights")
+    (directory / ".metadata").write_bytes(b"metadata")

@@ -1,0 +1,160 @@
+"""Real lakes, real mounts, through the doors users have: `Producer` and the `stepfs` command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from stepfs.lake import create_lake
+from stepfs.mount import mountinfo
+from stepfs.mount.detach import unmount
+from stepfs.mount.reports import process_start
+from stepfs.store.opening import open_store
+from stepfs_producer import Producer
+
+STEPFS = [sys.executable, "-c", "from stepfs.cli import main; main()"]
+MOUNT_S = 60.0
+
+
+def make_lake(url: str, *, slices: int = 2, ext: str = ".bin") -> None:
+    async def make() -> None:
+        store = open_store(url)
+        await create_lake(store, slices=slices, ext=ext)
+        await store.aclose()
+
+    trio.run(make)
+
+
+def payload(step: int, index: int, size: int = 3000) -> bytes:
+    """Bytes that name where they belong, of a size that differs from file to file."""
+    seed = hashlib.sha256(b"%d/%d" % (step, index)).digest()
+    length = max(1, size - (step * 7 + index * 131) % max(1, size // 3))
+    return (seed * (length // 32 + 1))[:length]
+
+
+def produce(
+    url: str, steps: int, *, slices: int = 2, size: int = 3000, producer: str = "p0"
+) -> list[list[bytes]]:
+    """Commit `steps` steps; returns their payloads. Start with an empty lake."""
+    batches = [[payload(step, index, size) for index in range(slices)] for step in range(steps)]
+    with Producer(url, producer_id=producer) as writer:
+        for number, batch in enumerate(batches):
+            writer.append(batch, position=number)
+    return batches
+
+
+def stepfs(*arguments: str | Path, timeout_s: float = MOUNT_S) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    command = [*STEPFS, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+@dataclass
+class Mount:
+    """A mounted lake."""
+
+    directory: Path
+    log: Path
+    pid: int
+    cache_dir: Path
+    allowed: list[str] = field(default_factory=list)  # parts of log warnings this test provokes
+
+    def step(self, step: int) -> Path:
+        return self.directory / f"step-{step:09d}"
+
+    def file(self, step: int, rank: int, ext: str = ".bin") -> Path:
+        return self.step(step) / f"rank-{rank:05d}{ext}"
+
+    def status(self) -> dict[str, object]:
+        return json.loads((self.directory / ".stepfs/status.json").read_text())
+
+    def config(self) -> dict[str, object]:
+        return json.loads((self.directory / ".stepfs/config.json").read_text())
+
+    def steps(self) -> list[str]:
+        return [name for name in sorted(os.listdir(self.directory)) if name.startswith("step-")]
+
+    def requests(self) -> dict[str, int]:
+        return dict(self.status()["requests"])  # type: ignore[call-overload]
+
+    def wait_for(self, step: int) -> None:
+        """Until a step is committed, through the mount's own door."""
+        (self.directory / f".stepfs/wait/{step}").read_text()
+
+    def kill(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+
+@contextmanager
+def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None = None) -> Iterator[Mount]:
+    """`stepfs mount`; on leaving nothing is left, whatever the test did. Fails on faults and unannounced warnings."""
+    if mountinfo.mount_at(directory) is None:  # a dead mount answers not even mkdir
+        directory.mkdir(exist_ok=True)
+    logs, cache = directory.parent / "logs", directory.parent / "cache"
+    env = {**os.environ, "STEPFS_LOG_DIR": str(logs), "XDG_CACHE_HOME": str(cache)}
+    command = [*STEPFS, "mount", url, str(directory), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MOUNT_S, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    mount = None
+    try:
+        config = json.loads((directory / ".stepfs/config.json").read_text())
+        (log,) = [path for path in logs.iterdir() if path.name.startswith(f"{directory.name}-")]
+        mount = Mount(directory, log, config["pid"], Path(config["cache_dir"]), allowed or [])
+        yield mount
+    finally:
+        clear(directory, mount)
+    lines = mount.log.read_text().splitlines()
+    bad = [line for line in lines if " ERROR " in line or " WARNING " in line or "Traceback" in line]
+    unannounced = [line for line in bad if not any(part in line for part in mount.allowed)]
+    assert not unannounced, "\n".join(unannounced)
+
+
+def clear(directory: Path, mount: Mount | None) -> None:
+    """No mount, no process."""
+    while mountinfo.mount_at(directory) is not None:
+        unmount(directory, lazy=True)
+    if mount is not None:
+        try:
+            gone_within(mount.pid, 15)
+        except AssertionError:
+            os.kill(mount.pid, signal.SIGKILL)
+            raise
+
+
+def gone_within(pid: int, timeout_s: float) -> None:
+    """The process ends in time."""
+    until(lambda: not running(pid), timeout_s, f"process {pid} is still there")
+
+
+def running(pid: int) -> bool:
+    if process_start(pid) is None:
+        return False
+    return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+
+
+def until(done: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait for what another process does; the only clock here is the real one."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def tree_digest(directory: Path) -> dict[str, str]:
+    """Relative path → SHA-256, of every file below."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }

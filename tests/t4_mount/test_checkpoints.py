@@ -1,0 +1,130 @@
+"""A checkpoint, however it is told: what no kept one needs leaves every mount of the group, names, cache and pages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from endings import save
+from realmount import make_lake, mounted, payload, produce, stepfs, until
+
+from stepfs.data.residency import resident_bytes
+from stepfs.torch import CheckpointHook
+
+STEPS, SIZE = 20, 300_000
+SEEN_S = 15.0  # about one on a machine that does nothing else
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How somebody says that checkpoints came and went: at 10, an older one at 5 as after a rollback, 5 gone again."""
+
+    at_10: Callable[[str, Path, Path], object]
+    at_5: Callable[[str, Path, Path], object]
+    without_5: Callable[[str, Path, Path], object]
+
+
+def command(target: str | Path, *arguments: str) -> None:
+    stepfs("checkpoint", target, "--group", "run", *arguments).check_returncode()
+
+
+TRAINERS = {
+    "stepfs checkpoint LAKE": Trainer(
+        lambda lake, _m, _c: command(lake, "10"),
+        lambda lake, _m, _c: command(lake, "5"),
+        lambda lake, _m, _c: command(lake, "5", "--drop"),
+    ),
+    "stepfs checkpoint DIR": Trainer(
+        lambda _l, mount, _c: command(mount, "10"),
+        lambda _l, mount, _c: command(mount, "5"),
+        lambda _l, mount, _c: command(mount, "10", "--keep", "1"),
+    ),
+    "the hook": Trainer(
+        lambda _l, mount, _c: CheckpointHook(mount)(10),
+        lambda _l, mount, _c: CheckpointHook(mount)(5),
+        lambda _l, mount, _c: CheckpointHook(mount).dropped(5),
+    ),
+    "a watched directory": Trainer(
+        lambda _l, _m, checkpoints: save(checkpoints, 10),
+        lambda _l, _m, checkpoints: save(checkpoints, 5),
+        lambda _l, _m, checkpoints: shutil.rmtree(checkpoints / "step-5"),
+    ),
+}
+
+
+def cached(mount, step: int) -> int | None:
+    path = mount.file(step, 0)
+    return resident_bytes(path, path.stat().st_size)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_no_kept_checkpoint_needs_leaves_every_mount_of_the_group(file_url, tmp_path, trainer):
+    said = TRAINERS[trainer]
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    make_lake(file_url)
+    produce(file_url, STEPS, size=SIZE)
+    run = ["--group", "run", "--no-prime", "--prefetch", "0"]
+    with (
+        mounted(file_url, tmp_path / "a", *run, "--checkpoint-dir", str(checkpoints)) as watching,
+        mounted(file_url, tmp_path / "b", *run) as second,
+        mounted(file_url, tmp_path / "c", "--group", "other") as stranger,
+    ):
+        group = (watching, second)
+
+        def shown_from(step: int) -> None:
+            until(
+                lambda: all(len(mount.steps()) == STEPS - step for mount in group),
+                SEEN_S,
+                f"not every mount shows steps from {step} on",
+            )
+
+        for mount in group:
+            for step in range(STEPS):
+                assert mount.file(step, 0).read_bytes() == payload(step, 0, SIZE)
+            assert cached(mount, 3) == len(payload(3, 0, SIZE))
+        with second.file(2, 1).open("rb", buffering=0) as held:
+            said.at_10(file_url, watching.directory, checkpoints)
+            shown_from(10)
+            for mount in group:
+                until(lambda m=mount: m.status()["known_directories"] <= STEPS - 10 + 1, SEEN_S, "names stay")
+                with pytest.raises(FileNotFoundError):
+                    mount.file(9, 0).open()
+                assert mount.status()["need"] == 10
+            assert held.readall() == payload(2, 1, SIZE)
+        assert len(stranger.steps()) == STEPS
+
+        said.at_5(file_url, watching.directory, checkpoints)
+        shown_from(5)
+        for mount in group:
+            assert cached(mount, 9) == 0, "its pages went with its name"
+            assert mount.file(9, 0).read_bytes() == payload(9, 0, SIZE)
+        said.without_5(file_url, watching.directory, checkpoints)
+        shown_from(10)
+
+
+def test_a_final_checkpoint_is_refused_while_the_mount_stands_or_recorded_when_it_is_gone(file_url, tmp_path):
+    make_lake(file_url)
+    produce(file_url, 3)
+    with mounted(file_url, tmp_path / "plain") as mount:
+        done = stepfs("unmount", mount.directory, "--checkpoint", "3")
+        assert (done.returncode, mount.steps() != []) == (4, True)
+        assert "without --group" in done.stderr
+    with mounted(file_url, tmp_path / "m", "--group", "run") as mount:
+        done = stepfs("unmount", mount.directory, "--checkpoint", "4")
+        assert (done.returncode, mount.steps() != []) == (2, True)
+        assert "only 3 steps are committed" in done.stderr
+        with mount.file(0, 0).open("rb"):
+            done = stepfs("unmount", mount.directory, "--checkpoint", "3")
+            assert (done.returncode, mount.status()["need"]) == (4, 0)
+        shutil.move(tmp_path / "lake/lake.msgpack", tmp_path / "aside")
+        done = stepfs("unmount", mount.directory, "--checkpoint", "3")
+        shutil.move(tmp_path / "aside", tmp_path / "lake/lake.msgpack")
+        assert done.returncode == 3
+        remedy = f"stepfs checkpoint {file_url} --group run 3"
+        assert "is unmounted, but its checkpoint is not recorded" in done.stderr
+        assert remedy in done.stderr
+        assert stepfs(*remedy.split()[1:]).returncode == 0

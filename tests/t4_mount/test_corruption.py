@@ -1,0 +1,129 @@
+"""Whatever rots in a lake, the daemon lives, one file is EIO and the others are right; a new mount works or says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+import rottenlake
+from realmount import clear, mounted, running, stepfs, until
+
+from stepfs.format.ids import SEGMENT_STEPS
+from stepfs.mount import mountinfo
+from stepfs_producer import Producer
+
+HOW = ["flip", "truncate", "delete"]
+FRESH_MOUNTS = 8  # per way of rotting; each is a process
+# Not in the segment, and known to the snapshot: a commit that is gone ends the lake, as a reader sees it, before it.
+WELL = SEGMENT_STEPS + 2
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("rot") / "intact"
+    rottenlake.build(directory)
+    return directory
+
+
+@pytest.fixture
+def lake(intact, tmp_path):
+    rottenlake.copy(intact, tmp_path / "lake")
+    yield tmp_path / "lake"
+    clear(tmp_path / "m", None)
+
+
+def read(mount, step):
+    """The bytes of a step's file, or the errno of trying."""
+    try:
+        return mount.file(step, 0).read_bytes()
+    except OSError as error:
+        return error.errno
+
+
+def step_of(key):
+    """The step of a data object: its producer numbered them alike."""
+    return int(Path(key).name.split("-")[1])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_mount_lives_through_the_rot_of_every_object(lake, tmp_path, how):
+    options = ["--no-prime", "--prefetch", "0", "--poll", "20ms"]
+    with mounted(
+        lake.as_uri(), tmp_path / "m", *options, allowed=["step ", "cannot follow", "answers again"]
+    ) as mount:
+        chance = random.Random(how)
+        kinds = rottenlake.objects(lake)
+        healthy = list(range(rottenlake.FIRST, rottenlake.STEPS))
+        hurt = []
+        for key, beside in zip(kinds["data"][::2], healthy[1::2], strict=True):
+            step = step_of(key)
+            body = rottenlake.spoil(lake / key, how, chance)
+            found = read(mount, step)
+            # A bit in the padding, an end in the index: the slice itself may be whole. Never a mixture.
+            assert found == errno.EIO or (how != "delete" and found == rottenlake.payload(step)), key
+            hurt += [step] if found == errno.EIO else []
+            assert read(mount, beside) == rottenlake.payload(beside)  # for the first time, too
+            rottenlake.restore(lake / key, body)
+        assert hurt
+        for key in (key for kind in rottenlake.KINDS for key in kinds[kind] if kind != "data"):
+            body = rottenlake.spoil(lake / key, how, chance)
+            mount.wait_for(rottenlake.STEPS - 1)
+            assert len(mount.steps()) == len(healthy)
+            assert (mount.directory / ".stepfs/metrics").read_text()
+            rottenlake.restore(lake / key, body)
+        for step in healthy:  # what was restored is read again
+            assert read(mount, step) == rottenlake.payload(step)
+        status = mount.status()
+        assert (status["faults"], running(mount.pid)) == (0, True)
+        assert stepfs("verify", lake.as_uri()).returncode == 0
+        with_news = rottenlake.STEPS
+        produce_more(lake.as_uri())
+        mount.wait_for(with_news)  # it still follows
+        assert read(mount, with_news) == rottenlake.payload(with_news)
+
+
+def produce_more(url):
+
+    with Producer(url, producer_id="p") as producer:
+        producer.append([rottenlake.payload(rottenlake.STEPS)], position=rottenlake.STEPS)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_path, how, monkeypatch):
+    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    chance = random.Random(f"fresh {how}")
+    kinds = rottenlake.objects(lake)
+    victims = [keys[-1] for keys in kinds.values()] + kinds["log"]
+    (tmp_path / "m").mkdir()
+    for key in chance.sample(victims, FRESH_MOUNTS):
+        body = rottenlake.spoil(lake / key, how, chance)
+        done = stepfs("mount", lake.as_uri(), tmp_path / "m", "--group", "g")
+        if done.returncode == 0:
+            file = tmp_path / f"m/step-{WELL:09d}/rank-00000.bin"
+            assert file.read_bytes() == rottenlake.payload(WELL), key
+            assert stepfs("unmount", tmp_path / "m").returncode == 0
+        else:
+            assert done.returncode in {3, 4, 5}, f"{key}: {done.stderr}"
+            assert done.stderr.count("\n") == 1, done.stderr
+            assert "unexpected" not in done.stderr
+        assert mountinfo.mount_at(tmp_path / "m") is None
+        assert os.listdir(tmp_path / "m") == []
+        rottenlake.restore(lake / key, body)
+    until(lambda: not any((tmp_path / "cache").rglob("lock")), 10, "a cache was left behind")
+
+
+def test_a_rotten_index_segment_concerns_its_own_steps_alone(lake, tmp_path):
+    """The mount starts without it, and needs it when an old step is opened."""
+    (key,) = rottenlake.objects(lake)["index"]
+    with mounted(lake.as_uri(), tmp_path / "m", "--no-prime", "--prefetch", "0", allowed=[key]) as mount:
+        body = rottenlake.spoil(lake / key, "flip", random.Random(1))
+        assert read(mount, rottenlake.FIRST) == errno.EIO
+        assert read(mount, rottenlake.STEPS - 1) == rottenlake.payload(rottenlake.STEPS - 1)
+        assert key in mount.log.read_text()
+        assert mount.status()["faults"] == 0
+        rottenlake.restore(lake / key, body)
+        assert read(mount, rottenlake.FIRST) == rottenlake.payload(rottenlake.FIRST)

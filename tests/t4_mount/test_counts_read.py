@@ -1,0 +1,130 @@
+"""What reading costs, as counts on a real mount: nobody is asked for primed bytes, and nothing is fetched twice."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from realmount import make_lake, mounted, until
+
+from stepfs.data.residency import resident_bytes
+from stepfs.format.ids import BLOCK_BYTES
+from stepfs_producer import Producer
+
+STEPS = 4
+
+
+def commit(url, slices, sizes, steps=STEPS):
+    """Steps of random bytes; returns them."""
+    make_lake(url, slices=slices)
+    draw = random.Random(slices)
+    batches = [[draw.randbytes(draw.choice(sizes)) for _ in range(slices)] for _ in range(steps)]
+    with Producer(url, producer_id="p") as producer:
+        for number, batch in enumerate(batches):
+            producer.append(batch, position=number)
+    return batches
+
+
+def read(path):
+    """As cheaply as a program can: Python's own open() asks more than it must."""
+    descriptor = os.open(path, os.O_RDONLY)
+    pieces = []
+    while piece := os.read(descriptor, 1 << 20):
+        pieces.append(piece)
+    os.close(descriptor)
+    return b"".join(pieces)
+
+
+def primed(mount, step, rank, size):
+    """Until the file is whole in the page cache, as the kernel says right now."""
+    path = mount.file(step, rank)
+    until(lambda: resident_bytes(path, size) == size, 30, f"{path} is not primed: {mount.status()['data']}")
+    return path
+
+
+def settled(mount):
+    """File system requests, once nothing but our own looks adds to them; and what such a look adds."""
+    looks = [mount.requests() for _ in range(2)]
+
+    def quiet():
+        looks.append(mount.requests())
+        first, second, third = looks[-3:]
+        return all(third[name] - second[name] == second[name] - first.get(name, 0) for name in third)
+
+    until(quiet, 20, "the mount never rests")
+    return looks[-1], {name: looks[-1][name] - looks[-2][name] for name in looks[-1]}
+
+
+def spent(mount, before, own):
+    now = mount.requests()
+    return {name: now[name] - before.get(name, 0) - own.get(name, 0) for name in now}
+
+
+@pytest.mark.parametrize("size", [BLOCK_BYTES + 12_345, 100_001], ids=["several blocks", "a small file"])
+def test_a_primed_file_is_read_without_asking_the_daemon(lake_url, tmp_path, size):
+    batches = commit(lake_url, 1, [size])
+    with mounted(lake_url, tmp_path / "m", "--ranks", "0", "--prefetch", f"{STEPS}") as mount:
+        until(lambda: mount.status()["data"]["primed_files"] == STEPS, 30, "nothing is primed")
+        for step in range(STEPS):
+            path = primed(mount, step, 0, size)
+            before, own = settled(mount)
+            assert resident_bytes(path, size) == size
+            assert read(path) == batches[step][0]
+            asked = spent(mount, before, own)
+            assert asked.get("read", 0) == 0, asked
+
+
+def test_an_unprimed_file_is_read_by_asking_so_that_the_test_above_can_fail(file_url, tmp_path):
+    commit(file_url, 1, [100_001])
+    with mounted(file_url, tmp_path / "m", "--no-prime", "--prefetch", "0") as mount:
+        before, own = settled(mount)
+        read(mount.file(1, 0))
+        assert spent(mount, before, own)["read"] >= 1
+
+
+def test_a_primed_small_file_costs_three_requests_at_most(file_url, tmp_path):
+    slices, size = 64, 16 << 10
+    batches = commit(file_url, slices, [size])
+    with mounted(file_url, tmp_path / "m", "--ranks", f"0-{slices - 1}", "--prefetch", f"{STEPS}") as mount:
+        files = slices * STEPS
+        until(lambda: mount.status()["data"]["primed_files"] == files, 30, "not everything is primed")
+        for rank in (0, slices // 2, slices - 1):
+            primed(mount, STEPS - 1, rank, size)
+        before, own = settled(mount)
+        for step, batch in enumerate(batches):
+            assert [read(mount.file(step, rank)) for rank in range(slices)] == batch
+        asked = spent(mount, before, own)
+        asked.pop("forget", None)
+        assert sum(asked.values()) <= 3 * files, asked
+        assert asked.get("read", 0) == 0, asked
+
+
+@pytest.mark.parametrize(("slices", "ranks"), [(8, 1), (8, 3), (8, 8), (64, 1), (64, 8), (64, 64)], ids=str)
+def test_a_node_fetches_the_bytes_of_its_ranks_in_one_request_per_step(file_url, tmp_path, slices, ranks):
+    batches = commit(file_url, slices, [4 << 10, 5000, 12_345, 70_000])
+    first = ranks if 2 * ranks <= slices else 0  # slices of other nodes lie on both sides
+    mine = range(first, first + ranks)
+    needed = sum(len(batch[rank]) for batch in batches for rank in mine)
+    with mounted(
+        file_url, tmp_path / "m", "--ranks", f"{mine[0]}-{mine[-1]}", "--prefetch", f"{STEPS}"
+    ) as mount:
+        until(lambda: mount.status()["data"]["bytes_fetched"] >= needed, 30, "not fetched ahead")
+        for step, batch in enumerate(batches):
+            for rank in mine:
+                assert read(mount.file(step, rank)) == batch[rank]
+        data = mount.status()["data"]
+        assert data["bytes_fetched"] <= 1.02 * needed, data
+        assert data["requests"] == STEPS, data  # each step's share is less than a block
+
+
+def test_a_large_file_is_fetched_in_blocks_each_once(file_url, tmp_path):
+    size = 2 * BLOCK_BYTES + 5
+    batches = commit(file_url, 2, [size], steps=2)
+    with mounted(file_url, tmp_path / "m", "--prefetch", "0") as mount:
+        for step, batch in enumerate(batches):
+            assert read(mount.file(step, 1)) == batch[1]
+            assert read(mount.file(step, 1)) == batch[1]
+        data = mount.status()["data"]
+        assert data["requests"] == 2 * 3, data
+        assert data["bytes_fetched"] == 2 * size, data

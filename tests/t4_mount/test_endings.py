@@ -1,0 +1,178 @@
+"""A mount ends whoever uses it, or stays exactly as it was; every bad beginning says one line and its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from endings import ENDINGS, assert_nothing_is_left
+from realmount import clear, gone_within, make_lake, mounted, payload, produce, stepfs, until
+
+from stepfs.mount import mountinfo
+
+
+@pytest.fixture
+def lake(file_url):
+    make_lake(file_url)
+    produce(file_url, 3)
+    return file_url
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT", "umount -l"])
+def test_nothing_is_left_though_a_file_is_open_and_a_reader_waits(lake, tmp_path, ending):
+    with mounted(lake, tmp_path / "m", "--wait", "600") as mount:
+        code = "import os, sys; os.chdir(sys.argv[1]); open(sys.argv[2])"
+        waiter = subprocess.Popen(
+            [sys.executable, "-c", code, str(mount.step(0)), str(mount.file(9, 0))], stderr=subprocess.DEVNULL
+        )
+        until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+        with mount.file(0, 0).open("rb"):
+            ENDINGS[ending](mount)
+            assert_nothing_is_left(mount)
+        assert waiter.wait(timeout=20) != 0  # it gets an error instead of waiting for ever
+
+
+def test_a_busy_mount_is_left_exactly_as_it_was(lake, tmp_path):
+    with mounted(lake, tmp_path / "m") as mount:
+        with mount.file(0, 0).open("rb") as file:
+            done = stepfs("unmount", mount.directory)
+            assert done.returncode == 4
+            assert "busy" in done.stderr
+            assert str(os.getpid()) in done.stderr
+            assert file.read() == payload(0, 0)
+        assert mount.steps()
+        assert stepfs("unmount", mount.directory).returncode == 0
+        assert stepfs("unmount", mount.directory).returncode == 3
+
+
+def test_after_kill_9_a_new_mount_on_the_same_directory_works(lake, tmp_path):
+    directory = tmp_path / "m"
+    with mounted(lake, directory) as first:
+        first.kill(signal.SIGKILL)
+        gone_within(first.pid, 10)
+        assert directory.is_dir()  # stat still succeeds: it proves nothing
+        with pytest.raises(OSError, match="not connected"):
+            os.listdir(directory)
+        assert first.cache_dir.exists()
+        with mounted(lake, directory) as second:
+            assert second.file(2, 1).read_bytes() == payload(2, 1)
+            assert second.cache_dir == first.cache_dir  # adopted
+            at = [m for m in mountinfo.mounts() if m.directory == str(directory)]
+            assert len(at) == 1, "stacked on the dead one"
+        assert_nothing_is_left(first)
+
+
+def test_a_dead_mount_can_be_unmounted(lake, tmp_path):
+    with mounted(lake, tmp_path / "m") as mount:
+        mount.kill(signal.SIGKILL)
+        gone_within(mount.pid, 10)
+        assert stepfs("unmount", mount.directory).returncode == 0
+        assert mountinfo.mount_at(mount.directory) is None
+        assert os.listdir(mount.directory) == []
+
+
+def test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging(lake, tmp_path):
+    with mounted(lake, tmp_path / "m", "--wait", "600") as mount:
+        code = "import sys; open(sys.argv[1])"
+        reader = subprocess.Popen(
+            [sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.DEVNULL
+        )
+        until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+        mount.kill(signal.SIGKILL)
+        assert reader.wait(timeout=10) != 0
+
+
+def test_a_live_mount_is_not_stacked_upon(lake, tmp_path):
+    with mounted(lake, tmp_path / "m") as mount:
+        done = stepfs("mount", lake, mount.directory)
+        assert done.returncode == 4
+        assert done.stderr.count("\n") == 1
+        assert "is mounted here already" in done.stderr
+        assert mount.steps()
+
+
+def test_foreground_serves_until_interrupted(lake, tmp_path):
+    directory = tmp_path / "m"
+    directory.mkdir()
+    command = [
+        sys.executable,
+        "-c",
+        "from stepfs.cli import main; main()",
+        "mount",
+        lake,
+        str(directory),
+        "--foreground",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        said = ""
+        while "serving" not in said:  # it says so when it is ready
+            said = process.stderr.readline()
+            assert said, "ended before it served"
+        assert len(os.listdir(directory)) == 5
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+        assert "detached on SIGINT" in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+        clear(directory, None)
+    assert os.listdir(directory) == []
+
+
+def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").touch()
+    (tmp_path / "file").touch()
+    nowhere = (tmp_path / "nowhere").as_uri()
+    cases = [
+        ((lake, tmp_path / "none"), 3, "does not exist"),
+        ((nowhere, tmp_path / "empty"), 3, "is not a lake"),
+        ((lake, tmp_path / "full"), 4, "is not empty"),
+        ((lake, tmp_path / "file"), 4, "is not a directory"),
+        (("gopher://x/y", tmp_path / "empty"), 2, "gopher"),
+        ((lake, tmp_path / "empty", "--world", "3"), 2, "2 slices"),
+        ((lake, tmp_path / "empty", "--ranks", "0-7"), 2, "rank 7"),
+        ((lake, tmp_path / "empty", "--steps", "5"), 2, "A:B"),
+        ((lake, tmp_path / "empty", "--cache-size", "lots"), 2, "lots"),
+        ((lake, tmp_path / "empty", "--cache-size", "1M"), 2, "at least 64M"),
+        ((lake, tmp_path / "empty", "--cache-dir", tmp_path / "file"), 4, "--cache-dir"),
+        ((lake, tmp_path / "empty", "--checkpoint-dir", tmp_path), 2, "--group"),
+    ]
+    for arguments, code, text in cases:
+        done = stepfs("mount", *arguments)
+        assert (done.returncode, done.stdout) == (code, ""), (arguments, done.stderr)
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert text in done.stderr
+    assert mountinfo.mount_at(tmp_path / "empty") is None
+    assert os.listdir(tmp_path / "empty") == []
+
+
+def test_without_dev_fuse_or_the_right_to_mount_one_line_says_so(lake, tmp_path):
+    """In a mount namespace where /dev/fuse is hidden, and as a user who may not mount."""
+    directory = tmp_path / "m"
+    directory.mkdir()
+    mount = f"{sys.executable} -c 'from stepfs.cli import main; main()' mount {lake} {directory} --cache-dir {tmp_path}/c"
+    hidden = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && {mount}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert hidden.returncode == 4, hidden.stderr
+    assert "/dev/fuse" in hidden.stderr.splitlines()[-1]
+    powerless = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all", "sh", "-c", mount],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert powerless.returncode == 4, powerless.stderr
+    assert "cannot mount" in powerless.stderr
+    assert not (tmp_path / "c").exists()

@@ -1,0 +1,125 @@
+"""A mount made by a privileged helper and served, without any privilege, through `/dev/fd/N`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from realmount import STEPFS, gone_within, make_lake, payload, produce, stepfs
+
+from stepfs.mount import mountinfo
+from stepfs.mount.detach import unmount
+from stepfs.mount.handover import descriptor_of
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+UNPRIVILEGED = [
+    shutil.which("setpriv") or "setpriv",
+    "--bounding-set=-all",
+    "--inh-caps=-all",
+    "--no-new-privs",
+]
+
+
+@pytest.fixture
+def lake(file_url):
+    make_lake(file_url)
+    produce(file_url, 3)
+    return file_url
+
+
+@pytest.fixture
+def handed_over(tmp_path):
+    """What the helper does: (directory, descriptor); the mount is taken away afterwards."""
+    directory = tmp_path / "m"
+    directory.mkdir()
+    descriptor = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions"
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.mount(
+        b"stepfs",
+        bytes(directory),
+        b"fuse.stepfs",
+        MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC,
+        options.encode(),
+    )
+    assert done == 0, os.strerror(ctypes.get_errno())
+    yield directory, descriptor
+    if mountinfo.mount_at(directory) is not None:
+        unmount(directory, lazy=True)
+
+
+@pytest.mark.parametrize("how", ["--daemon", "--foreground"])
+def test_a_daemon_that_may_not_mount_serves_a_mount_that_was_handed_over(lake, tmp_path, handed_over, how):
+    directory, descriptor = handed_over
+    arguments = ["mount", lake, f"/dev/fd/{descriptor}", how, "--cache-dir", str(tmp_path / "cache")]
+    env = {**os.environ, "STEPFS_LOG_DIR": str(tmp_path / "logs")}
+    process = subprocess.Popen(
+        [*UNPRIVILEGED, *STEPFS, *arguments],
+        pass_fds=(descriptor,),
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(descriptor)  # the helper keeps nothing: the daemon's end is the mount's end
+    try:
+        if how == "--daemon":
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == 0, said
+        assert (directory / "step-000000001/rank-00001.bin").read_bytes() == payload(1, 1)
+        assert sorted(os.listdir(directory))[-3:] == [f"step-{step:09d}" for step in range(3)]
+        pid = mountinfo_pid(directory)
+        assert "CapEff:\t0000000000000000" in Path(f"/proc/{pid}/status").read_text()
+        unmount(directory, lazy=False)  # by the helper; the daemon notices and cleans up
+        gone_within(pid, 20)
+        assert not (tmp_path / "cache").exists() or os.listdir(tmp_path / "cache") == []
+    finally:
+        if process.poll() is None and how == "--foreground":
+            process.wait(20)
+        process.stderr.close()
+
+
+def test_sigterm_ends_the_daemon_and_readers_fail(lake, tmp_path, handed_over):
+    directory, descriptor = handed_over
+    process = subprocess.Popen(
+        [*UNPRIVILEGED, *STEPFS, "mount", lake, f"/dev/fd/{descriptor}", "--foreground"],
+        pass_fds=(descriptor,),
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "STEPFS_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    os.close(descriptor)
+    assert (directory / "step-000000001/rank-00001.bin").read_bytes() == payload(1, 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    with pytest.raises(OSError, match=r"not connected|abort"):
+        os.listdir(directory)
+
+
+def test_a_descriptor_that_is_something_else_is_refused(lake, tmp_path):
+    with (tmp_path / "x").open("w") as file:
+        command = [*STEPFS, "mount", lake, f"/dev/fd/{file.fileno()}"]
+        done = subprocess.run(
+            command, pass_fds=(file.fileno(),), capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+    assert "is not an open /dev/fuse" in done.stderr
+    assert stepfs("mount", lake, "/dev/fd/987").returncode == 4
+
+
+def test_only_descriptors_are_taken_for_descriptors(tmp_path):
+    assert descriptor_of(tmp_path) is None
+    assert [descriptor_of(Path(p)) for p in ("/dev/fd/7", "/dev/fd", "/dev/fd/x", "/dev/fd/7/m")] == [
+        7,
+        None,
+        None,
+        None,
+    ]
+
+
+def mountinfo_pid(directory):
+    return json.loads((directory / ".stepfs/config.json").read_text())["pid"]

@@ -1,0 +1,121 @@
+"""The store goes away for a while, hanging or refusing: what is at hand is read on, who waits goes on by himself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import servers
+from realmount import make_lake, mounted, payload, produce, until
+
+from stepfs_producer import Producer
+
+PROXY = Path(__file__).resolve().parents[1] / "faultproxy.py"
+READ = "import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
+AT_HAND_S = 5.0  # on a machine that does many other things; from the store nothing would come at all
+ALLOWED = ["cannot follow the lake", "the store answers again", "cannot read the record of group"]
+
+
+class Road:
+    """The only way from a mount to the store: a proxy that can be stopped, which hangs, or killed, which refuses."""
+
+    def __init__(self, upstream_port: int) -> None:
+        self._upstream_port = upstream_port
+        (self._port,) = servers.free_ports(1)
+        self.endpoint_url = f"http://127.0.0.1:{self._port}"
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, str(PROXY), str(self._upstream_port), "--port", str(self._port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip().decode() == self.endpoint_url
+
+    def cut(self, how: str) -> None:
+        if how == "hangs":
+            self._process.send_signal(signal.SIGSTOP)
+        else:
+            self.close()
+
+    def mend(self, how: str) -> None:
+        if how == "hangs":
+            self._process.send_signal(signal.SIGCONT)
+        else:
+            self._start()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def road_to(server: servers.S3Server) -> Iterator[Road]:
+    road = Road(int(server.endpoint_url.rpartition(":")[2]))
+    try:
+        yield road
+    finally:
+        road.close()
+
+
+def reader_of(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", READ, str(path)], stdout=subprocess.PIPE, text=True)
+
+
+def digest(step: int, index: int) -> str:
+    return hashlib.sha256(payload(step, index)).hexdigest()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("outage_s", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["hangs", "refuses"])
+def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s):
+    make_lake(s3_url)
+    produce(s3_url, 6)
+    options = ["--ranks", "0-1", "--prefetch", "3", "--wait", "300", "--group", "run"]
+    with (
+        road_to(seaweed) as road,
+        mounted(
+            s3_url, tmp_path / "m", *options, "--endpoint-url", road.endpoint_url, allowed=ALLOWED
+        ) as mount,
+    ):
+        assert mount.file(0, 0).read_bytes() == payload(0, 0)
+        until(lambda: mount.status()["data"]["primed_files"] >= 8, 60, "steps 0 to 3 are not primed")
+        fetched = mount.status()["data"]["bytes_fetched"]
+        readers = [(6, reader_of(mount.file(6, 1)))]  # not committed yet
+        until(lambda: mount.status()["waiting"] == 1, 60, "nobody waits")
+
+        road.cut(how)
+        away = time.monotonic()
+        until(lambda: not mount.status()["store"]["reachable"], 9.5, "status does not say so")
+        assert mount.status()["store"]["trouble"]
+        with Producer(s3_url, producer_id="p0") as producer:  # they have another road
+            producer.append([payload(6, index) for index in range(2)], position=6)
+        readers.append((5, reader_of(mount.file(5, 1))))  # committed, but not at hand
+        rounds = 0
+        while rounds < 3 or time.monotonic() - away < outage_s:
+            began = time.monotonic()
+            assert mount.steps() == [f"step-{step:09d}" for step in range(6)]
+            assert len(os.listdir(mount.step(5))) == 2
+            for step in (0, 1, 2):
+                for rank in (0, 1):
+                    assert mount.file(step, rank).read_bytes() == payload(step, rank)
+            assert time.monotonic() - began < AT_HAND_S
+            assert [reader.poll() for _, reader in readers] == [None, None]
+            rounds += 1
+            time.sleep(0.2)
+        assert not mount.status()["store"]["reachable"]
+        assert mount.status()["data"]["bytes_fetched"] == fetched
+
+        road.mend(how)
+        for step, reader in readers:
+            assert reader.communicate(timeout=90)[0].strip() == digest(step, 1)
+        until(lambda: mount.status()["store"]["reachable"], 30, "status does not say that it is back")
+        assert mount.steps()[-1] == "step-000000006"

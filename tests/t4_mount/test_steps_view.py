@@ -1,0 +1,216 @@
+"""`--steps` and `--wait` on real mounts: the same view on every node, waits that can be killed and hold nobody up."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from realmount import make_lake, mounted, payload, produce, stepfs, until
+from torch.utils.data import Dataset
+
+from stepfs_producer import Producer
+
+READ = "import sys; sys.stdout.write(str(len(open(sys.argv[1], 'rb').read())))"
+
+
+class Steps(Dataset):
+    """A map-style dataset as people write it."""
+
+    def __init__(self, directory):
+        self.paths = sorted(p for p in directory.iterdir() if p.name.startswith("step-"))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, item):
+        return (self.paths[item] / "rank-00000.bin").read_bytes()
+
+
+def reader(path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", READ, str(path)], stdout=subprocess.PIPE, text=True)
+
+
+def test_mounts_begun_before_during_and_after_the_commits_are_equal(lake_url, tmp_path):
+    make_lake(lake_url)
+    steps = ("--steps", "0:100")
+    with mounted(lake_url, tmp_path / "before", *steps) as before:
+        seen = [Steps(before.directory)]
+        with Producer(lake_url, producer_id="p0") as producer:
+            for step in range(100):
+                producer.append([payload(step, 0), payload(step, 1)], position=step)
+                if step == 49:
+                    producer.flush()
+                    with mounted(lake_url, tmp_path / "during", *steps) as during:
+                        seen.append(Steps(during.directory))
+                        names = [path.name for path in seen[1].paths]
+                        assert len(during.file(49, 0).read_bytes()) == len(payload(49, 0))
+        with mounted(lake_url, tmp_path / "after", *steps) as after:
+            seen.append(Steps(after.directory))
+            assert {len(dataset) for dataset in seen} == {100}
+            assert [[p.name for p in dataset.paths] for dataset in seen] == [names] * 3
+            assert [seen[0][i] for i in range(100)] == [payload(i, 0) for i in range(100)]
+            assert [seen[2][i] for i in range(100)] == [payload(i, 0) for i in range(100)]
+            assert not (after.directory / "latest").is_symlink()
+
+
+@pytest.mark.parametrize("options", [("--steps", "0:100"), ("--wait", "60")])
+def test_reading_ahead_of_the_producer_waits_for_it(file_url, tmp_path, options):
+    make_lake(file_url)
+    with (
+        mounted(file_url, tmp_path / "m", *options) as mount,
+        Producer(file_url, producer_id="p0") as producer,
+    ):
+        waiting = [reader(mount.file(step, 1)) for step in range(3)]
+        until(lambda: mount.status()["waiting"] == 3, 20, "nobody waits")
+        for step in range(3):
+            producer.append([payload(step, 0), payload(step, 1)], position=step)
+        producer.flush()
+        for step, process in enumerate(waiting):
+            out, _ = process.communicate(timeout=20)
+            assert int(out) == len(payload(step, 1))
+
+
+@pytest.mark.parametrize("options", [("--steps", "0:100"), ("--wait", "600")])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_waiting_readers_die_within_half_a_second(file_url, tmp_path, options, number):
+    make_lake(file_url)
+    with mounted(file_url, tmp_path / "m", *options) as mount:
+        process = reader(mount.file(7, 0))
+        until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+        began = time.monotonic()
+        process.send_signal(number)
+        process.wait(timeout=20)
+        took = time.monotonic() - began
+        process.stdout.close()
+        assert took < 0.5
+        until(lambda: mount.status()["waiting"] == 0, 5, "a dead reader still waits")
+
+
+def test_eight_waiting_workers_do_not_delay_a_listing_of_the_root(file_url, tmp_path):
+    make_lake(file_url)
+    produce(file_url, 3)
+    with mounted(file_url, tmp_path / "m", "--steps", "0:50") as mount:
+
+        def listing() -> float:
+            began = time.perf_counter()
+            assert len(mount.steps()) == 50
+            assert mount.file(1, 0).read_bytes() == payload(1, 0)
+            return time.perf_counter() - began
+
+        alone = min(listing() for _ in range(20))
+        # Two in one directory, where the kernel's lock queues them, the rest each in its own.
+        workers = [reader(mount.file(10 + max(0, number - 1), 0)) for number in range(8)]
+        try:
+            until(lambda: mount.status()["waiting"] >= 7, 30, "nobody waits")
+            beside = min(listing() for _ in range(20))
+            assert beside < max(3 * alone, 0.05)
+        finally:
+            for worker in workers:
+                worker.kill()
+            for worker in workers:
+                worker.communicate(timeout=20)
+
+
+def test_waiters_of_one_directory_all_die_when_killed(file_url, tmp_path):
+    """The kernel holds all but one on the directory's lock, where not even SIGKILL reaches them."""
+    make_lake(file_url)
+    with mounted(file_url, tmp_path / "m", "--wait", "600") as mount:
+        workers = [reader(mount.file(5, 0)) for _ in range(4)]
+        until(lambda: mount.status()["waiting"] >= 1, 20, "nobody waits")
+        time.sleep(1.0)  # until the others stand in the kernel's queue, which shows nowhere
+        began = time.monotonic()
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.communicate(timeout=20)
+        assert time.monotonic() - began < 1.0
+
+
+def test_a_hundred_and_fifty_waiting_requests_starve_nobody(file_url, tmp_path):
+    """pyfuse3's default of 99 tasks would: `stat` included."""
+    make_lake(file_url)
+    produce(file_url, 2)
+    with mounted(file_url, tmp_path / "m") as mount:
+        threads = [threading.Thread(target=_ignore_errors, args=(mount.wait_for, 10 + n)) for n in range(150)]
+        for thread in threads:
+            thread.start()
+        until(lambda: mount.status()["waiting"] == 150, 30, "they do not wait")
+        assert mount.file(1, 0).read_bytes() == payload(1, 0)
+        assert len(mount.steps()) == 2
+        mount.kill(signal.SIGTERM)  # it ends though all of them wait, and they with it
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def _ignore_errors(function, *arguments):
+    with contextlib.suppress(OSError):
+        function(*arguments)
+
+
+def test_waits_expire(file_url, tmp_path):
+    make_lake(file_url)
+    produce(file_url, 1)
+    with mounted(file_url, tmp_path / "m", "--wait", "500ms") as mount:
+        began = time.monotonic()
+        with pytest.raises(FileNotFoundError):
+            mount.file(1, 0).open("rb")
+        assert 0.4 < time.monotonic() - began < 5
+        assert mount.step(5).is_dir()  # resolves at once, unlisted
+        assert mount.steps() == ["step-000000000"]
+        began = time.monotonic()
+        assert not mount.step(5000).exists()  # too far ahead to mean anything
+        assert time.monotonic() - began < 0.4
+    with mounted(file_url, tmp_path / "m") as mount:
+        assert not mount.step(1).exists()
+
+
+def test_a_sealed_lake_ends_every_wait_at_once(file_url, tmp_path):
+    make_lake(file_url)
+    produce(file_url, 1)
+    with mounted(file_url, tmp_path / "m", "--steps", "0:10") as mount:
+        results = []
+
+        def wait():
+            try:
+                mount.file(4, 0).read_bytes()
+            except OSError as error:
+                results.append(error.errno)
+
+        def wait_file():
+            try:
+                (mount.directory / ".stepfs/wait/4").read_text()
+            except OSError as error:
+                results.append(error.errno)
+
+        threads = [threading.Thread(target=wait), threading.Thread(target=wait_file)]
+        for thread in threads:
+            thread.start()
+        until(lambda: mount.status()["waiting"] == 2, 20, "nobody waits")
+        assert stepfs("seal", file_url).returncode == 0
+        for thread in threads:
+            thread.join(10)
+        assert results == [errno.ENOENT, errno.ENOENT]
+        assert mount.status()["sealed"] is True
+        assert len(mount.steps()) == 10
+        with pytest.raises(FileNotFoundError):
+            os.listdir(mount.step(4))
+
+
+def test_a_wait_file_gives_the_name_of_the_directory(file_url, tmp_path):
+    make_lake(file_url)
+    with mounted(file_url, tmp_path / "m") as mount:
+        process = subprocess.Popen(
+            ["cat", str(mount.directory / ".stepfs/wait/2")], stdout=subprocess.PIPE, text=True
+        )
+        until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+        produce(file_url, 3)
+        assert process.communicate(timeout=20)[0] == "step-000000002\n"
+        assert (mount.directory / "step-000000002").is_dir()

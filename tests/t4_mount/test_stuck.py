@@ -1,0 +1,154 @@
+"""A real mount whose loop is blocked on purpose: stacks in the log, and readers that fail instead of hanging."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
+
+from stepfs.mount import mountinfo
+
+SERVE = """
+import ctypes, signal, sys, time
+from pathlib import Path
+import trio
+from stepfs.mount import watchdog
+from stepfs.mount.options import MountOptions
+from stepfs.mount.session import serve
+
+lake, directory, cache, seconds, how = sys.argv[1:]
+watchdog.TIMING = watchdog.Timing(0.1, 0.5, 3.0)
+
+def block_on_purpose():
+    if how == "with the GIL":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # the mount's own timer would end the sleep
+        ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
+    else:
+        ends = time.monotonic() + float(seconds)
+        while time.monotonic() < ends:
+            time.sleep(0.1)
+
+async def block():
+    with trio.open_signal_receiver(signal.SIGUSR2) as asked:
+        async for _ in asked:
+            block_on_purpose()
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(block)
+        await serve(MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False), lambda: None)
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+"""
+
+
+class Serving:
+    def __init__(self, url, tmp_path, seconds, how):
+        self.directory, self.log = tmp_path / "m", tmp_path / "log"
+        self.directory.mkdir()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    SERVE,
+                    url,
+                    str(self.directory),
+                    str(tmp_path / "cache"),
+                    str(seconds),
+                    how,
+                ],
+                stderr=log,
+                start_new_session=True,
+            )
+        until(lambda: mountinfo.mount_at(self.directory) is not None, 60, "no mount")
+        (self.directory / ".stepfs/status.json").read_text()
+
+    def said(self, text):
+        return text in self.log.read_text()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        clear(self.directory, None)
+
+
+@pytest.fixture
+def lake(file_url):
+    make_lake(file_url)
+    produce(file_url, 3)
+    return file_url
+
+
+def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp_path):
+    with Serving(lake, tmp_path, 600, "without the GIL") as serving:
+        serving.process.send_signal(signal.SIGUSR2)
+        until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
+        assert serving.process.poll() is None
+        reader = subprocess.Popen(
+            [sys.executable, "-c", "import os, sys; os.listdir(sys.argv[1])", str(serving.directory)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        _, said = reader.communicate(timeout=30)
+        assert reader.returncode == 1
+        assert "Error: [Errno " in said  # ENOTCONN or ECONNABORTED, whichever the kernel had it in
+        assert serving.process.wait(timeout=30) == 1
+        assert serving.said("its connection was aborted")
+        with mounted(lake, serving.directory) as again:  # what a supervisor's restart does
+            assert again.file(0, 0).read_bytes() == payload(0, 0)
+
+
+@pytest.mark.parametrize("how", ["without the GIL", "with the GIL"])
+def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path, how):
+    with Serving(lake, tmp_path, 1.5, how) as serving:
+        serving.process.send_signal(signal.SIGUSR2)
+        until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
+        file = serving.directory / "step-000000001/rank-00001.bin"
+        assert file.read_bytes() == payload(1, 1)
+        until(lambda: serving.said("the event loop stood still"), 30, "it did not say so")
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.wait(timeout=30) == 0
+
+
+def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
+    """What systemd would hear of a mount that nobody reads, and no stack in its log."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        os.environ["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        os.environ["WATCHDOG_USEC"] = "9000000"
+        try:
+            with mounted(lake, tmp_path / "m") as mount:
+                heard = []
+                while "READY=1" not in heard or heard.count("WATCHDOG=1") < 3:
+                    heard.append(systemd.recv(4096).decode())
+                assert any(line.startswith("STATUS=serving") and "steps 0 to 2" in line for line in heard)
+                assert mount.requests()["statfs"] >= 1
+                mount.kill(signal.SIGUSR1)
+                until(lambda: "Tasks:" in mount.log.read_text(), 20, "SIGUSR1 shows no tasks")
+                assert "Timeout (" not in mount.log.read_text()
+                stepfs("unmount", mount.directory).check_returncode()
+                while "STOPPING=1" not in heard:
+                    heard.append(systemd.recv(4096).decode())
+        finally:
+            del os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"]
+
+
+def test_a_stopped_daemon_is_not_given_up_when_it_continues(lake, tmp_path):
+    with Serving(lake, tmp_path, 0, "without the GIL") as serving:
+        serving.process.send_signal(signal.SIGSTOP)
+        time.sleep(5)  # longer than a stuck loop is borne with
+        serving.process.send_signal(signal.SIGCONT)
+        assert (serving.directory / "step-000000000/rank-00000.bin").read_bytes() == payload(0, 0)
+        assert serving.process.poll() is None

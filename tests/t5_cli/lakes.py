@@ -1,0 +1,43 @@
+"""Small lakes for the tests of the command line, and a way to run it in this process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from typer.testing import CliRunner
+
+from stepfs.cli.app import app
+from stepfs_producer import Producer
+
+SLICES = 3
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self):
+        return json.loads(self.out)
+
+
+def stepfs(*arguments: object, env: dict[str, str] | None = None) -> Ended:
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env=env, catch_exceptions=False
+    )
+    return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+def payloads(step: int) -> list[bytes]:
+    return [f"step {step} slice {index}".encode() * (100 + index) for index in range(SLICES)]
+
+
+def commit(url: str, steps: range, *, producer_id: str = "tok-0") -> None:
+    with Producer(url, producer_id=producer_id) as producer:
+        for step in steps:
+            producer.append(payloads(step), position=step + 1)

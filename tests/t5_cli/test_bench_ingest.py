@@ -1,0 +1,98 @@
+"""The benchmark runs: its smallest setting ends with a table, a plot and JSON of the shape that others read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_ingest_run.py"
+SMALLEST = ["--quick", "--producers", "2", "--intervals", "0.1", "--seconds", "1", "--rate", "20"]
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of living processes that mention the directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(entry.read_text(encoding="utf-8", errors="replace").replace("\0", " "))
+        except OSError:
+            continue
+    return [line for line in found if str(directory) in line]
+
+
+@pytest.mark.timeout(300)  # it takes 15 s on a machine of its own
+def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    scratch.mkdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(SCRIPT),
+            *SMALLEST,
+            "--only",
+            "growth,pace",
+            "--long-steps",
+            "1000",
+            "--out",
+            str(out),
+            "--scratch",
+            str(scratch),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    document = json.loads((out / "bench_ingest.json").read_text(encoding="utf-8"))
+    assert document["benchmark"] == "bench_ingest"
+    assert {"cpu", "cores", "memory_gib", "kernel", "python", "commit", "load", "load_after"} <= set(
+        document["machine"]
+    )
+    rows = {row["what"]: row for row in document["rows"]}
+    assert all(row["what"] in done.stdout for row in rows.values())
+    requests = rows["requests per commit, 1,000 steps of history, SeaweedFS"]
+    assert (requests["ours"], requests["held"]) == ("3.00", True)
+    slots = document["figures"]["pace"]["slots"]
+    assert {str(slot["pacing"]) for slot in slots} == {"dac", "0.1", "each"}
+    assert all(
+        slot["steps_per_s"] > 0 and slot["p99_s"] > 0 and 0 <= slot["lost_share"] < 1 for slot in slots
+    )
+    assert (out / "bench_ingest.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *SMALLEST, "--only", "pace", "--scratch", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if "offered" in line:
+                break
+        workers = children(process.pid)
+        assert workers, "the producers have started"
+        process.send_signal(sign)
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.stderr.close()
+        process.wait()
+    assert not processes_of(tmp_path)
+    assert not list(tmp_path.iterdir())
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return [int(child) for child in found]

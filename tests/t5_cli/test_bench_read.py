@@ -1,0 +1,54 @@
+"""The reading benchmarks run: every row at its smallest, in seconds. Their figures mean nothing here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def bench(program, *arguments, out):
+    command = [sys.executable, str(SCRIPTS / program), "--quick", *arguments, "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            printed, said = running.communicate(timeout=100)
+        except subprocess.TimeoutExpired:
+            running.terminate()  # it takes its mounts and servers along
+            raise
+    assert running.returncode == 0, said
+    (found,) = out.glob("*.json")
+    assert found.with_suffix(".png").stat().st_size > 0
+    return json.loads(found.read_text()), printed
+
+
+def test_bench_read_prints_and_keeps_its_rows(tmp_path):
+    document, printed = bench("bench_read_run.py", "--only", "counts", out=tmp_path)
+    rows = {row["what"]: row for row in document["rows"]}
+    assert set(document["figures"]) == {"counts", "load before counts"}
+    # Counts are exact on any machine.
+    assert rows["bytes fetched / delivered"]["held"], rows
+    assert rows["requests / ⌈bytes / 8 MiB⌉"]["held"], rows
+    assert "bytes fetched / delivered" in printed
+    assert document["machine"]["load_after"] >= 0
+
+
+@pytest.mark.slow
+def test_bench_train_compares_both_sides(tmp_path):
+    document, printed = bench("bench_train_run.py", "--only", "images", "--share", "0.8", out=tmp_path)
+    (stalls,) = (found for name, found in document["figures"].items() if name.startswith("stall, "))
+    assert {run["side"] for run in stalls["runs"]} == {"mount", "colocated"}
+    assert "stall at 80% of the store's bandwidth" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_row_can_be_measured(tmp_path):
+    command = [sys.executable, str(SCRIPTS / "bench_read_run.py"), "--quick", "--long", "--soak", "0.2"]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {row["held"] for row in json.loads((tmp_path / "bench_read.json").read_text())["rows"]}

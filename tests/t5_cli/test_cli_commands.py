@@ -1,0 +1,308 @@
+"""init, ls, status, verify and doctor on real stores: documents, names, exit codes, and what bad input gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+import trio
+from lakes import SLICES, commit, payloads, stepfs
+
+from stepfs.consumers import Group
+from stepfs.format.ids import Step
+from stepfs.format.node import NodeRecord
+from stepfs.lake import open_lake
+from stepfs.nodes import write_node
+from stepfs.store.opening import open_store
+
+
+@pytest.fixture
+def lake(file_url: str) -> str:
+    """Five steps by two producers."""
+    assert stepfs("init", file_url, "--slices", SLICES).code == 0
+    commit(file_url, range(3))
+    commit(file_url, range(3, 5), producer_id="tok-1")
+    return file_url
+
+
+def register_group(url: str, name: str, *next_steps: int) -> None:
+    async def main() -> None:
+        store = open_store(url)
+        group = Group.of(store, await open_lake(store), name)
+        await group.register()
+        for step in next_steps:
+            await group.add(Step(step))
+        await store.aclose()
+
+    trio.run(main)
+
+
+def tell_node(url: str, **said: object) -> None:
+    """What a mount would say of itself."""
+    usual = NodeRecord("train", "node", "/mnt", 7, "1.0", Step(5), Step(3), 125, 0)
+
+    async def main() -> None:
+        store = open_store(url)
+        await write_node(store, await open_lake(store), dataclasses.replace(usual, **said))
+        await store.aclose()
+
+    trio.run(main)
+
+
+def data_files(url: str) -> list[Path]:
+    return sorted(Path(url.removeprefix("file://")).rglob("*.tgb"))
+
+
+class TestInit:
+    def test_creates_a_lake_once(self, lake_url):
+        ended = stepfs("init", lake_url, "--slices", 8, "--ext", ".npy")
+        assert (ended.code, ended.err) == (0, "")
+        assert "rank-00000.npy … rank-00007.npy" in ended.out
+        again = stepfs("init", lake_url, "--slices", 8)
+        assert again.code == 4
+        assert "is a lake already (8 slices, .npy)" in again.err
+        assert stepfs("ls", lake_url, "--json").document["ext"] == ".npy"
+
+    def test_takes_its_options_from_the_environment(self, file_url):
+        env = {"STEPFS_SLICES": "2", "STEPFS_EXT": ".bin"}
+        assert stepfs("init", file_url, env=env).code == 0
+        document = stepfs("ls", file_url, "--json").document
+        assert (document["slices"], document["ext"]) == (2, ".bin")
+
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [
+            (["http://host/x", "--slices", "1"], "unknown scheme 'http'"),
+            (["relative/dir", "--slices", "1"], "file:///"),
+            (["s3://no/", "--slices", "1"], "is not a bucket name"),
+            (["s3://key:secret@bucket/x", "--slices", "1"], "credentials do not belong"),
+            (["file:///tmp/x", "--slices", "0"], "--slices 0"),
+            (["file:///tmp/x", "--slices", "many"], "--slices"),
+            (["file:///tmp/x"], "slices"),
+            (["file:///tmp/x", "--slices", "1", "--ext", "pt"], "extension"),
+        ],
+    )
+    def test_bad_input_is_a_usage_error_that_names_it(self, arguments, reason):
+        ended = stepfs("init", *arguments)
+        assert ended.code == 2
+        assert reason in ended.err
+        assert "secret" not in ended.err
+
+    def test_a_directory_without_rights_or_a_file_in_the_way_is_one_line(self, tmp_path):
+        (tmp_path / "file").write_bytes(b"")
+        ended = stepfs("init", (tmp_path / "file").as_uri(), "--slices", 1)
+        assert ended.code != 0
+        assert ended.err.count("\n") == 1
+
+
+class TestLs:
+    def test_plain_output_is_what_ls_of_the_mount_prints(self, lake):
+        ended = stepfs("ls", lake)
+        assert ended.out.splitlines() == [f"step-{step:09d}" for step in range(5)]
+        assert (ended.code, ended.err) == (0, "")
+
+    def test_one_step(self, lake):
+        assert stepfs("ls", lake, "--step", 2).out.splitlines() == [
+            "rank-00000.pt",
+            "rank-00001.pt",
+            "rank-00002.pt",
+        ]
+
+    def test_document(self, lake):
+        before = time.time()
+        document = stepfs("ls", lake, "--json").document
+        assert list(document) == ["lake_id", "slices", "ext", "first_step", "next_step", "steps"]
+        assert (document["slices"], document["ext"]) == (SLICES, ".pt")
+        assert (document["first_step"], document["next_step"]) == (0, 5)
+        assert re.fullmatch("[0-9a-f]{32}", document["lake_id"])
+        assert [entry["step"] for entry in document["steps"]] == list(range(5))
+        for step, entry in enumerate(document["steps"]):
+            assert list(entry) == ["step", "version", "time", "producer", "epoch", "bytes"]
+            assert entry["producer"] == ("tok-0" if step < 3 else "tok-1")
+            assert entry["epoch"] == 1
+            assert entry["bytes"] == sum(map(len, payloads(step)))
+            assert abs(entry["time"] - before) < 60, "seconds, as in st_mtime"
+
+    def test_document_of_one_step(self, lake):
+        document = stepfs("ls", lake, "--step", 3, "--json").document
+        assert [entry["step"] for entry in document["steps"]] == [3]
+
+    def test_empty_lake(self, file_url):
+        stepfs("init", file_url, "--slices", 1)
+        assert stepfs("ls", file_url).out == ""
+        assert stepfs("ls", file_url, "--json").document["steps"] == []
+
+    def test_absent_things_exit_with_3(self, lake, tmp_path):
+        assert stepfs("ls", lake, "--step", 5).code == 3
+        nothing = stepfs("ls", (tmp_path / "nothing").as_uri())
+        assert nothing.code == 3
+        assert "stepfs init" in nothing.err
+        assert not (tmp_path / "nothing").exists(), "looking creates nothing"
+
+    def test_a_directory_is_not_a_lake(self, tmp_path):
+        ended = stepfs("ls", tmp_path)
+        assert ended.code == 2
+        assert tmp_path.as_uri() in ended.err
+
+
+class TestStatus:
+    def test_document(self, lake):
+        register_group(lake, "train", 2, 4)
+        document = stepfs("status", lake, "--json").document
+        assert list(document) == ["lake_id", "head", "frontier", "sealed", "producers", "groups", "nodes"]
+        assert document["nodes"] == []
+        assert document["frontier"] == 4
+        assert document["sealed"] is False
+        assert document["groups"] == {"train": {"need": 2, "kept": [2, 4]}}
+        assert set(document["producers"]) == {"tok-0", "tok-1"}
+        assert document["producers"]["tok-0"]["next_seq"] == 3
+        assert document["head"] == max(producer["version"] for producer in document["producers"].values())
+
+    def test_empty_lake(self, file_url):
+        stepfs("init", file_url, "--slices", 1)
+        document = stepfs("status", file_url, "--json").document
+        assert (document["head"], document["frontier"], document["producers"]) == (-1, -1, {})
+
+    def test_for_people(self, lake):
+        register_group(lake, "train", 2)
+        out = stepfs("status", lake).out
+        assert "0…4  (5 live, 5 committed)" in out
+        assert re.search(r"^tok-1 +1 +2 ", out, re.MULTILINE)
+        assert re.search(r"^train +2 +1 +3$", out, re.MULTILINE)
+
+    def test_retired_groups_no_longer_count(self, lake):
+        register_group(lake, "train", 2)
+
+        async def retire() -> None:
+            store = open_store(lake)
+            await Group.of(store, await open_lake(store), "train").retire()
+
+        trio.run(retire)
+        assert stepfs("status", lake, "--json").document["groups"] == {}
+
+    def test_mounts_of_groups_and_those_that_fell_silent(self, lake):
+        now_ms = int(time.time() * 1000)
+        tell_node(lake, host="node-1", directory="/mnt/run", time_ms=now_ms)
+        tell_node(lake, host="node-0", directory="/mnt/\x1b[2J", time_ms=now_ms - 60_000, read_to=Step(0))
+        silent, live = stepfs("status", lake, "--json").document["nodes"]
+        assert live == {
+            "group": "train",
+            "host": "node-1",
+            "directory": "/mnt/run",
+            "pid": 7,
+            "stepfs": "1.0",
+            "frontier": 4,
+            "last_step": 2,
+            "waited": 0.125,
+            "time": now_ms / 1000,
+            "stale": False,
+        }
+        assert (silent["host"], silent["last_step"], silent["stale"]) == ("node-0", None, True)
+        out = stepfs("status", lake).out
+        assert re.search(r"^node-1 +/mnt/run +train +4 +2 +12\.5 % +\S+Z$", out, re.MULTILINE)
+        assert re.search(r"^node-0 +/mnt/\?\[2J +train +4 +none +12\.5 % +\S+Z \(stale\)$", out, re.MULTILINE)
+
+    def test_of_a_mount_is_what_its_daemon_says(self, tmp_path):
+        (tmp_path / ".stepfs").mkdir()
+        said = {"lake_id": "x", "frontier": 7, "cache": {"bytes": 12}}
+        (tmp_path / ".stepfs" / "status.json").write_text(json.dumps(said))
+        assert stepfs("status", tmp_path, "--json").document == said
+        assert stepfs("status", tmp_path).out.splitlines() == [
+            "lake_id   x",
+            "frontier  7",
+            "",
+            "cache:",
+            "  bytes  12",
+        ]
+
+    def test_of_what_is_no_mount_exits_with_3(self, tmp_path):
+        assert "is not a stepfs mount" in stepfs("status", tmp_path).err
+        ended = stepfs("status", tmp_path / "nothing")
+        assert ended.code == 3
+        assert "does not exist" in ended.err
+
+
+class TestVerify:
+    def test_an_intact_lake(self, lake_url):
+        stepfs("init", lake_url, "--slices", SLICES)
+        commit(lake_url, range(5))
+        ended = stepfs("verify", lake_url, "--json")
+        assert ended.document == {"steps": 5, "slices": 15, "errors": []}
+        assert ended.code == 0
+        assert stepfs("verify", lake_url).out.startswith("5 steps, 15 slices, ")
+
+    @pytest.mark.parametrize(
+        ("spoil", "problem"),
+        [
+            (lambda path: path.unlink(), "the object is missing"),
+            (lambda path: os.truncate(path, path.stat().st_size - 1), "the object ends at byte"),
+            (lambda path: flip(path, 64), "checksum mismatch"),
+            (lambda path: flip(path, 0), "not a TGB object"),
+            (lambda path: flip(path, -1), "footer"),
+            (lambda path: flip(path, -40), "checksum mismatch"),
+        ],
+        ids=["missing", "truncated", "slice", "header", "footer", "index"],
+    )
+    def test_damage_is_named_and_exits_with_5(self, lake, spoil, problem):
+        victim = data_files(lake)[1]
+        spoil(victim)
+        ended = stepfs("verify", lake, "--json")
+        assert ended.code == 5
+        (error,) = ended.document["errors"]
+        assert error["key"].endswith(victim.name)
+        assert problem in error["problem"]
+        assert error["step"] in range(5)
+        assert ended.document["steps"] == 5, "one damaged object does not stop the others"
+        plain = stepfs("verify", lake)
+        assert plain.code == 5
+        assert victim.name in plain.err
+
+    def test_a_damaged_slice_is_named_alone(self, lake):
+        victim = data_files(lake)[0]
+        content = victim.read_bytes()
+        flip(victim, content.index(b"slice 2"))
+        (error,) = stepfs("verify", lake, "--json").document["errors"]
+        assert error["slice"] == 2
+
+    def test_a_damaged_log_is_a_finding_too(self, lake):
+        log = max(Path(lake.removeprefix("file://")).glob("*/log/*"))
+        flip(log, -1)
+        ended = stepfs("verify", lake, "--json")
+        assert ended.code == 5
+        assert len(ended.document["errors"]) == 1
+
+
+def flip(path: Path, offset: int) -> None:
+    """Damage one byte in place."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+class TestDoctor:
+    def test_a_lake(self, lake):
+        ended = stepfs("doctor", lake)
+        assert ended.code == 0
+        for subject in ("python", "pyfuse3", "/dev/fuse", "memory", "conditional create"):
+            assert re.search(rf"^ok    {re.escape(subject)} ", ended.out, re.MULTILINE), ended.out
+
+    def test_an_absent_lake_fails_with_3_and_says_what_to_do(self, tmp_path):
+        ended = stepfs("doctor", (tmp_path / "nothing").as_uri())
+        assert ended.code == 3
+        assert re.search("^FAIL  lake .*stepfs init", ended.out, re.MULTILINE)
+
+    def test_a_directory_that_can_be_mounted_on(self, tmp_path):
+        assert "can be mounted on" in stepfs("doctor", tmp_path).out
+
+    def test_directories_that_cannot(self, tmp_path):
+        (tmp_path / "file").write_bytes(b"")
+        assert stepfs("doctor", tmp_path).code == 4
+        assert stepfs("doctor", tmp_path / "nothing").code == 3
+        assert stepfs("doctor", tmp_path / "file").code == 3
+        assert stepfs("doctor", "/proc").code == 4

@@ -1,0 +1,61 @@
+"""What holds for every command: environment variables, help, versions, completion."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+import typer
+from lakes import stepfs
+
+from stepfs.cli.app import app
+
+GROUP = typer.main.get_command(app)
+COMMANDS = sorted(GROUP.commands)
+NO_VARIABLE = {"help", "version"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_its_environment_variable(command):
+    for parameter in GROUP.commands[command].params:
+        if parameter.param_type_name != "option" or parameter.name in NO_VARIABLE:
+            continue
+        option = next(name for name in parameter.opts if name.startswith("--"))
+        expected = "STEPFS_" + option.removeprefix("--").replace("-", "_").upper()
+        assert parameter.envvar == expected, option
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_and_argument_is_explained(command):
+    for parameter in GROUP.commands[command].params:
+        assert parameter.help, f"{command}: {parameter.name}"
+
+
+@pytest.mark.parametrize("command", ["init", "ls", "status", "verify", "doctor", "mount", "unmount"])
+def test_the_contract_of_the_design_is_there(command):
+    assert command in COMMANDS
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "doctor"])
+def test_an_unknown_option_is_a_usage_error(command):
+    ended = stepfs(command, "--no-such-option")
+    assert ended.code == 2
+    assert "--no-such-option" in ended.err
+
+
+def test_version():
+    assert stepfs("--version").out == f"stepfs {importlib.metadata.version('stepfs')}\n"
+
+
+def test_exit_codes_are_in_the_help():
+    assert "6 store unreachable" in " ".join(stepfs("--help").out.split())
+
+
+def test_without_arguments_it_helps():
+    ended = stepfs()
+    assert "Commands:" in ended.out + ended.err
+
+
+def test_completion_is_generated():
+    env = {"_STEPFS_COMPLETE": "complete_bash", "COMP_WORDS": "stepfs ver", "COMP_CWORD": "1"}
+    assert "verify" in stepfs(env=env).out

@@ -1,0 +1,89 @@
+"""A fork through the CLI, seen through mounts: it reads every byte after its parent let go, and lets go of it in turn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from lakes import stepfs
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "t4_mount"))
+
+from realmount import Mount, mounted, payload, produce, until
+
+from stepfs.format.keys import data_prefix
+from stepfs.lake import open_lake
+from stepfs.store.opening import open_store
+from stepfs_producer import Producer
+
+
+def data_objects(url: str) -> int:
+    async def count() -> int:
+        store = open_store(url)
+        found = len(await store.list(data_prefix((await open_lake(store)).lake_id)))
+        await store.aclose()
+        return found
+
+    return trio.run(count)
+
+
+def said(*arguments: object) -> str:
+    ended = stepfs(*arguments)
+    assert ended.code == 0, ended.err
+    return ended.out
+
+
+def read(mount: Mount) -> list[list[bytes]]:
+    return [
+        [(mount.directory / name / f"rank-{rank:05d}.bin").read_bytes() for rank in (0, 1)]
+        for name in mount.steps()
+    ]
+
+
+def payloads(*steps: int) -> list[list[bytes]]:
+    return [[payload(step, index) for index in (0, 1)] for step in steps]
+
+
+@pytest.mark.timeout(300)
+def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
+    parent, fork = s3_url, f"{s3_url}-fork"
+    said("init", parent, "--slices", 2, "--ext", ".bin")
+    produce(parent, 30)
+    kept = [*range(15), *range(20, 30)]  # steps 15 to 19 had the loss spike
+    group = ["--group", "train"]
+    with mounted(parent, tmp_path / "parent", *group) as before:
+        assert read(before) == payloads(*range(30))
+        assert "a fork of" in said("fork", f"{parent}@12", fork, "--skip", "15:20")
+        with mounted(fork, tmp_path / "fork", *group) as after:
+            assert read(after) == payloads(*kept)
+            assert read(before) == payloads(*range(30))  # nothing has changed for those who read the parent
+
+            said("checkpoint", parent, *group, "--retire")
+            said("reclaim", parent)
+            assert data_objects(fork) == 0  # it shares, it does not copy
+        with mounted(fork, tmp_path / "fork", *group) as again:  # with nothing at hand
+            assert read(again) == payloads(*kept)
+            with Producer(fork, producer_id="p0") as producer:
+                assert producer.position == 29, "producers go on where the parent's stood"
+                producer.append(payloads(30)[0], position=30)
+            until(lambda: len(again.steps()) == 26, 20, "the fork's own step is not shown")
+            assert read(again) == payloads(*kept, 30)
+
+            said("checkpoint", again.directory, *group, 25)
+            said("reclaim", fork)
+            until(lambda: again.steps() == ["step-000000025"], 20, "the view is not behind the checkpoint")
+            assert read(again) == payloads(30)
+            assert (
+                stepfs("status", parent, "--json").document["groups"] == {}
+            )  # the fork holds nothing any more
+
+            said("checkpoint", parent, "--group", "end", 30)
+            said("reclaim", parent)
+            assert data_objects(parent) == 0
+            with Producer(parent, producer_id="p0") as producer:  # and the parent goes on, too
+                producer.append(payloads(31)[0], position=30)
+            until(lambda: before.steps() == ["step-000000030"], 20, "the parent still shows what is gone")
+            assert read(before) == payloads(31)
+            assert read(again) == payloads(30)

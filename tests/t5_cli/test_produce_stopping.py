@@ -1,0 +1,51 @@
+"""Signals and the terminal: what a person at the keyboard meets."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_produce_text import PROGRAM
+
+from stepfs_producer.cli.stopping import Stopping
+
+
+def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt), Stopping() as stopping:
+        assert not stopping.requested
+        signal.raise_signal(signal.SIGTERM)
+        assert stopping.requested
+        assert stopping.wait(60)  # does not sleep
+        signal.raise_signal(signal.SIGTERM)  # a supervisor that repeats itself does not abandon anything
+        signal.raise_signal(signal.SIGINT)
+    assert stopping.exit_code == 143
+    err = capsys.readouterr().err
+    assert err.count("stopping as soon as") == 2
+    assert err.endswith("abandoned what was not committed yet; run the same command again to continue\n")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text\n" * 200)
+    ours, theirs = pty.openpty()
+    command = [PROGRAM, "text", file_url, "-i", str(tmp_path / "a.txt"), "--slices", "1", "--seq-len", "64"]
+    process = subprocess.Popen([*command, "--ext", ".bin", "--json"], stderr=theirs, stdout=subprocess.PIPE)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:  # EIO: the other end is closed
+            break
+    os.close(ours)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert out.startswith(b"{")
+    assert out.count(b"\n") == 1
+    assert b"/1 files" in shown
+    assert b"text-0-of-1" in shown

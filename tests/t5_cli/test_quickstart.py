@@ -1,0 +1,25 @@
+"""The quickstart as CI sees it: it ends well only if every check in its table held."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("options", [[], pytest.param(["--s3"], marks=pytest.mark.slow)], ids=["file", "s3"])
+def test_the_quickstart_holds_what_its_table_says(options):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "quickstart_run.py"), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every source byte" in done.stdout

@@ -1,0 +1,135 @@
+"""scripts/torture: a small run that holds, and an audit that would notice if one did not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from torture_audit import Audit, audit_journals  # noqa: E402
+from torture_cast import Actor  # noqa: E402
+from torture_records import Journal, Origin, payload, recognise  # noqa: E402
+from torture_stage import Stage  # noqa: E402
+
+Edit = Callable[[list[dict]], object]
+
+
+@pytest.mark.timeout(180)
+def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(SCRIPTS / "torture_run.py"),
+        "--store",
+        "file",
+        "--kills",
+        "8",
+        "--seed",
+        "4",
+    ]
+    command += ["--producers", "2", "--readers", "1", "--every", "0.7", "--rate", "8", "--json"]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    kills = found["kills"]
+    assert sum(kills.values()) - kills["reader"] >= 8
+    assert kills["server"] == 0
+    assert found["fenced_zombies"] == found["frozen"]["producer"]
+    assert found["steps"] == found["records"] > 0
+    assert not any(
+        found[what] for what in ("lost", "duplicated", "torn", "disordered", "readers_differ", "faults")
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "torture_run.py"), "--store", "file", "--producers", "1"]
+    with subprocess.Popen(
+        [*command, "--readers", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as run:
+        deadline = time.monotonic() + 60
+        while not any('"sha"' in line for line in read_so_far(tmp_path)):
+            assert run.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        run.terminate()
+        assert "everything it started is stopped" in run.communicate(timeout=60)[1]
+    assert run.returncode == 130
+    assert not list(tmp_path.iterdir())
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def read_so_far(tmp_path: Path) -> list[str]:
+    """What the reader has noted: by then all the others are at work."""
+    return [line for path in tmp_path.glob("*/reader-0.journal") for line in path.read_text().splitlines()]
+
+
+def audited(tmp_path: Path, edit: Edit, *, committed: int = 3) -> Audit:
+    """Two producers of three records each as two readers saw them; `edit` changes what the second one saw."""
+    seen = [
+        {"step": step, "sha": f"{step}", "whose": [f"producer-{step % 2}", step // 2], "version": step}
+        | {"epoch": 1 + step // 4, "said": f"producer-{step % 2}"}
+        for step in range(6)
+    ]
+    stage = Stage(tmp_path, 0, "file:///nowhere", None)
+    for name in ("producer-0", "producer-1", "reader-0", "reader-1"):
+        path = tmp_path / f"{name}.journal"
+        stage.actors.append(Actor(name[:-2], name, [], tmp_path / "log", path))
+        journal = Journal(path)
+        if name.startswith("producer"):
+            journal.note(committed=committed, tally={"attempts": 3, "lost": 0, "undecided": 0})
+            continue
+        notes = [dict(note) for note in seen]
+        if name == "reader-1":
+            edit(notes)
+        for note in notes:
+            journal.note(**note)
+    return audit_journals(stage, 6)
+
+
+def test_the_audit_is_content_when_all_is_well(tmp_path: Path) -> None:
+    audit = audited(tmp_path, lambda notes: notes.append(notes[2]))  # read again after a restart
+    assert not audit.faults
+    assert (audit.records, audit.readings) == (6, 13)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda notes: notes.pop(3), "did not see 1 steps"),
+        (lambda notes: notes[3].update(sha="other"), "step 3 is"),
+        (lambda notes: notes[3].update(whose=["producer-1", 0]), "step 3 is"),
+        (lambda notes: notes[5].update(epoch=0), "fenced"),
+        (lambda notes: notes[5].update(version=3), "fenced"),
+        (lambda notes: notes[5].update(said="producer-0"), "holds bytes of"),
+    ],
+)
+def test_the_audit_notices_what_a_reader_saw(tmp_path: Path, edit: Edit, said: str) -> None:
+    assert any(said in fault for fault in audited(tmp_path, edit).faults)
+
+
+def test_the_audit_notices_what_was_promised_and_is_not_there(tmp_path: Path) -> None:
+    audit = audited(tmp_path, lambda notes: None, committed=4)
+    assert audit.lost == 2
+    assert any("not exactly 0 to 3" in fault for fault in audit.faults)
+
+
+def test_payloads_are_recognised_only_whole() -> None:
+    data = payload(7, Origin("producer-0", 12, 1))
+    assert recognise(7, data) == Origin("producer-0", 12, 1)
+    flipped = data[:-1] + bytes([data[-1] ^ 1])
+    assert not any(recognise(7, other) for other in (flipped, data[:-1], data + b"\0", data[1:], b""))
+    assert recognise(8, data) is None
