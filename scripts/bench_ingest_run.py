@@ -27,6 +27,8 @@ import servers  # noqa: E402 - how tests start SeaweedFS is how it is started
 import trio  # noqa: E402
 from bench_report import Report, median  # noqa: E402
 
+from stepfs.cli.failure import reported  # noqa: E402
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -36,7 +38,8 @@ USUAL = "growth,bandwidth,simulated,pace"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Through SIGINT, whose handler trio replaces while it runs: raising inside trio itself would break it.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     report = Report("bench_ingest", "stepfs: what writing costs and yields")
     with tempfile.TemporaryDirectory(prefix="stepfs-bench-", dir=options.scratch) as name:
         directory = Path(name)
@@ -164,7 +167,5 @@ def _latencies(axis: Any, title: str, slots: Sequence[tuple[int, Any, dict[str, 
 
 
 if __name__ == "__main__":
-    try:
+    with reported("bench_ingest"):
         sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)

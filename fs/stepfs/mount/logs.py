@@ -9,6 +9,7 @@ out of the finished line, whoever put it there: a library's error may quote what
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ _IN_SETTING: Final = re.compile(
     r"((?:secret|token|password|credential)\w*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+", re.IGNORECASE
 )
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a lake's texts must not steer a terminal
+_REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
 _STRUCK: Final = "[redacted]"
 
 
@@ -43,9 +45,18 @@ def configure(mount: Path) -> None:
     formatter = Json(mount) if chosen() == "json" else Text(_TEXT)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(_asked_for)
     logging.basicConfig(handlers=[handler], force=True)
     debug = os.environ.get("STEPFS_DEBUG") == "1"
     logging.getLogger("stepfs").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+def _asked_for(record: logging.LogRecord) -> bool:
+    """Not what pyfuse3 calls an error although nobody waits for it: a reply to a request that the kernel has ended.
+
+    ENOENT from a reply means that the connection went first, as when a file is closed after `umount -l`.
+    """
+    return record.name != "pyfuse3" or not record.getMessage().endswith(_REPLY_UNWANTED)
 
 
 def chosen() -> str:
