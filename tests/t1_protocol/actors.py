@@ -154,7 +154,8 @@ class TrainerActor:
         if self.rng.random() < self.plan.rollback:
             step = await self._resume(group, self.rng.choice(sorted(self.acknowledged)))
         if self.rng.random() < self.plan.behind:
-            earlier = self.rng.randint(0, step)
+            just_dropped = min(self.acknowledged) - self.rng.randint(1, 2 * self.plan.every)
+            earlier = self.rng.choice((self.rng.randint(0, step), max(0, just_dropped)))
             self.maybe.add(earlier)
             try:
                 record = await group.add(Step(earlier))

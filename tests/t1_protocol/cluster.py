@@ -52,9 +52,9 @@ class Outcome:
     virtual_s: float
 
 
-def simulate(seed: int) -> Outcome:
+def simulate(seed: int, *, rush: bool | None = None) -> Outcome:
     """Run the scenario of `seed` from an empty lake to the audit."""
-    return run_scenario(scenario(seed))
+    return run_scenario(scenario(seed, rush=rush))
 
 
 def run_scenario(plan: Scenario) -> Outcome:
@@ -144,6 +144,7 @@ class _Cluster:
         with trio.CancelScope() as scope:
             store.kill_at, store.kill = life.kill_at, scope.cancel
             store.freeze_at, store.freeze_s = life.freeze_at, life.freeze_s
+            store.stalls = life.stalls
             if life.replaced:
                 store.on_freeze = successor_due.set
             try:

@@ -10,7 +10,9 @@ hoped for: for every k, all of B happens inside the kth await of A.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 from deterministic import pause
@@ -18,6 +20,8 @@ from deterministic import pause
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.faults import Plan, no_faults
 from stepfs.store.faulty import FaultyStore, ObjectMap
+
+_STALL_S: Final = 1.0
 
 
 class ProcessStore(FaultyStore):
@@ -28,6 +32,8 @@ class ProcessStore(FaultyStore):
         self.dead = False
         self.freeze_at: int | None = None
         self.freeze_s = 0.0
+        self.stalls = 0.0
+        self._stalling = random.Random(f"stalls/{actor}/{seed}")
         self.on_freeze: Callable[[], None] | None = None
         self.inside: dict[int, Callable[[], Awaitable[None]]] = {}
         self._frozen_until_s = float("-inf")
@@ -39,6 +45,8 @@ class ProcessStore(FaultyStore):
             self._frozen_until_s = trio.current_time() + self.freeze_s
             if self.on_freeze is not None:
                 self.on_freeze()
+        if self.stalls and self._stalling.random() < self.stalls:
+            self._frozen_until_s = max(self._frozen_until_s, trio.current_time() + _STALL_S)
         meanwhile = self.inside.pop(self.pauses + 1, None)
         if meanwhile is not None:
             await meanwhile()

@@ -52,12 +52,13 @@ class Storm(Weighted):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One run of a process: undisturbed, killed at its nth await, or frozen there (and perhaps replaced meanwhile)."""
+    """One run of a process: undisturbed, starved, killed at its nth await, or frozen there (perhaps replaced meanwhile)."""
 
     kill_at: int | None = None
     freeze_at: int | None = None
     freeze_s: float = 0.0
     replaced: bool = False  # a successor starts while this one is frozen
+    stalls: float = 0.0  # chance that an await takes a second longer
     restart_s: float = 1.0
 
 
@@ -105,13 +106,14 @@ class Scenario:
     seal: bool
 
 
-def scenario(seed: int) -> Scenario:
-    """The scenario of a seed. In a rush, reclaimers run all the time and trainers mostly want back what just went."""
+def scenario(seed: int, *, rush: bool | None = None) -> Scenario:
+    """The scenario of a seed. In a rush (forced, forbidden, or left to the seed) starved reclaimers run all the time and
+    trainers want back what is just going."""
     rng = random.Random(f"scenario/{seed}")
     storm = rng.choice((0.0, 0.01, 0.03, 0.08))
     kinds = rng.sample(_KINDS, rng.randint(2, 6))
     trainers = rng.choice((1, 1, 1, 2))
-    rush = rng.random() < 0.08
+    rush = rng.random() < 0.1 if rush is None else rush
     return Scenario(
         seed=seed,
         slices=rng.choice((1, 2, 3)),
@@ -177,6 +179,6 @@ def _trainer(rng: random.Random, number: int, *, rush: bool) -> TrainerPlan:
 def _reclaimer(rng: random.Random, number: int, *, rush: bool) -> ReclaimerPlan:
     return ReclaimerPlan(
         name=f"r{number}",
-        every_s=0.3 if rush else rng.choice((0.5, 2.0, 10.0)),
-        lives=_lives(rng, most=4, reach=120, freeze=0.3),
+        every_s=0.05 if rush else rng.choice((0.5, 2.0, 10.0)),
+        lives=(*_lives(rng, most=4, reach=120, freeze=0.3), Life(stalls=0.1 if rush else 0.0)),
     )

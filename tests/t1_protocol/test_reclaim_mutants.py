@@ -6,6 +6,7 @@ A mutant that passed would mean that the exhaustive interleavings of the neighbo
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from functools import partial
 
 import pytest
@@ -28,30 +29,35 @@ from stepfs.clock import Clock
 from stepfs.errors import StepfsError
 from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
-from stepfs.format.records import FloorRecord
+from stepfs.format.records import ConsumerRecord, FloorRecord, LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.log.reader import LogReader
 from stepfs.reclaim import run as run_room
 from stepfs.reclaim.plan import Need, Sorted, sort_objects
 from stepfs.reclaim.run import Report
 from stepfs.sequence import Mine, Outcome
-from stepfs.store.api import Entry
+from stepfs.store.api import Entry, Store
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_second_look(patch: pytest.MonkeyPatch) -> None:
     """The reclaimer does not list the groups again after its closing record."""
-    listed: dict[int, dict[str, consumers.ConsumerRecord]] = {}
-    look = run_room.list_groups
+    advance, look = run_room._advance, run_room.list_groups
+    advancing = ContextVar("advancing", default=False)
 
-    async def remembered(store: ProcessStore, identity: object) -> Mapping[str, consumers.ConsumerRecord]:
-        if id(store) not in listed:
-            listed[id(store)] = await look(store, identity)  # type: ignore[arg-type]
-            return listed[id(store)]
-        return listed.pop(id(store))
+    async def blindfolded(reader: LogReader, to: Step, clock: Clock) -> bool:
+        token = advancing.set(True)
+        try:
+            return await advance(reader, to, clock)
+        finally:
+            advancing.reset(token)
 
-    patch.setattr(run_room, "list_groups", remembered)
+    async def once(store: Store, identity: LakeIdentity) -> Mapping[str, ConsumerRecord]:
+        return {} if advancing.get() else await look(store, identity)
+
+    patch.setattr(run_room, "_advance", blindfolded)
+    patch.setattr(run_room, "list_groups", once)
 
 
 def no_announcement(patch: pytest.MonkeyPatch) -> None:

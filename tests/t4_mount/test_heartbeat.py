@@ -20,7 +20,7 @@ from stepfs.mount import mountinfo
 
 ROUNDS, CLIENTS = 12, 4
 SILENCE_S = 0.8
-FROZEN_S_MAX = 0.1  # mount.md: what the timer guarantees; one more is forgiven to the machine beneath this one
+FROZEN_S_MAX = 0.1  # what the timer guarantees; one more is forgiven to the machine beneath this one
 SERVE = """
 import json, os, sys, threading, time
 from pathlib import Path
