@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import trio
@@ -156,6 +157,8 @@ async def test_a_store_that_hangs_is_said_to_before_its_request_fails(autojump_c
     assert follower.trouble is None
     await trio.sleep(SILENCE_S)
     assert follower.trouble == "the store does not answer"
+    scraped = ThreadPoolExecutor(1).submit(lambda: follower.trouble)  # a thread that trio knows nothing of
+    assert scraped.result(10) == "the store does not answer"
     table.poll = poll
     answers.set()
     await trio.sleep(0.1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import tarfile
 import urllib.request
 from pathlib import Path
 
 import pytest
+import servers
 from prometheus_client.parser import text_string_to_metric_families
 from realmount import gone_within, make_lake, mounted, produce, stepfs
 
@@ -76,7 +76,7 @@ def test_no_secret_is_in_argv_in_the_log_or_in_the_mount(s3_url, tmp_path, monke
     make_lake(s3_url)
     produce(s3_url, 2)
     monkeypatch.setenv("STEPFS_LOG_FORMAT", log_format)
-    port = free_port()
+    port = servers.free_port_of_nobody()
     options = ["--group", "g", "--metrics-port", str(port)]
     with mounted(s3_url, tmp_path / "m", *options, allowed=["serving"]) as mount:
         mount.file(0, 0).read_bytes()
@@ -108,10 +108,3 @@ def test_credentials_in_an_endpoint_are_refused_without_repeating_them(s3_url, t
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "do not belong into an endpoint URL" in done.stderr
     assert SECRET not in done.stderr
-
-
-def free_port():
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

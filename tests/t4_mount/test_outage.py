@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,19 @@ def digest(step: int, index: int) -> str:
 def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s):
     make_lake(s3_url)
     produce(s3_url, 6)
-    options = ["--ranks", "0-1", "--prefetch", "3", "--wait", "300", "--group", "run"]
+    port = servers.free_port_of_nobody()
+    options = [
+        "--ranks",
+        "0-1",
+        "--prefetch",
+        "3",
+        "--wait",
+        "300",
+        "--group",
+        "run",
+        "--metrics-port",
+        str(port),
+    ]
     with (
         road_to(seaweed) as road,
         mounted(
@@ -113,6 +126,8 @@ def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s)
             time.sleep(0.2)
         assert not mount.status()["store"]["reachable"]
         assert mount.status()["data"]["bytes_fetched"] == fetched
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as scrape:
+            assert "\nstepfs_store_up 0.0\n" in scrape.read().decode()
 
         road.mend(how)
         for step, reader in readers:

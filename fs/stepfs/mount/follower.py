@@ -49,7 +49,9 @@ class Follower:
         self.lag_s = Histogram()  # from a look's newest commit, by its producer's clock, until it was seen
         self.pace = Pace(poll_s)
         self._failure: str | None = None  # why the last look failed
-        self._asked_at: float | None = None  # trio time since when a look is under way
+        self._asked: tuple[trio.abc.Clock, float] | None = (
+            None  # since when, on which clock, a look is under way
+        )
         self.looked_at: float | None = None  # trio time of the last look that succeeded
         self.looks = 0
 
@@ -60,8 +62,9 @@ class Follower:
 
     @property
     def trouble(self) -> str | None:
-        """Why the lake cannot be followed right now, for status.json; None while all is well."""
-        silent_s = 0.0 if self._asked_at is None else trio.current_time() - self._asked_at
+        """Why the lake cannot be followed right now; None while all is well. Any thread may ask, as scrapes do."""
+        asked = self._asked
+        silent_s = 0.0 if asked is None else asked[0].current_time() - asked[1]
         if self._failure is None and silent_s > SILENCE_S:
             return "the store does not answer"
         return self._failure
@@ -94,12 +97,13 @@ class Follower:
 
     async def _look(self) -> None:
         self.looks += 1
-        self._asked_at = trio.current_time()
+        clock = trio.lowlevel.current_clock()
+        self._asked = clock, clock.current_time()
         version = self._reader.state.version
         try:
             changed = await self._reader.poll()
         finally:
-            self._asked_at = None
+            self._asked = None
         self.looked_at = trio.current_time()
         if changed:
             self._note_lag(version)
