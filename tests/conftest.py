@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from hypothesis import settings
 
 settings.register_profile("stepfs", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("stepfs")
+
+# A script that runs the tests with `&` has SIGINT ignored, here and in every process the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Unannounced(logging.Handler):

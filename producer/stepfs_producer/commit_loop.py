@@ -172,7 +172,7 @@ class CommitLoop:
         if self._pacer.defeated and not self._said_defeated:
             self._said_defeated = True
             _log.warning(
-                "producer %r: %d others commit here, which asks for %.1f s between commits, but max_delay is %.1f s: commits "
+                "producer %r: %d others commit here, which asks for %.3g s between commits, but max_delay is %.3g s: commits "
                 "will collide; raise max_delay",
                 self._me.producer_id,
                 self._pacer.others,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_ingest_run.py"
+SCRIPT = Path(__file__).parents[2] / "scripts/lib" / "bench_ingest_run.py"
 SMALLEST = ["--quick", "--producers", "2", "--intervals", "0.1", "--seconds", "1", "--rate", "20"]
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("options", [[], pytest.param(["--s3"], marks=pytest.mark.slow)], ids=["file", "s3"])
 def test_the_quickstart_holds_what_its_table_says(options):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "quickstart_run.py"), *options],
+        [sys.executable, str(ROOT / "scripts/lib" / "quickstart_run.py"), *options],
         capture_output=True,
         text=True,
         check=False,

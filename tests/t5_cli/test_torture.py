@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts/lib"
 sys.path.insert(0, str(SCRIPTS))
 
 from torture_audit import Audit, audit_journals  # noqa: E402

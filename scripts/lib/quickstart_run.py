@@ -28,7 +28,7 @@ from quickstart_programs import is_mounted, let_go, processes_naming, run, start
 from rich.console import Console
 from rich.table import Table
 
-SCRIPTS = Path(__file__).resolve().parent
+LIB = Path(__file__).resolve().parent
 CORPUS = [Path(sysconfig.get_path("stdlib")) / name for name in ("asyncio", "http", "json")]
 SLICES = "2"
 SHAPE = ["--batch-size", "4", "--seq-len", "128"]
@@ -123,7 +123,7 @@ def lake_url(directory: Path) -> Iterator[str]:
     if "--s3" not in sys.argv[1:]:
         yield (directory / "lake").as_uri()
         return
-    sys.path.insert(0, str(SCRIPTS.parent / "tests"))
+    sys.path.insert(0, str(LIB.parents[1] / "tests"))
     import servers  # noqa: PLC0415  (how tests start SeaweedFS is how it is started)
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -202,7 +202,7 @@ class Trainer:
         self.losses: list[float] = []
         self.first_at = self.last_at = 0.0
         self._story = story
-        self._process = start(running, ["python", str(SCRIPTS / "quickstart_train.py"), str(story.fixed)])
+        self._process = start(running, ["python", str(LIB / "quickstart_train.py"), str(story.fixed)])
         self._lines = threading.Thread(target=self._show, daemon=True)
         self._lines.start()
 

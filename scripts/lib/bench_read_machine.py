@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 BIN = Path(sysconfig.get_path("scripts"))
-SCRIPTS = Path(__file__).resolve().parent
+LIB = Path(__file__).resolve().parent
 MIB = 1 << 20
 COMMAND_S = 120.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")

@@ -19,7 +19,7 @@ from statistics import fmean
 
 from bench_read_bed import Bed
 from bench_read_faults import body_of
-from bench_read_machine import BIN, MIB, SCRIPTS, is_mounted, let_go, rss, until
+from bench_read_machine import BIN, LIB, MIB, is_mounted, let_go, rss, until
 from bench_report import Row, at_most
 
 LIMIT_BYTES = 512 * MIB
@@ -101,7 +101,7 @@ def _watch(
     for result in results:
         command = [
             sys.executable,
-            str(SCRIPTS / "bench_read_check.py"),
+            str(LIB / "bench_read_check.py"),
             str(listed),
             result.stem[5:],
             str(seconds),

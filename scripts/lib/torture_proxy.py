@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from faultproxy import CONFLICT_409, KNOWN, FaultProxy, Trouble, delayed
 from httpframes import Message

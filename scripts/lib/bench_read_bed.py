@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 import trio
-from bench_read_machine import BIN, COMMAND_S, MIB, SCRIPTS, cpu_s, let_go, rss, run, until
+from bench_read_machine import BIN, COMMAND_S, LIB, MIB, cpu_s, let_go, rss, run, until
 from bench_report import Report, at_least, median
 
 from stepfs.format.ids import BLOCK_BYTES
@@ -29,7 +29,7 @@ from stepfs.lake import create_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
-sys.path.insert(0, str(SCRIPTS.parent / "tests"))
+sys.path.insert(0, str(LIB.parents[1] / "tests"))
 
 import servers
 
@@ -170,7 +170,7 @@ class Bed:
 
     def probe(self, **order: object) -> dict[str, Any]:
         """What bench_read_probe.py measured in a fresh process."""
-        command = [sys.executable, str(SCRIPTS / "bench_read_probe.py"), json.dumps(order)]
+        command = [sys.executable, str(LIB / "bench_read_probe.py"), json.dumps(order)]
         done = run(["nice", "-n", "-20", *command] if self.plan.urgent else command)
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

@@ -29,7 +29,7 @@ COLD_STEPS = 1_000_000
 COLD_SLICES = 64
 COLD_RSS_MB_MAX = 300
 COLD_S_MAX = 2.0
-_MAKER = Path(__file__).with_name("make_long_lake")
+_MAKER = Path(__file__).resolve().parents[1] / "make_long_lake"
 _BATCH = [b"x" * 256] * SLICES
 _OPEN_COLD = """
 import json, resource, sys, time, trio

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import servers
 from bench_read_bed import Bed, data_objects
-from bench_read_machine import MIB, SCRIPTS, run
+from bench_read_machine import LIB, MIB, run
 from bench_report import Row, at_most, median
 from bench_train_work import WORKS, Work, batch
 
@@ -105,7 +105,7 @@ class Training:
             "compute_s": self.step_bytes / (share * self.bandwidth),
             "seconds_max": self._size.seconds_max,
         }
-        done = run([sys.executable, str(SCRIPTS / "bench_train_loop.py"), json.dumps(order)])
+        done = run([sys.executable, str(LIB / "bench_train_loop.py"), json.dumps(order)])
         found = json.loads(done.stdout)
         waits, totals = found["waits"], found["totals"]
         return {

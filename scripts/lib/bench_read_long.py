@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench_read_bed import Bed
-from bench_read_machine import MIB, SCRIPTS, is_mounted, rss, run
+from bench_read_machine import LIB, MIB, is_mounted, rss, run
 from bench_report import at_most, median
 
 SLICES = 8
@@ -31,7 +31,7 @@ def long_lake(bed: Bed, url: str | None) -> None:
         run(
             [
                 sys.executable,
-                str(SCRIPTS / "make_long_lake"),
+                str(LIB.parent / "make_long_lake"),
                 url,
                 "--steps",
                 str(steps),
@@ -89,7 +89,7 @@ def _look(directory: Path, steps: int, side: str, note: Callable[[str, str, floa
 @contextmanager
 def _bare(bed: Bed, steps: int) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     directory = bed.fresh("bare")
-    command = [sys.executable, str(SCRIPTS / "bench_read_bare.py"), str(directory), str(steps)]
+    command = [sys.executable, str(LIB / "bench_read_bare.py"), str(directory), str(steps)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bench_read_bed import Bed
-from bench_read_machine import MIB, SCRIPTS, run
+from bench_read_machine import LIB, MIB, run
 from bench_read_peers import Peers
 from bench_report import Row, at_least, at_most, median
 
@@ -61,7 +61,7 @@ class Small:
         listed = self._bed.directory / "paths.txt"
         listed.write_text("\n".join(map(str, paths)))
         order = {"paths": str(listed), "workers": workers, "loader": loader}
-        done = run([sys.executable, str(SCRIPTS / "bench_read_loader.py"), json.dumps(order)])
+        done = run([sys.executable, str(LIB / "bench_read_loader.py"), json.dumps(order)])
         answer = json.loads(done.stdout)
         assert answer["bytes"] == len(paths) * self._plan.small_bytes
         return float(len(paths) / answer["seconds"])

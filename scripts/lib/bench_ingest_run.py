@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-SCRIPTS = Path(__file__).resolve().parent
-sys.path.insert(0, str(SCRIPTS.parent / "tests"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
 
 import bench_ingest_bandwidth as bandwidth  # noqa: E402
 import bench_ingest_growth as growth  # noqa: E402
@@ -38,6 +38,7 @@ USUAL = "growth,bandwidth,simulated,pace"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which `&` in a script would have ignored
     # Through SIGINT, whose handler trio replaces while it runs: raising inside trio itself would break it.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     report = Report("bench_ingest", "stepfs: what writing costs and yields")
@@ -73,7 +74,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--long-steps", type=int, default=0, help="length of the long history, default 100000"
     )
-    parser.add_argument("--out", type=Path, default=SCRIPTS.parent / ".bench")
+    parser.add_argument("--out", type=Path, default=ROOT / ".bench")
     parser.add_argument(
         "--scratch", type=Path, help="where the server keeps its data, default the temporary directory"
     )

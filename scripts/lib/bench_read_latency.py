@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 from bench_read_bed import Bed
-from bench_read_machine import SCRIPTS
+from bench_read_machine import LIB
 from bench_report import Row, at_most, median, quantile
 
 from stepfs.store.api import Put, Store
@@ -55,7 +55,7 @@ def _measure(bed: Bed, name: str, gaps_s: tuple[float, float], count: int, *, ju
     with bed.mounted(url, "--poll", f"{POLL_S * 1000:.0f}ms") as mount:
         command = [
             sys.executable,
-            str(SCRIPTS / "bench_read_watch.py"),
+            str(LIB / "bench_read_watch.py"),
             str(mount.directory),
             "1",
             str(count),

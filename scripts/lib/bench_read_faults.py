@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench_read_bed import Bed, Mount
-from bench_read_machine import SCRIPTS, until
+from bench_read_machine import LIB, until
 from bench_report import Row
 
 LARGE = 8, 96  # files of 1/8 of a large one
@@ -42,7 +42,7 @@ class Proxy:
 @contextmanager
 def _proxy(bed: Bed) -> Iterator[Proxy]:
     port = bed.server.endpoint_url.rpartition(":")[2]
-    command = [sys.executable, str(SCRIPTS / "bench_read_proxy.py"), port]
+    command = [sys.executable, str(LIB / "bench_read_proxy.py"), port]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Proxy(process)
@@ -94,7 +94,7 @@ def _pass(
         listed.write_text(
             json.dumps({str(mount.path(n, 0)): digest for n, digest in enumerate(files.digests)})
         )
-        command = [sys.executable, str(SCRIPTS / "bench_read_check.py"), str(listed)]
+        command = [sys.executable, str(LIB / "bench_read_check.py"), str(listed)]
         began = time.monotonic()
         readers = [subprocess.Popen([*command, way], stdout=subprocess.PIPE, text=True) for way in WAYS]
         try:
