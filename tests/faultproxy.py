@@ -11,6 +11,7 @@ import random
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -209,9 +210,10 @@ class FaultProxy:
 
     async def _apply_late(self, message: bytes, late_s: float) -> None:
         await trio.sleep(late_s)
-        async with await trio.open_tcp_stream("127.0.0.1", self._upstream_port) as upstream:
-            await upstream.send_all(message)
-            await Reader(upstream).message()
+        with suppress(OSError, trio.BrokenResourceError):  # too late: the server was killed meanwhile
+            async with await trio.open_tcp_stream("127.0.0.1", self._upstream_port) as upstream:
+                await upstream.send_all(message)
+                await Reader(upstream).message()
 
 
 async def _instead(client: trio.SocketStream, trouble: Trouble) -> bool:

@@ -43,7 +43,7 @@ async def run(report: Report, base_url: str, sizes_mib: tuple[int, ...], total_m
 
 
 async def _compare(report: Report, url: str, payload: bytes, count: int, rounds: int) -> None:
-    sides: dict[str, Callable[[int], Awaitable[None]]] = {
+    sides: dict[str, Callable[[int], Awaitable[float]]] = {
         "producer": lambda _number: _produce(url, payload, count),
         "boto3": lambda number: trio.to_thread.run_sync(_put_plain, url, payload, count, number),
         "store": lambda number: _put_ours(url, payload, count, number),
@@ -52,9 +52,7 @@ async def _compare(report: Report, url: str, payload: bytes, count: int, rounds:
     size_mib = len(payload) // MIB
     for number in range(rounds):
         for name in list(sides) if number % 2 else reversed(sides):
-            began = time.perf_counter()
-            await sides[name](number)
-            rates[name].append(count * size_mib / (time.perf_counter() - began))
+            rates[name].append(count * size_mib / await sides[name](number))
             report.say(f"{count} × {size_mib} MiB, {name}: {rates[name][-1]:.0f} MiB/s")
     report.figures.setdefault("bandwidth", {})[f"{size_mib} MiB"] = rates
     ours, plain, store = (median(rates[name]) for name in ("producer", "boto3", "store"))
@@ -70,18 +68,22 @@ async def _compare(report: Report, url: str, payload: bytes, count: int, rounds:
     )
 
 
-async def _produce(url: str, payload: bytes, count: int) -> None:
-    """From opening to the last byte committed. One id for all rounds: one that has just left still counts as a
-    contender for a while, and pacing against a ghost is not what is measured here.
+async def _produce(url: str, payload: bytes, count: int) -> float:
+    """Seconds from the first append to the last commit. One id for all rounds: one that has just left still counts as
+    a contender for a while, and pacing against a ghost is not what is measured here.
     """
     part = len(payload) // SLICES
     batch = [payload[index * part : (index + 1) * part] for index in range(SLICES)]
     async with AsyncProducer(url, producer_id="p", uploads=AT_ONCE) as producer:
+        began = time.perf_counter()
         for step in range(count):
             await producer.append(batch, position=step)
+        await producer.flush()
+        return time.perf_counter() - began
+    raise AssertionError
 
 
-async def _put_ours(url: str, payload: bytes, count: int, number: int) -> None:
+async def _put_ours(url: str, payload: bytes, count: int, number: int) -> float:
     place = urlsplit(url)
     store = S3Store(place.netloc, place.path.strip("/"), data_timeout_s=PATIENT_S)
     limiter = trio.CapacityLimiter(AT_ONCE)
@@ -90,13 +92,16 @@ async def _put_ours(url: str, payload: bytes, count: int, number: int) -> None:
         async with limiter:
             await store.put(f"raw/ours-{len(payload)}-{number}-{index}", [payload])
 
+    began = time.perf_counter()
     async with trio.open_nursery() as nursery:
         for index in range(count):
             nursery.start_soon(put, index)
+    took_s = time.perf_counter() - began
     await store.aclose()
+    return took_s
 
 
-def _put_plain(url: str, payload: bytes, count: int, number: int) -> None:
+def _put_plain(url: str, payload: bytes, count: int, number: int) -> float:
     import boto3  # noqa: PLC0415 - half a second that other parts should not pay
     from botocore.config import Config  # noqa: PLC0415
 
@@ -115,6 +120,9 @@ def _put_plain(url: str, payload: bytes, count: int, number: int) -> None:
         key = f"{place.path.lstrip('/')}/raw/plain-{len(payload)}-{number}-{index}"
         client.put_object(Bucket=place.netloc, Key=key, Body=payload)
 
+    began = time.perf_counter()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(put, range(count)))
+    took_s = time.perf_counter() - began
     client.close()
+    return took_s

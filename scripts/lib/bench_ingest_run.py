@@ -98,7 +98,7 @@ def measure(part: str, options: argparse.Namespace, report: Report, directory: P
                 base = (directory / "growth").as_uri()
                 trio.run(growth.run, report, "file://", base, steps, 200)
         case "bandwidth":
-            sizes, total = ((8,), 64) if quick else ((8, 64), 512)
+            sizes, total = ((8,), 64) if quick else ((8, 64), 1024)
             trio.run(bandwidth.run, report, f"{url}/bandwidth", sizes, total, 1 if quick else 3)
         case "simulated":
             sizes = ((1, 20), (4, 20)) if quick else ((1, 50), (4, 50), (16, 50), (64, 40), (256, 3))

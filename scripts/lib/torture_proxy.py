@@ -11,7 +11,6 @@ import json
 import signal
 import sys
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -39,10 +38,6 @@ class PlausibleProxy(FaultProxy):
             return next(filter(None, throws), None)
         trouble = super()._pick(request)
         return None if trouble is CONFLICT_409 else trouble
-
-    async def _apply_late(self, message: bytes, late_s: float) -> None:
-        with suppress(OSError, trio.BrokenResourceError):  # too late: the server was killed meanwhile
-            await super()._apply_late(message, late_s)
 
 
 def parse_probabilities(text: str) -> dict[str, float]:

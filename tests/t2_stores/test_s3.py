@@ -28,6 +28,7 @@ from stepfs.store.api import Put
 from stepfs.store.opening import open_store
 from stepfs.store.probe import examine_store, probe_store
 from stepfs.store.s3 import S3Store
+from stepfs.store.s3_upload import SINGLE_BYTES_MAX
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ async def test_a_failed_big_upload_is_given_back(proxied, direct, fault_proxy):
 
     break_pieces("PUT", "partNumber=2")
     with pytest.raises(StoreUnreachableError, match="cannot write data/big"):
-        await proxied.put("data/big", [b"x" * (65 << 20)])
+        await proxied.put("data/big", [b"x" * (SINGLE_BYTES_MAX + 1)])
     assert fault_proxy.handled[-1].method == "DELETE"  # after the last piece
     assert await direct.list("") == []
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SINGLE_BYTES_MAX: Final = 64 << 20
+SINGLE_BYTES_MAX: Final = (
+    96 << 20
+)  # AWS advises several pieces from 100 MB on; a 64 MiB batch and its index are one
 _PIECE_BYTES_MIN: Final = 16 << 20
 _PIECES_MAX: Final = 10_000  # S3's limit
 _PIECES_AT_ONCE: Final = 4
