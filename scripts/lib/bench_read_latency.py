@@ -58,7 +58,7 @@ def _measure(bed: Bed, name: str, gaps_s: tuple[float, float], count: int, *, ju
             str(LIB / "bench_read_watch.py"),
             str(mount.directory),
             "1",
-            str(count),
+            str(WARM + count),
         ]
         with Popen(command, stdout=PIPE, text=True) as watcher:
             assert watcher.stdout is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +24,7 @@ from bench_read_peers import Peers
 from bench_read_small import Small
 from bench_read_soak import soak
 from bench_read_stubs import fio, no_kernel, no_store
-from bench_report import ROOT, Report, load, median
+from bench_report import ROOT, Report, Row, load, median
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,8 +80,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
+def main() -> str | None:
     options = parse()
+    failed: list[str] = []
     asked = {"long": options.long is not None, "soak": options.soak is not None}
     wanted = options.only or [name for name in STAGES if asked.get(name, True)]
     plan = Plan.quick() if options.quick else Plan()
@@ -94,8 +97,14 @@ def main() -> None:
             if name in wanted:
                 report.say(f"[bold]{name}[/bold] (load {load()})")
                 report.figures[f"load before {name}"] = load()
-                stages[name]()
+                try:
+                    stages[name]()
+                except Exception as error:  # noqa: BLE001 - half an hour of other rows must not go with one
+                    traceback.print_exc()
+                    report.add(Row(name, "failed", str(error) or type(error).__name__, held=False))
+                    failed.append(name)
     report.finish(options.out, lambda figure: draw(figure, report))
+    return f"bench_read: {', '.join(failed)} failed" if failed else None
 
 
 def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
@@ -155,4 +164,4 @@ def draw(figure: Figure, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

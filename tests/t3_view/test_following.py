@@ -90,6 +90,23 @@ async def test_requests_never_exceed_one_per_poll_interval(autojump_clock, nurse
     assert len(table.polls) <= 100
 
 
+async def test_a_look_that_takes_long_does_not_delay_the_next(autojump_clock, nursery):
+    table = PolledTable()
+    look, news = table.poll, News()
+
+    async def slowly():
+        await trio.sleep(0.06)
+        return await look()
+
+    table.poll = slowly
+    table.due = [0.05 * number for number in range(200)]
+    follow(nursery, table, news)
+    await trio.sleep(10.001)
+    gaps = [b - a for a, b in zip(table.polls, table.polls[1:], strict=False)]
+    assert gaps == pytest.approx([0.1] * len(gaps))
+    assert len(gaps) > 90
+
+
 async def test_a_reader_that_waits_makes_every_look_count(autojump_clock, nursery):
     table, news = PolledTable(), News()
     follow(nursery, table, news)

@@ -52,6 +52,7 @@ class Follower:
         self._asked: tuple[trio.abc.Clock, float] | None = (
             None  # since when, on which clock, a look is under way
         )
+        self._began = 0.0  # trio time at which the last look or check began
         self.looked_at: float | None = None  # trio time of the last look that succeeded
         self.looks = 0
 
@@ -72,9 +73,11 @@ class Follower:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look, publish, sleep as long as the pace says."""
         task_status.started()
+        self._began = trio.current_time()
         identity_due = trio.current_time() + IDENTITY_CHECK_S
         while True:
             await self._sleep()
+            self._began = trio.current_time()
             due = trio.current_time() >= identity_due
             # At the shortest interval the check takes a look's place, so that one request per `--poll` stays true;
             # at a longer one it comes besides, so that no step is seen later for it.
@@ -85,8 +88,8 @@ class Follower:
                 await self._guarded(self._check_identity)
 
     async def _sleep(self) -> None:
-        """One interval; a reader that starts to wait shortens it to the shortest."""
-        began = trio.current_time()
+        """Until one interval after the last look began; a reader that starts to wait shortens it to the shortest."""
+        began = self._began
         if self._news.listeners and self._failure is None:
             self.pace.awaited()
         with trio.move_on_at(began + self.pace.interval_s):
