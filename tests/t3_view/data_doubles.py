@@ -17,6 +17,9 @@ from stepfs.store.api import Buffer, Counts, Entry, Put
 LAKE_ID = "0" * 32
 
 
+_ONLY_RANGES = "the data path asks a store for ranges of objects and for nothing else"
+
+
 class HeldStore:
     """`behave(request number, offset, size)` may return seconds to wait, or raise; `spoil` edits the bytes."""
 
@@ -51,19 +54,19 @@ class HeldStore:
         return len(part)
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
-        raise NotImplementedError
+        raise AssertionError(_ONLY_RANGES)
 
     async def create(self, key: str, body: bytes) -> Put:
-        raise NotImplementedError
+        raise AssertionError(_ONLY_RANGES)
 
     async def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        raise NotImplementedError
+        raise AssertionError(_ONLY_RANGES)
 
     async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Entry]:
-        raise NotImplementedError
+        raise AssertionError(_ONLY_RANGES)
 
     async def delete(self, keys: Iterable[str]) -> None:
-        raise NotImplementedError
+        raise AssertionError(_ONLY_RANGES)
 
     async def aclose(self) -> None:
         return None
