@@ -95,7 +95,7 @@ async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, benc
     await there.until(lambda: there.slices.counts.primed_files == 2)
     for step in (0, 1):
         assert there.pages.content(step) == there.world.payloads[step][0]
-        assert there.primer.holds(there.key(step))
+        assert there.key(step) in there.primer.primed
     assert there.slices.counts.primed == 2 * size
     assert trio.lowlevel.current_task() is not None
     assert threading.get_native_id() not in there.pages.threads
@@ -149,7 +149,7 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
     primed = 0
     for step in range(12):
         there.wish(*range(step, min(step + 3, 12)))
-        await there.until(lambda step=step: there.primer.holds(there.key(step)))
+        await there.until(lambda step=step: there.key(step) in there.primer.primed)
         handle = there.slices.open(there.world.entries[step], SliceIndex(0))
         assert there.slices.cache.pool.used <= 16 * MIB
         assert there.primer.bytes <= 8 * MIB
@@ -189,7 +189,7 @@ async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
     await nursery.start(there.run)
     there.wish(0, 1, 2)
     await there.until(lambda: there.slices.counts.primed_files == 2)
-    assert not there.primer.holds(there.key(0))
+    assert there.key(0) not in there.primer.primed
     assert there.primer.enabled
     nursery.cancel_scope.cancel()
 
@@ -294,6 +294,39 @@ async def test_of_many_small_files_no_more_are_checked_while_readers_work_throug
         slices.wish([(entry, [SliceIndex(index) for index in range(opened + 1, 64)])])
         await trio.testing.wait_all_tasks_blocked(0.002)
     assert len(looked) == 8, "each look costs an open"
+    nursery.cancel_scope.cancel()
+
+
+async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_they_change(
+    nursery, tmp_path, monkeypatch
+):
+    world = World()
+    entries = [world.add_step([4096] * 32) for _ in range(4)]
+    (tmp_path / "mount").mkdir()
+    monkeypatch.setattr(prime_module, "resident_bytes", lambda _path, length: length)
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    primer = Primer(slices, Pages(tmp_path / "mount", world))
+    await nursery.start(slices.run)
+    slices.wish([(entry, [SliceIndex(index) for index in range(32)]) for entry in entries])
+    await nursery.start(primer.run)
+    with trio.fail_after(20):
+        while slices.counts.primed_files < 128:  # noqa: ASYNC110 -- worker threads
+            await trio.sleep(0.005)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    looks = 0
+    wished = slices.wished
+
+    def counted():
+        nonlocal looks
+        looks += 1
+        return wished()
+
+    monkeypatch.setattr(slices, "wished", counted)
+    for entry in entries:
+        for index in range(32):
+            slices.open(entry, SliceIndex(index)).close()
+            await trio.testing.wait_all_tasks_blocked()
+    assert looks == 0, "it was once per close: 2 ms of the loop's time each, with 4,096 wishes"
     nursery.cancel_scope.cancel()
 
 

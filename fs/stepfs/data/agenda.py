@@ -8,7 +8,7 @@ for in a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -20,6 +20,7 @@ from stepfs.format.snapshot import StepEntry
 
 _REST_S: Final = 10.0
 
+Key = tuple[Step, SliceIndex]
 Wish = tuple[StepEntry, Sequence[SliceIndex]]
 
 
@@ -30,7 +31,7 @@ class Agenda:
         self,
         cache: Cache,
         on_disk: Callable[[HeldSlice], bool],
-        primed: Callable[[tuple[Step, SliceIndex]], bool],
+        primed: Callable[[], Container[Key]],
     ) -> None:
         self._cache = cache
         self._primed = primed
@@ -38,8 +39,8 @@ class Agenda:
         self._demands: dict[Step, tuple[StepEntry, set[SliceIndex]]] = {}
         self.wishes: list[Wish] = []
         self._wish_at = 0  # wishes before it were planned
-        self._granted: set[tuple[Step, SliceIndex]] = set()  # opened since the wishes were made
-        self._rest: dict[tuple[Step, SliceIndex], float] = {}
+        self._granted: set[Key] = set()  # opened since the wishes were made
+        self._rest: dict[Key, float] = {}
         self._queue: list[Block] = []
 
     def demand(self, held: HeldSlice) -> None:
@@ -87,14 +88,14 @@ class Agenda:
     def next(self, *, prefetch: bool) -> Block | None:
         """The most urgent block, still queued; with `prefetch`, not only for open files."""
         for entry, indices in self._demands.values():
-            also = [index for wish, wished in self.wishes if wish.step == entry.step for index in wished]
-            self._plan(entry, indices.union(index for index in also if self._stands((entry.step, index))))
+            also = [wish for wish in self.wishes if wish[0].step == entry.step]
+            self._plan(entry, indices.union(*map(self._standing, also)))
         self._demands.clear()
         self._queue = [block for block in self._queue if block.state is State.QUEUED]
         while prefetch and not self._queue and self._wish_at < len(self.wishes):
-            entry, wished = self.wishes[self._wish_at]
+            wish = self.wishes[self._wish_at]
             self._wish_at += 1
-            self._plan(entry, [index for index in wished if self._stands((entry.step, index))])
+            self._plan(wish[0], self._standing(wish))
         block = min(self._queue, key=_urgency, default=None)
         return block if block is not None and (block.pinned or prefetch) else None
 
@@ -108,11 +109,16 @@ class Agenda:
                 fetched.append(index)
         self._queue += self._cache.plan(entry, fetched)
 
-    def _stands(self, key: tuple[Step, SliceIndex]) -> bool:
-        until = self._rest.get(key)
-        if until is not None and until <= trio.current_time():
-            del self._rest[key]
-        return key not in self._rest and key not in self._granted and not self._primed(key)
+    def _standing(self, wish: Wish) -> list[SliceIndex]:
+        """What of a wish is neither granted by now, nor resting, nor where readers find it without us."""
+        entry, wished = wish
+        step, granted, primed = entry.step, self._granted, self._primed()
+        standing = [index for index in wished if (step, index) not in primed and (step, index) not in granted]
+        if self._rest:
+            now = trio.current_time()
+            self._rest = {key: until for key, until in self._rest.items() if until > now}
+            standing = [index for index in standing if (step, index) not in self._rest]
+        return standing
 
 
 def _urgency(block: Block) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from stepfs.format.snapshot import StepEntry
 _GATHER_S: Final = 0.01  # the ranks of a node open a step one after another: plan for all of them together
 _SETTLE_S: Final = 0.05
 _SETTLE_MAX_S: Final = 0.5
-_LOAD_MAX: Final = 0.1  # share of the loop's time that planning for thousands of files may take
+_LOAD_MAX: Final = 0.05  # share of the loop's time that planning for thousands of files may take
 _RETRY_S: Final = 1.0
 _BUDGET_SHARE: Final = 0.75  # the rest is for what is open now
 
@@ -86,10 +86,9 @@ class Prefetcher:
             await trio.sleep(max(_GATHER_S, cost_s / _LOAD_MAX))
             await self._until_settled()
             self._wake = trio.Event()
-            began = time.perf_counter()
-            plan = self._plan()
-            cost_s = time.perf_counter() - began  # of processor time, so the virtual clock does not matter
-            retry = not await self._grant(plan)
+            began = time.thread_time()  # the processor's, so neither waiting nor a virtual clock matters
+            retry = not await self._grant(self._plan())
+            cost_s = time.thread_time() - began
             with trio.move_on_after(_RETRY_S if retry else float("inf")):
                 await self._wake.wait()
 
@@ -141,6 +140,7 @@ class Prefetcher:
                 except (AbsentError, StoreUnreachableError):
                     complete = False
                     continue
-            wishes.append((entry, [index for index in indices if index < entry.tgb.slices]))
+            slices = entry.tgb.slices
+            wishes.append((entry, [index for index in indices if index < slices]))
         self._slices.wish(wishes)
         return complete

@@ -6,37 +6,34 @@ the budget of the daemon's own memory (the kernel charges them to the same cgrou
 the disk has one: bytes of an open file must survive the kernel's eviction and the object's end.
 
 The kernel evicts without telling, under pressure the nearest steps first. So what is opened next is checked, and what
-is not whole is primed again. Everything that touches the mount runs in worker threads of its own: those calls wait
-for this very daemon. The mount knows them by `is_own` and neither learns from their opens nor pins for them.
+is not whole is primed again. Everything that touches the mount runs in `ownthreads`.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import itertools
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import trio
 
 from stepfs.data.blocks import HeldSlice
+from stepfs.data.ownthreads import OwnThreads
 from stepfs.data.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 
-_log = logging.getLogger("stepfs.data")
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
-_THREADS: Final = 2
-_FAILURES_MAX: Final = 3  # in a row: this kernel, or this kind of mount, cannot be primed
 _SHARE: Final = 0.5  # of the budget, for pages
 _BATCH_FILES: Final = 64  # small files primed by one call into a thread
+_DROP_BYTES: Final = 1 << 20  # of small files that were read, so much goes by one call into a thread
 _SAMPLE: Final = 8  # files of a step that are looked at
 
 Key = tuple[Step, SliceIndex]
-T = TypeVar("T")
 
 
 class PageCache(Protocol):
@@ -61,7 +58,6 @@ class Primer:
     """The primed slices of one mount."""
 
     def __init__(self, slices: Slices, pages: PageCache) -> None:
-        self.enabled = True
         self.bytes = 0  # in the page cache, as far as is known
         self._slices = slices
         self._pages = pages
@@ -69,32 +65,44 @@ class Primer:
         self._consumed: dict[Key, None] = {}  # opened and closed: dropped when room is needed, oldest first
         self._evicted: set[Key] = set()  # were primed before
         self._refused: set[Key] = set()  # could not be primed: not shown here, or the kernel would not
+        self._todo: deque[HeldSlice] = deque()  # ready and wished, nearest first, as of the last look
+        self._stale = True  # the wishes, or what is ready, may differ from then
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
-        self._failures = 0
-        self._limiter = trio.CapacityLimiter(_THREADS)
-        self._threads: set[int] = set()
+        self._threads = OwnThreads()
         self._wake = trio.Event()
         slices.attach(self)
 
+    @property
+    def enabled(self) -> bool:
+        """False once this kernel, or this kind of mount, turned out not to be primable."""
+        return self._threads.working
+
     def is_own(self, pid: int) -> bool:
         """Whether a request comes from this room: `pid` of a FUSE request is the calling thread's id."""
-        return pid in self._threads
+        return self._threads.has(pid)
 
-    def holds(self, key: Key) -> bool:
-        """Whether the slice is in the page cache, as far as is known: no need to have it in memory too."""
-        return key in self._primed
+    @property
+    def primed(self) -> Collection[Key]:
+        """What is in the page cache, as far as is known: no need to have it in memory too."""
+        return self._primed.keys()
 
     def changed(self) -> None:
-        """A slice became ready, readers moved, or memory is short."""
+        """A slice became ready, readers moved, or memory is short: all wishes are looked at again."""
+        self._stale = True
         self._wake.set()
 
     def closed(self, key: Key) -> None:
-        """A file was closed: its pages may go when room is needed."""
+        """A file was closed: its pages may go when room is needed.
+
+        Thousands of small files are closed per second: this looks at nothing that costs more the more is wished.
+        """
         primed = self._primed.get(key)
         if primed is not None:
             primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
             self._consumed[key] = None
+        if self._todo:
+            self._wake.set()
 
     def forget_below(self, step: Step) -> None:
         """Their names leave the mount, and with the names the kernel drops the pages."""
@@ -118,7 +126,7 @@ class Primer:
         pool = self._slices.cache.pool
         if pool.used <= pool.limit or not self._primed:
             return False
-        await self._drop(next(iter(self._consumed), max(self._primed)))
+        await self._drop([next(iter(self._consumed), max(self._primed))])
         return True
 
     async def _check_next(self) -> bool:
@@ -145,7 +153,7 @@ class Primer:
     async def _check(self, key: Key, primed: _Primed) -> None:
         primed.checked = True
         path = self._pages.path(*key)
-        resident = await self._call(lambda: resident_bytes(path, primed.length))
+        resident = await self._threads.call(lambda: resident_bytes(path, primed.length))
         if resident is not None and resident < primed.length and self._primed.get(key) is primed:
             self._suspect = key[0]
             self._evicted.add(key)
@@ -154,16 +162,21 @@ class Primer:
 
     async def _prime_next(self) -> bool:
         """The nearest slices that are ready and not in the page cache yet; False if there is none, or no room."""
+        if self._stale:
+            self._stale = False
+            self._todo = deque(self._candidates())
         batch: list[HeldSlice] = []
         size = 0
-        for held in self._candidates():
-            if batch and (len(batch) == _BATCH_FILES or size + held.length > BLOCK_BYTES):
-                break
-            if not await self._room(held):
-                break
-            self._enter(held)
-            batch.append(held)
-            size += held.length
+        while self._todo and len(batch) < _BATCH_FILES and size < BLOCK_BYTES:
+            held = self._todo[0]
+            wanted = held.ready and held.key not in self._primed  # still
+            if wanted and await self._room(held):
+                self._enter(held)
+                batch.append(held)
+                size += held.length
+            elif wanted and held.ready:
+                break  # no room: it is the first when something is closed
+            self._todo.popleft()
         if batch:
             await self._prime(batch)
         return bool(batch)
@@ -171,23 +184,35 @@ class Primer:
     def _candidates(self) -> Iterator[HeldSlice]:
         for entry, indices in self._slices.wished():
             for index in indices:
-                held = self._slices.cache.get(entry.step, index)
-                if held is None or not held.ready or not held.length:
+                key = entry.step, index
+                if key in self._primed or key in self._refused:
                     continue
-                if held.key not in self._primed and held.key not in self._refused:
+                held = self._slices.cache.get(*key)
+                if held is not None and held.ready and held.length:
                     yield held
 
     async def _room(self, held: HeldSlice) -> bool:
-        """Charge the slice's pages, dropping consumed ones for it. It may have been evicted meanwhile."""
+        """Charge the slice's pages, dropping consumed ones for it. False: no room, or it was evicted meanwhile."""
         cache = self._slices.cache
         while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
             if not self._consumed:
                 return False
-            await self._drop(next(iter(self._consumed)))
+            await self._drop(self._oldest(held.length))
         if held.ready:
             return True
         cache.pool.discharge(held.length)
         return False
+
+    def _oldest(self, size: int) -> list[Key]:
+        """Consumed slices of at least `size` bytes, if there are so many, the oldest; of small files several."""
+        keys: list[Key] = []
+        found = 0
+        for key in itertools.islice(self._consumed, _BATCH_FILES):
+            keys.append(key)
+            found += self._primed[key].length
+            if found >= max(size, _DROP_BYTES):
+                break
+        return keys
 
     def _enter(self, held: HeldSlice) -> None:
         # What was evicted before is not looked at again: a kernel that evicts at once is not fought.
@@ -227,7 +252,7 @@ class Primer:
             )
             for held in batch
         ]
-        stored = await self._call(lambda: [self._store_file(path, parts) for path, parts in work])
+        stored = await self._threads.call(lambda: [self._store_file(path, parts) for path, parts in work])
         return [False] * len(batch) if stored is None else stored
 
     def _store_file(self, path: Path, parts: Sequence[memoryview]) -> bool:
@@ -248,10 +273,17 @@ class Primer:
                 mark_used(path, offset)
         return True
 
-    async def _drop(self, key: Key) -> None:
-        path = self._pages.path(*key)
-        self._forget(key)
-        await self._call(lambda: drop_pages(path))
+    async def _drop(self, keys: Sequence[Key]) -> None:
+        paths = [self._pages.path(*key) for key in keys]
+        for key in keys:
+            self._forget(key)
+
+        def drop() -> None:
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    drop_pages(path)
+
+        await self._threads.call(drop)
 
     def _forget(self, key: Key) -> None:
         primed = self._primed.pop(key, None)
@@ -260,34 +292,3 @@ class Primer:
             self.bytes -= primed.length
             self._slices.cache.pool.discharge(primed.length)
             self._slices.changed()
-
-    async def _call(self, work: Callable[[], T]) -> T | None:
-        """Run in a thread of this room; None if the step is gone or the kernel refuses, which ends priming in time."""
-
-        def own() -> T:
-            with self._own_thread():
-                return work()
-
-        try:
-            done = await trio.to_thread.run_sync(own, limiter=self._limiter)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._failures += 1
-            if self._failures >= _FAILURES_MAX:
-                self.enabled = False
-                _log.info(
-                    "the page cache of this mount cannot be primed (%s); reading goes on without", error
-                )
-            return None
-        self._failures = 0
-        return done
-
-    @contextmanager
-    def _own_thread(self) -> Iterator[None]:
-        number = threading.get_native_id()
-        self._threads.add(number)
-        try:
-            yield
-        finally:
-            self._threads.discard(number)

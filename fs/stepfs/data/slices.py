@@ -9,12 +9,12 @@ again, and what it found is used before the next await.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 import trio
 
-from stepfs.data.agenda import Agenda, Wish
+from stepfs.data.agenda import Agenda, Key, Wish
 from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.cache import Cache
@@ -37,9 +37,10 @@ OriginStore = Callable[[int], Awaitable[Store]]
 class Priming(Protocol):
     """`stepfs.data.prime.Primer`, as it is told what happens here."""
 
-    def holds(self, key: tuple[Step, SliceIndex]) -> bool: ...
+    @property
+    def primed(self) -> Collection[Key]: ...
     def changed(self) -> None: ...
-    def closed(self, key: tuple[Step, SliceIndex]) -> None: ...
+    def closed(self, key: Key) -> None: ...
     def forget_below(self, step: Step) -> None: ...
 
 
@@ -64,7 +65,7 @@ class Slices:
         self.cache = Cache(Pool(memory_bytes), self.counts, self.spill.holds)
         self.deadline_s = deadline_s
         self._priming: Priming | None = None
-        self._agenda = Agenda(self.cache, self.spill.holds, self._is_primed)
+        self._agenda = Agenda(self.cache, self.spill.holds, self._primed)
         self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s)
         self._store = store
         self._origin_store = origin_store
@@ -84,7 +85,7 @@ class Slices:
         self._agenda.opened(held)
         self._opens += 1
         self._opened_bytes += held.length
-        if held.ready or self.spill.holds(held) or self._is_primed(held.key):
+        if held.ready or self.spill.holds(held) or held.key in self._primed():
             self.counts.hits += 1  # on disk: loaded when read, which primed pages may make needless
         else:
             self.counts.misses += 1
@@ -276,7 +277,7 @@ class Slices:
             self._agenda.closed(held)
             if self._priming is not None:
                 self._priming.closed(held.key)
-            self.changed()
+            self._notify()
 
     def changed(self) -> None:
         """Something may go on that could not before."""
@@ -286,16 +287,16 @@ class Slices:
 
     def _written(self, held: HeldSlice) -> None:
         self.cache.saved(held)
-        if self._is_primed(held.key):
+        if held.key in self._primed():
             self.release_copy(held)
         self._notify()
 
-    def _is_last_copy(self, key: tuple[Step, SliceIndex]) -> bool:
+    def _is_last_copy(self, key: Key) -> bool:
         """Whether the daemon's own copy went because this one is on disk."""
-        return self._is_primed(key) and not self.holds(*key)
+        return key in self._primed() and not self.holds(*key)
 
-    def _is_primed(self, key: tuple[Step, SliceIndex]) -> bool:
-        return self._priming is not None and self._priming.holds(key)
+    def _primed(self) -> Collection[Key]:
+        return () if self._priming is None else self._priming.primed
 
     def _notify(self) -> None:
         self._wake.set()
