@@ -86,6 +86,15 @@ class TreeAgainstModel(RuleBasedStateMachine):
         for step in range(32):
             assert self.tree.presence(Step(step)) is self.expected(step), step
 
+    @invariant()
+    def what_can_be_opened_lies_between_first_and_last(self):
+        if not hasattr(self, "model"):
+            return
+        readable = [step for step in range(32) if self.tree.readable(Step(step))]
+        if readable:
+            assert self.tree.first_visible() <= readable[0]
+            assert self.tree.last_visible() == readable[-1]
+
     def expected(self, step):
         steps = self.options.steps
         to_come = step not in self.model.committed and not self.model.sealed

@@ -174,7 +174,7 @@ class _Steps:
 
     @property
     def frontier(self) -> Step:
-        return Step(self._tree.next_step - 1)
+        return self._tree.last_visible()
 
     @property
     def first_live_step(self) -> Step:

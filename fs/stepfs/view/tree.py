@@ -74,6 +74,11 @@ class Tree:
         """The oldest step whose files can be opened."""
         return Step(max(self._table.first_live_step, self.need))
 
+    def last_visible(self) -> Step:
+        """The newest step whose files can be opened, if any can."""
+        newest = self.next_step - 1
+        return Step(newest if self.options.steps is None else min(newest, self.options.steps.stop - 1))
+
     def readable(self, step: Step) -> bool:
         """Whether the files of this step can be opened here and now."""
         if self.options.steps is not None and step not in self.options.steps:
