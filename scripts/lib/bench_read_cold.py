@@ -11,11 +11,12 @@ from contextlib import ExitStack
 import servers
 from bench_read_bed import Bed, Mount, data_objects
 from bench_read_large import RAW, Large
-from bench_read_machine import drop_caches
+from bench_read_machine import drop_caches, touch_memory
 from bench_read_peers import PREFIX, PeerMount, Peers
 from bench_report import Row
 
 THREADS = (4, 8)
+_TOUCHED_FILES = 16
 
 
 class Cold:
@@ -38,6 +39,7 @@ class Cold:
                 mounts = {peer.name: stack.enter_context(peer.mounted()) for peer in self._peers.all}
                 for number in range(self._bed.plan.rounds):
                     dropped = drop_caches()
+                    touch_memory(_TOUCHED_FILES * self._bed.plan.file_bytes)
                     if server == "warm":
                         for key in (self._object(number), objects[number]):
                             self._get("boto3", key, THREADS[0])

@@ -10,7 +10,7 @@ import time
 
 from bench_read_bed import Bed
 from bench_read_faults import body_of
-from bench_read_machine import MIB
+from bench_read_machine import MIB, touch_memory
 from bench_read_probe import plain
 from bench_report import at_most
 
@@ -24,6 +24,7 @@ def cpu(bed: Bed) -> None:
     size = bed.plan.file_bytes // 2
     url = bed.lake("cpu", 1, ([body_of(step, size)] for step in range(STEPS)))
     budget = max(64, _MEMORY_STEPS * size // MIB)
+    touch_memory(4 * budget * MIB)
     with bed.mounted(url, "--cache-size", f"{budget}M") as mount:
         before, used = mount.requests(), mount.cpu_s()
         read, due = plain(), time.monotonic()

@@ -91,6 +91,10 @@ class Report:
             f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, Linux {facts['kernel']}, "
             f"Python {facts['python']}, commit {facts['commit']}; load {facts['load']} before, {after} after"
         )
+        if facts["pages_taken_back"]:
+            console.print(
+                "The kernel of this machine pages out what rests for seconds (DAMON): first touches are slow."
+            )
         console.print(f"written: {out / self.name}.json, {out / self.name}.png", soft_wrap=True)
 
     def _table(self) -> Table:
@@ -146,7 +150,18 @@ def machine() -> dict[str, Any]:
         "commit": commit.stdout.strip() or "unknown",
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "load": load(),
+        "pages_taken_back": _pages_taken_back(),
     }
+
+
+def _pages_taken_back() -> bool:
+    """Whether an agent of the (virtual) machine evicts pages that nobody used for a while, without any shortage."""
+    for one in Path("/sys/kernel/mm/damon/admin/kdamonds").glob("[0-9]*"):
+        schemes = one.glob("contexts/*/schemes/*/action")
+        actions = [scheme.read_text(encoding="utf-8").strip() for scheme in schemes]
+        if (one / "state").read_text(encoding="utf-8").strip() == "on" and "pageout" in actions:
+            return True
+    return False
 
 
 def load() -> float:
