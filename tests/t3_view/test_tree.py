@@ -90,7 +90,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
     def what_can_be_opened_lies_between_first_and_last(self):
         if not hasattr(self, "model"):
             return
-        readable = [step for step in range(32) if self.tree.readable(Step(step))]
+        readable = [step for step in range(128) if self.tree.readable(Step(step))]
         if readable:
             assert self.tree.first_visible() <= readable[0]
             assert self.tree.last_visible() == readable[-1]
