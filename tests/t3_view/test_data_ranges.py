@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.ranges import OVERREAD_MAX, pieces_of, plan_ranges
+from stepfs.data.ranges import OVERREAD_MAX, RANGE_BYTES_MAX, pieces_of, plan_ranges
 from stepfs.format.descriptor import SliceRef, block_count
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 
@@ -75,6 +75,12 @@ def test_overread_is_bounded_for_any_neighbouring_ranks(total, size):
         assert len(ranges) <= -(-len(wanted) // per_get)
 
 
+@given(st.lists(st.integers(4 * KIB, MIB), min_size=1, max_size=100))
+def test_neighbours_up_to_a_mebibyte_need_no_more_gets_than_blocks(sizes):
+    refs = laid_out(*sizes)
+    assert len(plan_ranges(refs)) <= -(-sum(sizes) // BLOCK_BYTES)
+
+
 @given(
     st.lists(st.integers(0, 3 * BLOCK_BYTES), min_size=1, max_size=40).flatmap(
         lambda sizes: st.tuples(st.just(sizes), st.sets(st.integers(0, len(sizes) - 1)))
@@ -93,7 +99,7 @@ def test_every_wanted_byte_is_fetched_exactly_once(case):
     for range_ in ranges:
         assert end <= range_.offset
         end = range_.offset + range_.size
-        assert range_.size <= BLOCK_BYTES
+        assert range_.size <= RANGE_BYTES_MAX
         needed = sum(piece.length for piece in range_.pieces)
         assert range_.size - needed <= max(OVERREAD_MAX * needed, 63 * (len(range_.pieces) - 1))
         assert range_.pieces[0].offset == range_.offset

@@ -1,7 +1,8 @@
 """Which GETs fetch which slices: pure, and the place where "bytes fetched ≤ 1.02 × bytes needed" is decided.
 
 One GET for a slice of at most `BLOCK_BYTES`; one for a run of adjacent small slices that are wanted together; one
-per checksummed block of a larger slice, so that each can be verified and served alone. Rejected: joining whatever is
+per checksummed block of a larger slice, so that each can be verified and served alone. A run of small slices is cut
+where `BLOCK_BYTES` are reached, not before they are exceeded: so it needs no more than ⌈bytes / BLOCK_BYTES⌉ GETs. Rejected: joining whatever is
 near (gcsfuse and s3fs style read-ahead windows): on a node that reads 8 of 512 slices it fetches what nobody reads.
 """
 
@@ -15,6 +16,7 @@ from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 from stepfs.format.tgb import ALIGNMENT_BYTES
 
+RANGE_BYTES_MAX: Final = BLOCK_BYTES + BLOCK_BYTES // 8
 OVERREAD_MAX: Final = 0.02  # share of unwanted bytes tolerated inside one joined GET
 
 
@@ -79,12 +81,12 @@ def join_pieces(wanted: Iterable[Piece]) -> list[Range]:
 def _joins(first: Piece, last: Piece, needed: int, piece: Piece) -> bool:
     gap = piece.offset - (last.offset + last.length)
     size = piece.offset + piece.length - first.offset
-    if size > BLOCK_BYTES or gap < 0:
+    if needed >= BLOCK_BYTES or size > RANGE_BYTES_MAX or gap < 0:
         return False
     return gap < ALIGNMENT_BYTES or size - needed - piece.length <= OVERREAD_MAX * (needed + piece.length)
 
 
 def _range(run: list[Piece]) -> Range:
     size = run[-1].offset + run[-1].length - run[0].offset
-    assert 0 < size <= BLOCK_BYTES
+    assert 0 < size <= RANGE_BYTES_MAX
     return Range(run[0].offset, size, tuple(run))
