@@ -12,7 +12,7 @@ from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import build
-from stepfs.store.api import Buffer, Counts, Entry, Put
+from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 
 LAKE_ID = "0" * 32
 
@@ -34,7 +34,9 @@ class HeldStore:
         self.spoil: Callable[[int, memoryview], None] = lambda number, buffer: None
         self.gates: dict[int, trio.Event] = {}  # offset → the GET waits for it
 
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+    ) -> int | None:
         number = len(self.requests)
         self.requests.append((key, offset, len(buffer)))
         self.running += 1
@@ -51,6 +53,7 @@ class HeldStore:
         part = data[offset : offset + len(buffer)]
         buffer[: len(part)] = part
         self.spoil(number, buffer)
+        landed(len(part))
         return len(part)
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import trio
-from crc32c import crc32c
 
 from stepfs.data.buffers import Buffer, Pool
+from stepfs.data.checks import Check
 from stepfs.data.counts import DataCounts
 from stepfs.data.hedge import HedgePolicy
 from stepfs.data.ranges import Range
@@ -141,10 +141,13 @@ class Fetcher:
         token = await self.throttle.turn()
         began = trio.current_time()
         got: int | None = None
+        check = Check(target.range, buffer)
         self._counts.requests += 1
         try:
             with trio.move_on_after(self._get_timeout_s) as scope:
-                got = await target.store.read_into(target.entry.tgb.key, target.range.offset, buffer.view())
+                got = await target.store.read_into(
+                    target.entry.tgb.key, target.range.offset, buffer.view(), check.landed
+                )
         except StepfsError as failure:
             if isinstance(failure, StoreUnreachableError):
                 self.throttle.failed(token)
@@ -159,20 +162,8 @@ class Fetcher:
         self.policy.note(size, took_s)
         self._counts.fetch_seconds.observe(took_s)
         self._counts.bytes_fetched += got
-        problem = mismatch(target.range, buffer, got)
+        problem = check.problem(got)
         if problem is None:
             return None
         self._counts.corrupt += 1
         return CorruptError(f"{target.name}: {problem}; restore the object, or fork the lake around the step")
-
-
-def mismatch(range_: Range, buffer: Buffer, got: int) -> str | None:
-    """What is wrong with `got` bytes read for a range, or None."""
-    if got != range_.size:
-        return f"truncated object, {got} of {range_.size} bytes at offset {range_.offset}"
-    for piece in range_.pieces:
-        start = piece.offset - range_.offset
-        found = crc32c(buffer.view(start, start + piece.length))
-        if found != piece.crc32c:
-            return f"slice {piece.index} block {piece.block}: CRC32C {found:08x}, committed as {piece.crc32c:08x}"
-    return None

@@ -18,9 +18,10 @@ from stepfs.data.agenda import Agenda, Key, Wish
 from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.cache import Cache
+from stepfs.data.checks import Check
 from stepfs.data.counts import DataCounts
 from stepfs.data.disk import DiskCache
-from stepfs.data.fetch import Fetcher, Target, mismatch
+from stepfs.data.fetch import Fetcher, Target
 from stepfs.data.handle import SliceHandle
 from stepfs.data.spill import Spill
 from stepfs.errors import StepfsError, StoreUnreachableError
@@ -225,8 +226,9 @@ class Slices:
         if not self.cache.copied(block):
             return False
         owner = block.owners[0]
-        got = await self.spill.load(owner, block.range.offset - owner.ref.offset, buffer.view())
-        problem = mismatch(block.range, buffer, got)
+        check = Check(block.range, buffer)
+        got = await self.spill.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.landed)
+        problem = check.problem(got)
         if problem is None:
             self.counts.disk_hits += 1
             return True

@@ -17,6 +17,7 @@ from stepfs.data.counts import DataCounts
 from stepfs.data.disk import DiskCache, Key
 from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, Step
+from stepfs.store.api import Landed
 
 _log = logging.getLogger("stepfs.data")
 _QUEUE_MAX: Final = (
@@ -75,10 +76,17 @@ class Spill:
             self._floor = step
             self._doom(self.disk.forget_below(step))
 
-    async def load(self, held: HeldSlice, offset: int, buffer: memoryview) -> int:
-        """Bytes from `offset` of the slice into `buffer`: how many; unverified."""
-        assert self.disk is not None
-        return await trio.to_thread.run_sync(self.disk.read_into, held.key, offset, buffer)
+    async def load(self, held: HeldSlice, offset: int, buffer: memoryview, landed: Landed) -> int:
+        """Bytes from `offset` of the slice into `buffer`: how many; unverified, but `landed` sees them in the thread."""
+        disk = self.disk
+        assert disk is not None
+
+        def load() -> int:
+            got = disk.read_into(held.key, offset, buffer)
+            landed(got)
+            return got
+
+        return await trio.to_thread.run_sync(load)
 
     def reject(self, held: HeldSlice, problem: str) -> None:
         """A file did not verify: remove it."""

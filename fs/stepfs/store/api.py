@@ -13,11 +13,16 @@ and never start with it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
+Landed = Callable[[int], None]  # how many bytes of a read are in its buffer by now
+
+
+def unheard(landed: int) -> None:
+    """Nobody wants to know."""
 
 
 class Put(enum.Enum):
@@ -73,10 +78,13 @@ class Store(Protocol):
         """The whole object, None if absent. `CorruptError` if it is larger than `bytes_max`."""
         ...
 
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+    ) -> int | None:
         """Fill `buffer` with bytes from `offset`; one request, no copy beyond the socket's.
 
-        Returns how many bytes there were (fewer than asked at the end of the object), None if absent.
+        Returns how many bytes there were (fewer than asked at the end of the object), None if absent. `landed` is told
+        how many bytes are in `buffer` by now, each time there are more, in the thread that put them there.
         """
         ...
 

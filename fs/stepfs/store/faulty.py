@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import trio
 
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Entry, Put
+from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.faults import Plan, Told, no_faults
 from stepfs.store.names import check_key, check_prefix
 
@@ -147,12 +147,15 @@ class FaultyStore:
         self.counts.bytes_read += len(body or b"")
         return body
 
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+    ) -> int | None:
         body = await self._read(check_key(key), len(buffer))
         if body is None:
             return None
         piece = body[offset : offset + len(buffer)]
         buffer[: len(piece)] = piece
+        landed(len(piece))
         self.counts.bytes_read += len(piece)
         return len(piece)
 

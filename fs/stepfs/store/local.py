@@ -25,7 +25,7 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError
-from stepfs.store.api import Buffer, Counts, Entry, Put
+from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.files import collect_stale, fill, links, sync_directory, write_all
 from stepfs.store.listing import list_keys
 from stepfs.store.names import check_key, check_prefix
@@ -56,10 +56,12 @@ class LocalStore:
         self.counts.bytes_read += len(body or b"")
         return body
 
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+    ) -> int | None:
         self.counts.note("get", key)
         got = await trio.to_thread.run_sync(
-            self._read_into, check_key(key), offset, buffer, limiter=self._limiter
+            self._read_into, check_key(key), offset, buffer, landed, limiter=self._limiter
         )
         self.counts.bytes_read += got or 0
         return got
@@ -104,13 +106,15 @@ class LocalStore:
             finally:
                 os.close(handle)
 
-    def _read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+    def _read_into(self, key: str, offset: int, buffer: memoryview, landed: Landed) -> int | None:
         with self._explained(f"read {key}"):
             handle = self._open(key)
             if handle is None:
                 return None
             try:
-                return fill(handle, offset, buffer)
+                got = fill(handle, offset, buffer)
+                landed(got)
+                return got
             finally:
                 os.close(handle)
 

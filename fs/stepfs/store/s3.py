@@ -20,7 +20,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.errors import CorruptError, RefusedError
-from stepfs.store.api import Buffer, Counts, Entry, Put
+from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.s3_clients import COMMIT_THREADS_MAX, DATA_THREADS_MAX, Clients
 from stepfs.store.s3_download import Landing, download
@@ -95,9 +95,11 @@ class S3Store:
                 return found
         raise AssertionError
 
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int | None:
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+    ) -> int | None:
         name = self._name(key)
-        landing = Landing(buffer)
+        landing = Landing(buffer, landed)
         if landing.room == 0:
             return 0
 

@@ -1,7 +1,7 @@
 """A ranged GET into a buffer whose owner may leave at any moment.
 
 Bytes go from the socket through one cache-sized piece into the caller's buffer (measured: no dearer than urllib3's own
-`readinto`), under a lock that a leaving owner takes: after `leave` returned, nothing is written to the buffer any more,
+`readinto`), where the caller may look at them while they are still in the cache, under a lock that a leaving owner takes: after `leave` returned, nothing is written to the buffer any more,
 and the connection is shut down so that the thread ends at once instead of at its timeout.
 """
 
@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import RefusedError
+from stepfs.store.api import Landed
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -26,8 +27,9 @@ class LeftError(Exception):
 class Landing:
     """The caller's buffer, and how much of it is filled."""
 
-    def __init__(self, buffer: memoryview) -> None:
+    def __init__(self, buffer: memoryview, landed: Landed) -> None:
         self._buffer = buffer.cast("B")
+        self._landed = landed
         self._lock = threading.Lock()
         self._left = False
         self._stream: Any = None
@@ -50,6 +52,7 @@ class Landing:
                 raise LeftError
             self._buffer[self.done : self.done + len(piece)] = piece
             self.done += len(piece)
+            self._landed(self.done)
 
     def leave(self) -> None:
         """The owner goes (from another thread): no byte lands after this."""
