@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import servers
 from bench_read_bed import Bed, data_objects
-from bench_read_machine import LIB, MIB, run
-from bench_report import Row, at_most, median
+from bench_read_machine import LIB, MIB, run, touch_memory
+from bench_report import Row, at_most, busy_share, cpu_ticks, median
 from bench_train_work import WORKS, Work, batch
 
 SHARES = (0.5, 0.8, 0.95)
@@ -105,11 +105,15 @@ class Training:
             "compute_s": self.step_bytes / (share * self.bandwidth),
             "seconds_max": self._size.seconds_max,
         }
+        touch_memory(16 * self.step_bytes)
+        ticks = cpu_ticks()
         done = run([sys.executable, str(LIB / "bench_train_loop.py"), json.dumps(order)])
+        busy = busy_share(ticks, cpu_ticks())
         found = json.loads(done.stdout)
         waits, totals = found["waits"], found["totals"]
         return {
             "stall": sum(waits) / sum(totals),
+            "machine busy": busy,
             "median wait s": median(waits),
             "longest wait s": max(waits),
             "median step s": median(totals),
@@ -142,9 +146,11 @@ def stall(
 def _judge(
     bed: Bed, training: Training, share: float, found: dict[tuple[str, float], list[dict[str, float]]]
 ) -> None:
-    ours = median([each["stall"] for each in found["mount", share]])
-    other = found.get(("colocated", share))
-    text = f"colocated {median([each['stall'] for each in other]):.1%}" if other else ""
+    runs = found["mount", share]
+    ours, other = median([each["stall"] for each in runs]), found.get(("colocated", share))
+    text = f"colocated {median([each['stall'] for each in other]):.1%}; " if other else ""
+    text += f"all cores {median([each['machine busy'] for each in runs]):.0%} busy, "
+    text += f"daemon {median([each['daemon CPU-s per GB'] for each in runs]):.2f} CPU-s per GB"
     what = f"stall at {share:.0%} of the store's bandwidth, {training.work.name}"
     if share == 0.8:
         bed.report.add(at_most(1, what, f"{ours:.2%}", text, 100 * ours, "%"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from producer_world import World, append, feed, simulate
 
+from stepfs.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.lead import TRUST_S
 
@@ -55,6 +56,31 @@ def test_two_tgbs_uploaded_out_of_order_are_committed_in_order() -> None:
             await producer.flush()
             assert producer.tally.commits == 1
         world.check(p=3)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_look_shows_what_it_found_before_it_looks_for_more(commits: int) -> None:
+    """On a distant store each request is tens of milliseconds for which a reader waits."""
+
+    async def scenario(world: World) -> None:
+        store = world.store("reader")
+        reader = await LogReader.open(store, world.identity)
+        async with world.producer("p") as producer:
+            await feed(producer, 1)
+            await producer.flush()
+            await reader.poll()
+            for number in range(1, 1 + commits):
+                await append(producer, number)
+                await producer.flush()
+        store.counts.keys = asked = []
+        shown: list[tuple[int, int]] = []
+        assert await reader.poll(lambda: shown.append((reader.state.next_step, len(asked))))
+        assert shown == [(2, 2)], "the commit and the floor, then it is there"
+        assert reader.state.next_step == 1 + commits
+        rooms = [key.removeprefix(world.identity.lake_id + "/").split("/")[0] for _, key in asked]
+        assert rooms == ["log", "floor", *["log"] * commits, *["floor"] * (commits - 1)]
 
     simulate(scenario)
 

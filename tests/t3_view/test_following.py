@@ -33,7 +33,7 @@ class PolledTable(FakeTable):
         self.polls: list[float] = []
         self.errors: list[Exception] = []
 
-    async def poll(self) -> bool:
+    async def poll(self, published) -> bool:
         await trio.lowlevel.checkpoint()
         self.polls.append(trio.current_time())
         if self.errors:
@@ -94,9 +94,9 @@ async def test_a_look_that_takes_long_does_not_delay_the_next(autojump_clock, nu
     table = PolledTable()
     look, news = table.poll, News()
 
-    async def slowly():
+    async def slowly(published):
         await trio.sleep(0.06)
-        return await look()
+        return await look(published)
 
     table.poll = slowly
     table.due = [0.05 * number for number in range(200)]
@@ -165,7 +165,7 @@ async def test_a_store_that_hangs_is_said_to_before_its_request_fails(autojump_c
     await trio.sleep(1)
     poll, answers = table.poll, trio.Event()
 
-    async def hang():
+    async def hang(published):
         await answers.wait()
         return False
 

@@ -10,6 +10,7 @@ One task at a time may call the methods that await; `state` and the lookups that
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
@@ -72,8 +73,12 @@ class LogReader:
     def floor(self) -> Floor:
         return self._floor
 
-    async def poll(self) -> bool:
-        """Look once for news; one request when there is none. True if `state` or `first_live_step` changed."""
+    async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
+        """Look once for news; one request when there is none. True if `state` or `first_live_step` changed.
+
+        The first new commit is shown, and `published` called, before more are looked for: finding that there are none
+        costs a round trip, and readers wait for this one.
+        """
         before = (self.state.version, self.first_live_step)
         if self._misses % _MISSES_PER_FLOOR_PROBE == _MISSES_PER_FLOOR_PROBE - 1:
             self._misses += 1
@@ -81,18 +86,20 @@ class LogReader:
                 await self.reopen()
             return before != (self.state.version, self.first_live_step)
         try:
-            found = await self.catch_up(lists_max=1)
+            if not await self._probe():
+                self._misses += 1
+                return False
+            sound = await self.confirm()
+            if sound:
+                published()
+                sound = not await self.catch_up(lists_max=1) or await self.confirm()
         except ChainError:
             # A zombie in a resurrected slot looks like this too; only a floor that has not moved makes it corrupt.
             if await self.confirm():
                 raise
-            await self.reopen()
-            return before != (self.state.version, self.first_live_step)
-        if not found:
-            self._misses += 1
-            return False
+            sound = False
         self._misses = 0
-        if not await self.confirm():
+        if not sound:
             await self.reopen()
         return before != (self.state.version, self.first_live_step)
 
@@ -106,14 +113,20 @@ class LogReader:
         start = self.head.version
         for _ in range(lists_max):
             for _ in range(_PROBES_BEFORE_LIST):
-                version = Version(self.head.version + 1)
-                self._touch(version)
-                key = numbered(log_prefix(self.identity.lake_id), version)
-                body = await self.store.get(key)
-                if body is None:
+                if not await self._probe():
                     return self.head.version != start
-                self.extend(decode_commit(body, key), body)
             await self._read_listed()
+        return True
+
+    async def _probe(self) -> bool:
+        """Read the next version into `head`; False if it is not there."""
+        version = Version(self.head.version + 1)
+        self._touch(version)
+        key = numbered(log_prefix(self.identity.lake_id), version)
+        body = await self.store.get(key)
+        if body is None:
+            return False
+        self.extend(decode_commit(body, key), body)
         return True
 
     def extend(self, commit: Commit, body: bytes) -> None:

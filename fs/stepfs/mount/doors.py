@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from stepfs.format.ids import SliceIndex, Step
@@ -12,7 +13,7 @@ from stepfs.view.tree import StepTable
 class Reader(StepTable, Protocol):
     """`stepfs.log.reader.LogReader`."""
 
-    async def poll(self) -> bool: ...
+    async def poll(self, published: Callable[[], None]) -> bool: ...
 
     async def entry(self, step: Step) -> StepEntry: ...
 

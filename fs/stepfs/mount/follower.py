@@ -48,6 +48,7 @@ class Follower:
         self._now_ms = now_ms or SystemClock().now_ms
         self.lag_s = Histogram()  # from a look's newest commit, by its producer's clock, until it was seen
         self.pace = Pace(poll_s)
+        self._shown = (reader.state.version, reader.first_live_step)
         self._failure: str | None = None  # why the last look failed
         self._asked: tuple[trio.abc.Clock, float] | None = (
             None  # since when, on which clock, a look is under way
@@ -102,19 +103,25 @@ class Follower:
         self.looks += 1
         clock = trio.lowlevel.current_clock()
         self._asked = clock, clock.current_time()
-        version = self._reader.state.version
         try:
-            changed = await self._reader.poll()
+            changed = await self._reader.poll(self._show)
         finally:
             self._asked = None
         self.looked_at = trio.current_time()
         if changed:
-            self._note_lag(version)
+            self._show()
             self.pace.arrived(self.looked_at)
-            self._on_change()
-            self._news.ring()
         else:
             self.pace.idle(self.looked_at)
+
+    def _show(self) -> None:
+        """Tell of what was published since the last time."""
+        version, _ = before = self._shown
+        self._shown = (self._reader.state.version, self._reader.first_live_step)
+        if self._shown != before:
+            self._note_lag(version)
+            self._on_change()
+            self._news.ring()
 
     def _note_lag(self, version: int) -> None:
         state = self._reader.state
