@@ -1,6 +1,7 @@
 """Cold reads: nothing fetched ahead, nothing cached by the client; beside other mounts and plain parallel GETs.
 
-Twice: with the server's own pages warm, so that the clients are what differs, and with every cache dropped.
+Twice: with the server's own pages warm, so that the clients are what differs, and with every cache dropped. The mount has
+memory for two files and has read two others before, so that its buffers were touched, as those of the plain GETs are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import ExitStack
 import servers
 from bench_read_bed import Bed, Mount, data_objects
 from bench_read_large import RAW, Large
-from bench_read_machine import drop_caches, touch_memory
+from bench_read_machine import MIB, drop_caches, touch_memory
 from bench_read_peers import PREFIX, PeerMount, Peers
 from bench_report import Row
 
@@ -35,7 +36,10 @@ class Cold:
         for server in ("warm", "cold"):
             self._seconds = {}
             with ExitStack() as stack:
-                mount = stack.enter_context(self._bed.mounted(self._large.url, "--prefetch", "0"))
+                options = ["--prefetch", "0", "--cache-size", f"{2 * self._bed.plan.file_bytes // MIB + 64}M"]
+                mount = stack.enter_context(self._bed.mounted(self._large.url, *options))
+                for other in range(RAW + 1, RAW + 3):
+                    self._read(str(mount.path(0, other)))
                 mounts = {peer.name: stack.enter_context(peer.mounted()) for peer in self._peers.all}
                 for number in range(self._bed.plan.rounds):
                     dropped = drop_caches()
