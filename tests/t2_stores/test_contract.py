@@ -222,6 +222,21 @@ async def test_an_honest_store_passes_the_probes_and_nothing_stays(store):
     assert await store.list("probe/") == []
 
 
+async def test_a_read_tells_what_has_landed_when_it_is_there(store):
+    body = bytes(range(256)) * (12 << 10)  # several pieces
+    await store.put("data/x", [body])
+    buffer = bytearray(len(body))
+    told = []
+
+    def landed(stop):
+        assert buffer[:stop] == body[:stop]
+        told.append(stop)
+
+    assert await store.read_into("data/x", 0, memoryview(buffer), landed) == len(body)
+    assert told == sorted(set(told))
+    assert told[-1] == len(body)
+
+
 async def test_a_cancelled_read_leaves_the_buffer_alone(store):
     await store.put("data/x", [b"x" * (8 << 20)])
     buffer = bytearray(8 << 20)
