@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from producer_world import World, append, feed, simulate
 
+from stepfs.errors import StoreUnreachableError
 from stepfs.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.lead import TRUST_S
@@ -81,6 +82,33 @@ def test_a_look_shows_what_it_found_before_it_looks_for_more(commits: int) -> No
         assert reader.state.next_step == 1 + commits
         rooms = [key.removeprefix(world.identity.lake_id + "/").split("/")[0] for _, key in asked]
         assert rooms == ["log", "floor", *["log"] * commits, *["floor"] * (commits - 1)]
+
+    simulate(scenario)
+
+
+def test_what_a_failing_look_has_found_is_shown_by_the_next() -> None:
+    """It was shown with the next commit, or after fifty looks: minutes, if the stream had ended."""
+
+    async def scenario(world: World) -> None:
+        store = world.store("reader")
+        reader = await LogReader.open(store, world.identity)
+        async with world.producer("p") as producer:
+            await feed(producer, 1)
+            await producer.flush()
+        get, failed = store.get, []
+
+        async def once(key: str, *, bytes_max: int = 1 << 20) -> bytes | None:
+            if "/floor/" in key and not failed:
+                failed.append(key)
+                raise StoreUnreachableError("503")
+            return await get(key, bytes_max=bytes_max)
+
+        store.get = once  # type: ignore[method-assign]
+        with pytest.raises(StoreUnreachableError):
+            await reader.poll()
+        assert reader.state.next_step == 0
+        assert await reader.poll()
+        assert reader.state.next_step == 1
 
     simulate(scenario)
 

@@ -86,7 +86,10 @@ class LogReader:
                 await self.reopen()
             return before != (self.state.version, self.first_live_step)
         try:
-            if not await self._probe():
+            found = await self._probe()
+            if (
+                not found and self.head is self.state
+            ):  # else the last look found something and could not confirm it
                 self._misses += 1
                 return False
             sound = await self.confirm()
