@@ -95,6 +95,9 @@ def test_what_a_failing_look_has_found_is_shown_by_the_next() -> None:
         async with world.producer("p") as producer:
             await feed(producer, 1)
             await producer.flush()
+            await reader.poll()
+            await append(producer, 1)
+            await producer.flush()
         get, failed = store.get, []
 
         async def once(key: str, *, bytes_max: int = 1 << 20) -> bytes | None:
@@ -106,9 +109,9 @@ def test_what_a_failing_look_has_found_is_shown_by_the_next() -> None:
         store.get = once  # type: ignore[method-assign]
         with pytest.raises(StoreUnreachableError):
             await reader.poll()
-        assert reader.state.next_step == 0
-        assert await reader.poll()
         assert reader.state.next_step == 1
+        assert await reader.poll()
+        assert reader.state.next_step == 2
 
     simulate(scenario)
 
