@@ -52,6 +52,7 @@ class Reader:
     facts: bool  # whether to read what the mount says of each step, too
     served_by: int = 0
     kept: list[int] = field(default_factory=list)
+    said: set[int] = field(default_factory=set)  # by this incarnation
 
     def run(self) -> None:
         if self.state.exists():
@@ -150,7 +151,11 @@ class Reader:
         return facts
 
     def _checkpoint(self, next_step: int) -> bool:
-        """Durable here first, then said; False if the store could not be told."""
+        """Durable here first, then said; False if the store could not be told.
+
+        An older one that is kept, and could not be said when it was made, is said before: once a newer one alone is
+        known, nobody holds the steps that resuming at the older one needs.
+        """
         if next_step not in self.kept:
             self.kept = [*self.kept, next_step][-2:]
             draft = self.state.with_suffix(".draft")
@@ -159,6 +164,10 @@ class Reader:
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self.state)
+        older = [kept for kept in self.kept if kept < next_step and kept not in self.said]
+        return all(self._say(kept) for kept in [*older, next_step])
+
+    def _say(self, next_step: int) -> bool:
         command = [
             *self.stepfs,
             "checkpoint",
@@ -171,6 +180,7 @@ class Reader:
         ]
         done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
         if done.returncode == 0:
+            self.said.add(next_step)
             self.journal.note(checkpoint=json.loads(done.stdout))
         elif done.returncode == _UNREACHABLE:
             self.journal.note(unreachable=next_step)
