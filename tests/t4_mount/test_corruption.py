@@ -104,7 +104,11 @@ def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_p
         done = stepfs("mount", lake.as_uri(), tmp_path / "m", "--group", "g")
         if done.returncode == 0:
             file = tmp_path / f"m/step-{WELL:09d}/rank-00000.bin"
-            assert file.read_bytes() == rottenlake.payload(WELL), key
+            if file.parent.name in os.listdir(tmp_path / "m"):
+                assert file.read_bytes() == rottenlake.payload(WELL), key
+            else:  # how many steps a commit holds is the producer's pace: without this one the log ends before WELL
+                assert how == "delete", key
+                assert key in kinds["log"], key
             assert stepfs("unmount", tmp_path / "m").returncode == 0
         else:
             assert done.returncode in {3, 4, 5}, f"{key}: {done.stderr}"
