@@ -59,6 +59,23 @@ def build(directory: Path) -> None:
             producer.flush()
 
 
+def tail_up_to(directory: Path, step: Step) -> set[str]:
+    """Keys of the log's versions beyond the newest snapshot without which a new reader does not find `step`.
+
+    None, usually; how many steps a commit holds is the producer's pace.
+    """
+
+    async def version_of() -> int:
+        store = open_store(directory.as_uri())
+        entry = await (await LogReader.open(store, await open_lake(store))).entry(step)
+        await store.aclose()
+        return entry.version
+
+    found, last = objects(directory), trio.run(version_of)
+    snapshot = max(int(Path(key).name.split(".")[0]) for key in found["snapshot"])
+    return {key for key in found["log"] if snapshot < int(Path(key).name.split(".")[0]) <= last}
+
+
 def objects(directory: Path) -> dict[str, list[str]]:
     """Kind → keys in order."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
