@@ -12,8 +12,6 @@ import time
 import pytest
 from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
 
-from stepfs.mount import mountinfo
-
 SERVE = """
 import ctypes, signal, sys, time
 from pathlib import Path
@@ -22,7 +20,7 @@ from stepfs.mount import watchdog
 from stepfs.mount.options import MountOptions
 from stepfs.mount.session import serve
 
-lake, directory, cache, seconds, how = sys.argv[1:]
+lake, directory, cache, ready, seconds, how = sys.argv[1:]
 watchdog.TIMING = watchdog.Timing(0.1, 0.5, 3.0)
 
 def block_on_purpose():
@@ -42,7 +40,7 @@ async def block():
 async def main():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(block)
-        await serve(MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False), lambda: None)
+        await serve(MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False), Path(ready).touch)
         nursery.cancel_scope.cancel()
 
 trio.run(main)
@@ -62,14 +60,15 @@ class Serving:
                     url,
                     str(self.directory),
                     str(tmp_path / "cache"),
+                    str(tmp_path / "ready"),
                     str(seconds),
                     how,
                 ],
                 stderr=log,
                 start_new_session=True,
             )
-        until(lambda: mountinfo.mount_at(self.directory) is not None, 60, "no mount")
-        (self.directory / ".stepfs/status.json").read_text()
+        # Not just until it answers: its watchdog starts after that.
+        until((tmp_path / "ready").exists, 60, "not ready")
 
     def said(self, text):
         return text in self.log.read_text()
