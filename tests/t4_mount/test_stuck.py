@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
@@ -82,6 +84,11 @@ class Serving:
         clear(self.directory, None)
 
 
+def blocks(process, number):
+    [mask] = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 @pytest.fixture
 def lake(file_url):
     make_lake(file_url)
@@ -108,9 +115,8 @@ def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp
             assert again.file(0, 0).read_bytes() == payload(0, 0)
 
 
-@pytest.mark.parametrize("how", ["without the GIL", "with the GIL"])
-def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path, how):
-    with Serving(lake, tmp_path, 1.5, how) as serving:
+def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path):
+    with Serving(lake, tmp_path, 1.5, "without the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
         until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
         file = serving.directory / "step-000000001/rank-00001.bin"
@@ -118,6 +124,16 @@ def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path, how):
         until(lambda: serving.said("the event loop stood still"), 30, "it did not say so")
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(timeout=30) == 0
+
+
+def test_a_loop_that_keeps_the_gil_shows_where_when_it_is_asked(lake, tmp_path):
+    with Serving(lake, tmp_path, 600, "with the GIL") as serving:
+        serving.process.send_signal(signal.SIGUSR2)
+        until(lambda: blocks(serving.process, signal.SIGALRM), 30, "does not block")
+        serving.process.send_signal(signal.SIGUSR1)  # ends the sleep, after its handler
+        until(lambda: serving.said("block_on_purpose"), 30, "no stack")
+        file = serving.directory / "step-000000001/rank-00001.bin"
+        assert file.read_bytes() == payload(1, 1)
 
 
 def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
@@ -151,3 +167,16 @@ def test_a_stopped_daemon_is_not_given_up_when_it_continues(lake, tmp_path):
         serving.process.send_signal(signal.SIGCONT)
         assert (serving.directory / "step-000000000/rank-00000.bin").read_bytes() == payload(0, 0)
         assert serving.process.poll() is None
+
+
+def test_a_daemon_that_is_suspended_again_and_again_serves_on(lake, tmp_path):
+    """Each time for longer than a loop may stand still; stacks that were walked as it went on ended it (SIGSEGV)."""
+    with Serving(lake, tmp_path, 0, "without the GIL") as serving:
+        for _ in range(8):
+            serving.process.send_signal(signal.SIGSTOP)
+            time.sleep(0.7)
+            serving.process.send_signal(signal.SIGCONT)
+            os.stat(serving.directory / ".stepfs/status.json")
+        assert serving.process.poll() is None
+        assert not serving.said("Thread 0x")
+        until(lambda: serving.said("the process was stopped"), 30, "it did not say so")

@@ -1,7 +1,8 @@
 """SIGUSR1: every thread's stack, and every task's, to the log.
 
-Threads are dumped by `faulthandler` from the signal handler itself, so even a loop that is stuck shows where. A loop
-that turns adds the tree of its tasks, because what waits in trio is on no thread's stack.
+The main thread's own is dumped by `faulthandler` from the signal handler itself, so even a loop that is stuck shows
+where. A loop that turns adds the other threads (their frames rest only while it has the GIL: walking them as they run
+ends in SIGSEGV) and the tree of its tasks, because what waits in trio is on no thread's stack.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TRIO: Final = str(Path(trio.__file__).parent)  # every task waits in there; whe
 def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUSR1) -> Iterator[None]:
     """While inside, `number` writes all stacks to stderr. Main thread only; `nursery` houses the listener."""
     with trio.open_signal_receiver(number) as asked:
-        faulthandler.register(number, file=sys.stderr, all_threads=True, chain=True)
+        faulthandler.register(number, file=sys.stderr, all_threads=False, chain=True)
         nursery.start_soon(_show_tasks, asked)
         try:
             yield
@@ -34,6 +35,7 @@ def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUS
 
 async def _show_tasks(asked: AsyncIterator[int]) -> None:
     async for _ in asked:
+        faulthandler.dump_traceback(sys.stderr)
         sys.stderr.write(f"Tasks:\n{task_tree()}")
         sys.stderr.flush()
 
