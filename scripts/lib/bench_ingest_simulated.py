@@ -33,9 +33,7 @@ POLL_S = 0.01
 DELAY_MAX_S = 600.0  # 256 producers ask for more than the default of 5 s
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # six intervals around the one that the model names
 FACTORS_MANY = (1 / 2, 1.0, 2.0)  # beyond 16 producers, where a short interval costs minutes to simulate
-FIXED_SHARE_MANY = (
-    0.3  # and of the time that the adaptive side gets: throughput and latency need less than fairness
-)
+FIXED_SHARE_MANY = 0.3  # of the adaptive side's time: throughput and latency need less than fairness
 SPREAD_AT = 64
 
 

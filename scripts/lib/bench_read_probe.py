@@ -104,9 +104,8 @@ def files(order: dict[str, object]) -> dict[str, object]:
     cpu: dict[str, list[float]] = {side: [] for side in paths}
     for side, path in paths.items():
         for number in range(int(str(order.get("passes", 2)))):
-            others[:] = bytes(
-                CPU_CACHE_BYTES
-            )  # or the side that was touched last would come from the CPU's cache
+            # Or the side that was touched last would come from the CPU's cache.
+            others[:] = bytes(CPU_CACHE_BYTES)
             if not number and side in order.get("resident", ()):  # type: ignore[operator]
                 found[f"resident {side}"] = resident_bytes(Path(path), Path(path).stat().st_size)
             began, used = time.perf_counter(), time.process_time()

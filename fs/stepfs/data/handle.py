@@ -70,9 +70,7 @@ class SliceHandle:
         if first == last:
             await self._source.ready_block(self._held, first)
             return self._held.window(first, offset - first * BLOCK_BYTES, stop - first * BLOCK_BYTES)
-        joined = (
-            bytearray()
-        )  # copied at once: a view held while waiting would keep memory from the block waited for
+        joined = bytearray()  # copied at once: a view held meanwhile keeps memory from the block awaited
         for number in range(first, last + 1):
             await self._source.ready_block(self._held, number)
             base = number * BLOCK_BYTES

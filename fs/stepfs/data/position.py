@@ -45,9 +45,8 @@ class Position:
     """The recently opened files of one mount."""
 
     def __init__(self) -> None:
-        self._opened: OrderedDict[Step, dict[SliceIndex, None]] = (
-            OrderedDict()
-        )  # least recently touched first
+        # Least recently touched first.
+        self._opened: OrderedDict[Step, dict[SliceIndex, None]] = OrderedDict()
 
     def note(self, step: Step, index: SliceIndex) -> bool:
         """A file was opened; True if this is a step not opened lately (the readers moved)."""

@@ -266,9 +266,7 @@ class Primer:
                 chunk = part[start : start + CHUNK_BYTES]
                 self._pages.store_pages(inode, offset, chunk)
                 offset += len(chunk)
-        if (
-            offset >= CHUNK_BYTES
-        ):  # of a smaller file, opening it once more would cost more than its reader saves
+        if offset >= CHUNK_BYTES:  # opening a smaller one again would cost more than its reader saves
             with suppress(OSError):  # evicted at once: found when its turn comes
                 mark_used(path, offset)
         return True

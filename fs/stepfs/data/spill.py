@@ -20,9 +20,7 @@ from stepfs.format.ids import BLOCK_BYTES, Step
 from stepfs.store.api import Landed
 
 _log = logging.getLogger("stepfs.data")
-_QUEUE_MAX: Final = (
-    4096  # slices; beyond, the disk is slower than the network and the oldest are not worth it
-)
+_QUEUE_MAX: Final = 4096  # slices; beyond, the disk is the slower one and the oldest are not worth it
 _REST_S: Final = 60.0
 
 

@@ -65,9 +65,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) 
         if commit is None:
             if await reader.confirm():
                 return False
-            await (
-                reader.reopen()
-            )  # what says that it is done may be a slot that was reclaimed and taken again
+            await reader.reopen()  # what says that it is done may be a reclaimed slot, taken again
             continue
         body = encode_commit(commit)
         outcome = await take_slot(

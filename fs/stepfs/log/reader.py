@@ -87,9 +87,7 @@ class LogReader:
             return before != (self.state.version, self.first_live_step)
         try:
             found = await self._probe()
-            if (
-                not found and self.head is self.state
-            ):  # else the last look found something and could not confirm it
+            if not found and self.head is self.state:  # else the last look failed before it could confirm
                 self._misses += 1
                 return False
             sound = await self.confirm()

@@ -50,9 +50,8 @@ class Follower:
         self.pace = Pace(poll_s)
         self._shown = (reader.state.version, reader.first_live_step)
         self._failure: str | None = None  # why the last look failed
-        self._asked: tuple[trio.abc.Clock, float] | None = (
-            None  # since when, on which clock, a look is under way
-        )
+        # Since when, on which clock, a look is under way.
+        self._asked: tuple[trio.abc.Clock, float] | None = None
         self._began = 0.0  # trio time at which the last look or check began
         self.looked_at: float | None = None  # trio time of the last look that succeeded
         self.looks = 0

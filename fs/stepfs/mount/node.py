@@ -24,9 +24,7 @@ from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.mount")
 
-_REMOVE_S: Final = (
-    5.0  # an ending does not wait longer for a store that is away; the record then says how old it is
-)
+_REMOVE_S: Final = 5.0  # an ending waits no longer for a store that is away; the record says how old it is
 
 
 class Speaking(Protocol):

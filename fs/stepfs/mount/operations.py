@@ -54,9 +54,7 @@ class Parts:
     known: KnownSteps
     files: FileTable
     observer: OpenObserver | None = None
-    is_own: Callable[[int], bool] = lambda _pid: (
-        False
-    )  # whether a request comes from the daemon's own threads
+    is_own: Callable[[int], bool] = lambda _pid: False  # whether a request is of the daemon's own threads
     expired_errno: int = errno.ETIMEDOUT  # of a wait for a commit; ENOENT with --wait
 
 

@@ -261,9 +261,7 @@ class LocalStore:
             missing.append(directory)
             directory = directory.parent
         for path in reversed(missing):
-            with suppress(
-                FileExistsError, FileNotFoundError
-            ):  # made, or pruned, by someone else: the caller loops
+            with suppress(FileExistsError, FileNotFoundError):  # by someone else: the caller loops
                 path.mkdir()
                 sync_directory(path.parent)
 

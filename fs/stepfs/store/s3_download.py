@@ -1,8 +1,9 @@
 """A ranged GET into a buffer whose owner may leave at any moment.
 
 Bytes go from the socket through one cache-sized piece into the caller's buffer (measured: no dearer than urllib3's own
-`readinto`), where the caller may look at them while they are still in the cache, under a lock that a leaving owner takes: after `leave` returned, nothing is written to the buffer any more,
-and the connection is shut down so that the thread ends at once instead of at its timeout.
+`readinto`), where the caller may look at them while they are still in the cache, under a lock that a leaving owner
+takes: after `leave` returned, nothing is written to the buffer any more, and the connection is shut down so that the
+thread ends at once instead of at its timeout.
 """
 
 from __future__ import annotations
