@@ -1,7 +1,8 @@
-"""A real mount whose loop is blocked on purpose: stacks in the log, and readers that fail instead of hanging."""
+"""A real mount that is blocked on purpose, or suspended: stacks in the log, readers that fail instead of hanging."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,16 +15,20 @@ from pathlib import Path
 import pytest
 from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
 
+from stepfs_producer import Producer
+
 SERVE = """
 import ctypes, signal, sys, time
 from pathlib import Path
 import trio
-from stepfs.mount import watchdog
+from stepfs.mount import running, watchdog
 from stepfs.mount.options import MountOptions
-from stepfs.mount.session import serve
+from stepfs.mount.session import run, serve
 
 lake, directory, cache, ready, seconds, how = sys.argv[1:]
 watchdog.TIMING = watchdog.Timing(0.1, 0.5, 3.0)
+running.SILENCE_S_MAX = 0.5
+options = MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False, wait_s=4.0)
 
 def block_on_purpose():
     if how == "with the GIL":
@@ -42,10 +47,13 @@ async def block():
 async def main():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(block)
-        await serve(MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False), Path(ready).touch)
+        await serve(options, Path(ready).touch)
         nursery.cancel_scope.cancel()
 
-trio.run(main)
+if how == "not at all":
+    run(options, Path(ready).touch)
+else:
+    trio.run(main)
 """
 
 
@@ -161,7 +169,7 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
 
 
 def test_a_stopped_daemon_is_not_given_up_when_it_continues(lake, tmp_path):
-    with Serving(lake, tmp_path, 0, "without the GIL") as serving:
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
         serving.process.send_signal(signal.SIGSTOP)
         time.sleep(5)  # longer than a stuck loop is borne with
         serving.process.send_signal(signal.SIGCONT)
@@ -171,7 +179,7 @@ def test_a_stopped_daemon_is_not_given_up_when_it_continues(lake, tmp_path):
 
 def test_a_daemon_that_is_suspended_again_and_again_serves_on(lake, tmp_path):
     """Each time for longer than a loop may stand still; stacks that were walked as it went on ended it (SIGSEGV)."""
-    with Serving(lake, tmp_path, 0, "without the GIL") as serving:
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
         for _ in range(8):
             serving.process.send_signal(signal.SIGSTOP)
             time.sleep(0.7)
@@ -180,3 +188,17 @@ def test_a_daemon_that_is_suspended_again_and_again_serves_on(lake, tmp_path):
         assert serving.process.poll() is None
         assert not serving.said("Thread 0x")
         until(lambda: serving.said("the process was stopped"), 30, "it did not say so")
+
+
+def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(lake, tmp_path):
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
+        awaited = serving.directory / "step-000000003/rank-00001.bin"
+        status = serving.directory / ".stepfs/status.json"
+        reader = subprocess.Popen(["cat", str(awaited)], stdout=subprocess.PIPE)
+        until(lambda: json.loads(status.read_text())["waiting"] == 1, 30, "nobody waits")
+        serving.process.send_signal(signal.SIGSTOP)
+        with Producer(lake, producer_id="p0") as producer:
+            producer.append([payload(3, index) for index in range(2)], position=3)
+        time.sleep(5)  # longer than its `--wait`
+        serving.process.send_signal(signal.SIGCONT)
+        assert reader.communicate(timeout=30)[0] == payload(3, 1)

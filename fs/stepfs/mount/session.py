@@ -36,6 +36,7 @@ from stepfs.mount.mountinfo import is_mounted, real_directory, wait_for_change
 from stepfs.mount.node import Node
 from stepfs.mount.options import MountOptions
 from stepfs.mount.reports import Machine
+from stepfs.mount.running import RunningTime
 from stepfs.mount.stacks import shown_on_signal
 from stepfs.mount.tune import tune
 from stepfs.store.api import Store
@@ -53,7 +54,7 @@ Ready = Callable[[], None]
 def run(options: MountOptions, ready: Ready = lambda: None) -> None:
     """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
     faulthandler.enable()  # a supervisor's watchdog ends what is stuck with SIGABRT: show where
-    trio.run(serve, options, ready)
+    trio.run(serve, options, ready, clock=RunningTime())
 
 
 async def serve(options: MountOptions, ready: Ready) -> None:
