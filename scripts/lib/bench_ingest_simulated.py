@@ -34,7 +34,10 @@ DELAY_MAX_S = 600.0  # 256 producers ask for more than the default of 5 s
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # six intervals around the one that the model names
 FACTORS_MANY = (1 / 2, 1.0, 2.0)  # beyond 16 producers, where a short interval costs minutes to simulate
 FIXED_SHARE_MANY = 0.3  # of the adaptive side's time: throughput and latency need less than fairness
+# How often a producer commits in 20 intervals varies by a tenth by chance alone, so 64 of them differ by 1.6: how fair the
+# pace is shows only in 200.
 SPREAD_AT = 64
+WARM_INTERVALS = 6  # what a common start stretches has worn off by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def cases(producers: int, commits_each: int) -> list[Case]:
     """The adaptive side and the sweep, long enough for `commits_each` commits per producer at the model's pace."""
     natural_s = max(producers - 1, 1) * EXPOSURE_S / LOAD
     many = producers > 16
-    case = partial(Case, producers, warm_s=3 * natural_s + 1.0, rate=4 / natural_s)
+    case = partial(Case, producers, warm_s=WARM_INTERVALS * natural_s + 1.0, rate=4 / natural_s)
     measured_s = commits_each * natural_s
     fixed_s = measured_s * (FIXED_SHARE_MANY if many else 1.0)
     return [
