@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.errors import CorruptError
+from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind
 from stepfs.format.descriptor import Descriptor
-from stepfs.format.ids import Epoch, Version
+from stepfs.format.ids import PRODUCERS_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState
 
 COMMIT_DESCRIPTOR_BYTES_MAX: Final = 8 << 20  # a commit of more slices than this holds fewer TGBs
+
+POSITIONS_BYTES_MAX: Final = 32 << 20  # of all producers, when another one comes: snapshots carry them
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,15 @@ def rebase_start(head: LogState, producer_id: str, incarnation: bytes, stamp: St
     """The epoch commit of a new incarnation: head's epoch + 1, whoever holds it. It fences all before it.
 
     Of two racing starts the loser comes here again with the winner in `head`, and fences it; never two live.
+    `RefusedError` if the lake can take no more producer ids.
     """
     known = head.producers.get(producer_id)
     if known is not None and known.incarnation == incarnation and not known.retired:
         return NothingLeft(known)
     if head.sealed:
         return Sealed()
+    if known is None:
+        _check_room(head)
     return _epoch_commit(head, producer_id, incarnation, stamp, retired=False)
 
 
@@ -131,6 +136,15 @@ def rebase_retire(head: LogState, me: Incarnation, stamp: Stamp) -> Commit | Ref
     if head.sealed:
         return Sealed()
     return _epoch_commit(head, me.producer_id, me.incarnation, stamp, retired=True)
+
+
+def _check_room(head: LogState) -> None:
+    size = sum(len(producer.position) for producer in head.producers.values())
+    if len(head.producers) >= PRODUCERS_MAX or size > POSITIONS_BYTES_MAX:
+        raise RefusedError(
+            f"the lake knows {len(head.producers)} producer ids, with {size} bytes of positions, and can take no more; "
+            "use ids again, one for each place where a producer runs instead of one for each run"
+        )
 
 
 def _epoch_commit(

@@ -44,7 +44,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, p
     """Open the lake and become the one live incarnation of `producer_id`.
 
     `AbsentError` if there is no lake (it is never created here), `RefusedError` if the store's conditional creates
-    cannot be trusted, `SealedError` if no more steps may come. Raced starts end with exactly one live.
+    cannot be trusted or the lake can take no more ids, `SealedError` if no more steps may come. Raced starts end with exactly one live.
     """
     identity = await patience.through(lambda: open_lake(store))
     await patience.through(lambda: probe_store(store, thorough=False))

@@ -22,7 +22,7 @@ from typing import Final
 import msgpack
 from crc32c import crc32c
 
-from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.errors import CorruptError, NewerFormatError, RefusedError
 from stepfs.format.ids import ID_BYTES_MAX, INTEGER_MAX
 
 MAGIC: Final = b"stepfs"
@@ -50,9 +50,12 @@ class Kind(enum.IntEnum):
 
 
 def encode(kind: Kind, body: Mapping[str, object]) -> bytes:
-    """Envelope one map."""
+    """Envelope one map. `RefusedError` if it is larger than readers accept."""
     packed: bytes = msgpack.packb(body, use_bin_type=True)
-    assert len(packed) <= OBJECT_BYTES_MAX
+    if len(packed) > OBJECT_BYTES_MAX:  # no reader would take it
+        raise RefusedError(
+            f"a {kind.name.lower()} of {len(packed)} bytes is not written; at most {OBJECT_BYTES_MAX} can be read"
+        )
     return _HEADER.pack(MAGIC, kind, FORMAT_VERSION, len(packed), crc32c(packed)) + packed
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 import trio
 
 from stepfs.clock import SystemClock
@@ -12,7 +10,7 @@ from stepfs.data.prefetch import Prefetcher
 from stepfs.data.pressure import Governor
 from stepfs.data.prime import Primer
 from stepfs.data.slices import Slices
-from stepfs.errors import RefusedError, UsageError
+from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
@@ -34,7 +32,7 @@ from stepfs.mount.withdrawal import Withdrawal
 from stepfs.origins import OriginStores
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
-from stepfs.view.inodes import SLICES_SERVED_MAX, Fixed
+from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import RankMap, rank_map
 from stepfs.view.tree import Tree, ViewOptions
 
@@ -125,7 +123,6 @@ class Assembly:
                 files=self.files,
                 observer=self.prefetcher,
                 is_own=self._is_own,
-                expired_errno=errno.ETIMEDOUT if options.wait_s is None else errno.ENOENT,
             )
         )
 
@@ -183,10 +180,6 @@ class _Steps:
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
     """The rank map of this lake under these options; refuses what cannot be served."""
-    if identity.slices > SLICES_SERVED_MAX:
-        raise RefusedError(
-            f"a lake of {identity.slices} slices cannot be mounted; the most is {SLICES_SERVED_MAX}"
-        )
     return rank_map(identity.slices, world=options.world, mesh=options.mesh)
 
 

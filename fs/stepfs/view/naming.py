@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stepfs.format.ids import SLICES_MAX, Step
+from stepfs.format.ids import Step
 
 STEP_MAX: Final = Step(2**41 - 2)  # what inode numbers have room for: 70 years at 1000 steps per second
-RANK_MAX: Final = SLICES_MAX - 1
+RANK_MAX: Final = 2**20 - 2
 CONTROL_DIRECTORY: Final = b".stepfs"
 LATEST: Final = b"latest"
 
