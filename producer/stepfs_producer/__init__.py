@@ -1,8 +1,13 @@
-"""Writing to a lake: producers that commit global steps exactly once. `COMMIT.md` is the prose of this package."""
+"""Writing to a lake: producers that commit global steps exactly once. `COMMIT.md` is the prose of this package.
+
+`Fenced` and `Sealed` surface in `append` and `flush`; their `exit_code` is the one for a process that ends by them.
+"""
 
 from __future__ import annotations
 
+from stepfs.errors import FencedError as Fenced
+from stepfs.errors import SealedError as Sealed
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.sync import Producer
 
-__all__ = ["AsyncProducer", "Producer"]
+__all__ = ["AsyncProducer", "Fenced", "Producer", "Sealed"]

@@ -46,7 +46,6 @@ STAGES = {
     "long": "10⁶ steps (only with --long or --only long)",
     "soak": "under a memory limit (only with --soak or --only soak)",
 }
-_ASKED_FOR = {"long", "soak"}
 _SOAK_MINUTES = 15.0
 
 

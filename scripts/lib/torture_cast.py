@@ -64,7 +64,6 @@ class Frozen:
 
     process: subprocess.Popen[bytes]
     wake_at: float
-    successor_pid: int | None = None  # producers only: set once the successor has noted its start
     awake_at: float = 0.0
 
 

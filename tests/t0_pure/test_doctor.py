@@ -101,10 +101,10 @@ def test_stale_and_stacked_mounts(monkeypatch, tmp_path):
     alive = tmp_path / "alive"
     (alive / ".stepfs").mkdir(parents=True)
     table = [
-        Mounted(1, "0:50", str(alive), "fuse.stepfs", "file:///lake"),
-        Mounted(2, "0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
-        Mounted(3, "0:52", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
-        Mounted(4, "0:53", "/elsewhere", "ext4", "/dev/vda"),
+        Mounted("0:50", str(alive), "fuse.stepfs", "file:///lake"),
+        Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
+        Mounted("0:52", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
+        Mounted("0:53", "/elsewhere", "ext4", "/dev/vda"),
     ]
     monkeypatch.setattr(mounts, "mounts", lambda: table)
     found = [

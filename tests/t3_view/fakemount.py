@@ -143,7 +143,6 @@ async def mounted(
             known=known,
             files=files,
             observer=made,
-            expired_errno=errno.ETIMEDOUT if wait_s is None else errno.ENOENT,
         ),
         readdir_reply=made.reply,
     )

@@ -13,7 +13,7 @@ from stepfs.data.buffers import Pool
 from stepfs.data.counts import DataCounts
 from stepfs.data.fetch import Fetcher, Target
 from stepfs.data.hedge import SHARE_MAX, HedgePolicy
-from stepfs.data.ranges import plan_ranges
+from stepfs.data.ranges import join_pieces, pieces_of
 from stepfs.data.throttle import Throttle
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
@@ -31,7 +31,7 @@ class Bench:
 
     async def fetch(self, size=MIB):
         entry = self.world.add_step([size])
-        (range_,) = plan_ranges([(SliceIndex(0), entry.tgb.slice(SliceIndex(0)))])
+        (range_,) = join_pieces(pieces_of(SliceIndex(0), entry.tgb.slice(SliceIndex(0))))
         lease = lambda: self.pool.take(size)
         buffer = await self.fetcher.fetch(Target(self.world.store, entry, range_), lease(), lease)
         assert bytes(buffer.view()) == self.world.payloads[entry.step][0]

@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.ranges import OVERREAD_MAX, RANGE_BYTES_MAX, pieces_of, plan_ranges
+from stepfs.data.ranges import OVERREAD_MAX, RANGE_BYTES_MAX, join_pieces, pieces_of
 from stepfs.format.descriptor import SliceRef, block_count
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 
 KIB = 1 << 10
 MIB = 1 << 20
+
+
+def plan_ranges(wanted):
+    """The GETs for whole slices."""
+    return join_pieces(piece for index, ref in wanted for piece in pieces_of(index, ref))
 
 
 def laid_out(*sizes):

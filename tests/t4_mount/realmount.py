@@ -149,12 +149,3 @@ def until(done: Callable[[], bool], timeout_s: float, what: str) -> None:
     while not done():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
-
-
-def tree_digest(directory: Path) -> dict[str, str]:
-    """Relative path → SHA-256, of every file below."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }

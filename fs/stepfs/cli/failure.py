@@ -70,8 +70,7 @@ def log_to_stderr() -> None:
     """Warnings of the library as lines on stderr; everything it says under `STEPFS_DEBUG=1`. Once per process."""
     logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
     level = logging.DEBUG if os.environ.get("STEPFS_DEBUG") == "1" else logging.WARNING
-    for name in ("stepfs", "stepfs_producer"):
-        logging.getLogger(name).setLevel(level)
+    logging.getLogger("stepfs").setLevel(level)
 
 
 def explain(error: BaseException) -> tuple[int, str]:

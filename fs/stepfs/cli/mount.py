@@ -76,12 +76,29 @@ def mount(
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            "--cache-dir", envvar="STEPFS_CACHE_DIR", metavar="DIR", help="Where to keep the cache."
+            "--cache-dir",
+            envvar="STEPFS_CACHE_DIR",
+            metavar="DIR",
+            help="Keep fetched slices on this disk, too; the next mount after a crash adopts them.",
         ),
     ] = None,
     cache_size: Annotated[
         str | None,
-        typer.Option("--cache-size", envvar="STEPFS_CACHE_SIZE", metavar="8G", help="Memory for slices."),
+        typer.Option(
+            "--cache-size",
+            envvar="STEPFS_CACHE_SIZE",
+            metavar="8G",
+            help="For slices on the disk of --cache-dir (default 8G); without one, the same as --memory-size.",
+        ),
+    ] = None,
+    memory_size: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-size",
+            envvar="STEPFS_MEMORY_SIZE",
+            metavar="8G",
+            help="For slices in memory, page cache included (default: a quarter of what is free, at most 8G).",
+        ),
     ] = None,
     prefetch: Annotated[
         int | None,
@@ -156,6 +173,7 @@ def mount(
         group=group,
         cache_dir=None if cache_dir is None else cache_dir.absolute(),
         cache_bytes=None if cache_size is None else parsing.parse_size(cache_size),
+        memory_bytes=None if memory_size is None else parsing.parse_size(memory_size),
         prefetch_steps=prefetch,
         poll_s=parsing.parse_interval(poll),
         show_last=show_last,

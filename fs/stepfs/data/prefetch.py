@@ -53,7 +53,7 @@ class Prefetcher:
     ) -> None:
         """`window`: steps ahead, fixed (0: none); None adapts. `told`: slices this node reads (`--ranks`). `start`:
         where reading will begin, fetched before the first open; default the first live step."""
-        self.window = WINDOW_MIN if window is None else window  # in use now; exported in metrics
+        self.window = WINDOW_MIN if window is None else window  # in use now
         self.position = Position()
         self._pace = Pace()
         self._slices = slices

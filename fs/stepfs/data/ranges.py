@@ -56,13 +56,8 @@ def pieces_of(index: SliceIndex, ref: SliceRef) -> list[Piece]:
     ]
 
 
-def plan_ranges(wanted: Iterable[tuple[SliceIndex, SliceRef]]) -> list[Range]:
-    """Slices of one object that are wanted together → the GETs that fetch them, by offset."""
-    return join_pieces(piece for index, ref in wanted for piece in pieces_of(index, ref))
-
-
 def join_pieces(wanted: Iterable[Piece]) -> list[Range]:
-    """The same for pieces, when parts of a slice are at hand already."""
+    """Pieces of one object that are wanted together → the GETs that fetch them, by offset."""
     pieces = sorted(wanted, key=lambda piece: piece.offset)
     ranges: list[Range] = []
     run: list[Piece] = []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepfs.doctor.finding import Finding, fail, note, ok
+from stepfs.mount.daemon import log_file
 from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory
 from stepfs.mount.stale import ANSWER_S, list_within
 
@@ -36,7 +37,7 @@ def check_alive(directory: str) -> Finding:
         return fail(
             subject,
             f"does not answer within {ANSWER_S:.0f} s",
-            f"look at the daemon's log; `stepfs unmount {directory}` or umount -l {directory} gives it up",
+            f"look at its log, {log_file(Path(directory))}; `stepfs unmount {directory}` or umount -l {directory} gives it up",
         )
     if isinstance(answer, OSError):
         return fail(

@@ -74,7 +74,7 @@ class Segments:
         key = segment_key(self._identity.lake_id, index)
         if segment is None:
             raise CorruptError(
-                f"{key}: index segment is missing; restore it, or rebuild it with `stepfs verify`"
+                f"{key}: index segment is missing; restore it, or `stepfs fork` the lake around its steps with --skip"
             )
         if ref != (segment.entries[-1].time_ms, segment.digest[:8]):
             raise CorruptError(f"{key}: index segment belongs to another history")

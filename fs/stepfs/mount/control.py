@@ -130,7 +130,7 @@ class OpenWait:
             return (step_name(self._step) + b"\n")[offset : offset + size]
         codes = {
             Outcome.NEVER: errno.ENOENT,
-            Outcome.EXPIRED: errno.ETIMEDOUT,
+            Outcome.EXPIRED: self._waits.expired_errno,
             Outcome.INTERRUPTED: errno.EINTR,
         }
         raise pyfuse3.FUSEError(codes[outcome])

@@ -21,7 +21,6 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 class Mounted:
     """One line of mountinfo."""
 
-    mount_id: int
     device: str  # "0:53": names the superblock, also under /sys/class/bdi and /sys/fs/fuse/connections
     directory: str
     fstype: str
@@ -36,7 +35,6 @@ def mounts() -> list[Mounted]:
         separator = fields.index("-", 6)
         found.append(
             Mounted(
-                int(fields[0]),
                 fields[2],
                 _unescape(fields[4]),
                 fields[separator + 1],

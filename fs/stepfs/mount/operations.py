@@ -42,7 +42,7 @@ _NAME_BYTES_MAX: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the handlers stand on; put together by `session`, or by a test."""
+    """What the handlers stand on; put together by `assembly`, or by a test."""
 
     reader: Reader
     tree: Tree
@@ -55,7 +55,6 @@ class Parts:
     files: FileTable
     observer: OpenObserver | None = None
     is_own: Callable[[int], bool] = lambda _pid: False  # whether a request is of the daemon's own threads
-    expired_errno: int = errno.ETIMEDOUT  # of a wait for a commit; ENOENT with --wait
 
 
 @guarded
@@ -259,7 +258,7 @@ class StepOperations(pyfuse3.Operations):
             if presence is Presence.PENDING:
                 outcome = await self._parts.waits.for_commit(step, pid)
                 if outcome is not Outcome.READY:
-                    self._fail(outcome, expired_errno=self._parts.expired_errno)
+                    self._fail(outcome, expired_errno=self._parts.waits.expired_errno)
                 continue
             if presence is not Presence.COMMITTED:
                 raise pyfuse3.FUSEError(errno.ENOENT)

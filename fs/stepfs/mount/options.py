@@ -40,7 +40,8 @@ class MountOptions:
     wait_s: float | None = None
     group: str | None = None
     cache_dir: Path | None = None
-    cache_bytes: int | None = None
+    cache_bytes: int | None = None  # on disk under `cache_dir`; without one, in memory
+    memory_bytes: int | None = None
     prefetch_steps: int | None = None
     poll_s: float = 0.1
     show_last: int | None = None

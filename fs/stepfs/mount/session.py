@@ -200,15 +200,18 @@ async def _register(mount: Assembly) -> GroupNeed | None:
 
 def budgets(options: MountOptions) -> tuple[int, int]:
     """(bytes of memory, bytes of disk). With `--cache-dir`, `--cache-size` is what may lie there, else of memory."""
-    memory = default_memory_bytes(read_memory())
-    if options.cache_dir is None:
-        if options.cache_bytes is not None and options.cache_bytes < MEMORY_BYTES_MIN:
-            raise UsageError(
-                f"--cache-size of {options.cache_bytes} bytes: give memory at least {MEMORY_BYTES_MIN >> 20}M, or "
-                "a --cache-dir to keep slices on disk"
-            )
-        return options.cache_bytes or memory, 0
-    return memory, options.cache_bytes or _DISK_BYTES
+    asked, name = options.memory_bytes, "--memory-size"
+    if options.cache_dir is None and options.cache_bytes is not None:
+        if asked is not None:
+            raise UsageError("without --cache-dir, --cache-size means --memory-size: give one of them")
+        asked, name = options.cache_bytes, "--cache-size"
+    if asked is not None and asked < MEMORY_BYTES_MIN:
+        raise UsageError(
+            f"{name} of {asked} bytes: give memory at least {MEMORY_BYTES_MIN >> 20}M, and a --cache-dir to keep more on"
+            " disk"
+        )
+    memory = asked or default_memory_bytes(read_memory())
+    return memory, 0 if options.cache_dir is None else options.cache_bytes or _DISK_BYTES
 
 
 async def _answer_until_unmounted(background: trio.CancelScope) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError
+from stepfs.mount.daemon import log_file
 from stepfs.mount.detach import unmount
 from stepfs.mount.mountinfo import FSTYPE, mount_at, real_directory
 from stepfs.mount.reports import process_start
@@ -87,7 +88,7 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
     descriptor = _pidfd(daemon)
     try:
         _detach(where, lazy=False)
-        _wait(daemon, descriptor, time.monotonic() + timeout_s)
+        _wait(daemon, log_file(where), descriptor, time.monotonic() + timeout_s)
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -120,11 +121,11 @@ def _pidfd(daemon: Daemon) -> int | None:
     return None
 
 
-def _wait(daemon: Daemon, descriptor: int | None, deadline: float) -> None:
+def _wait(daemon: Daemon, log: Path, descriptor: int | None, deadline: float) -> None:
     if descriptor is not None:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise StepfsError(f"unmounted, but the daemon (pid {daemon.pid}) has not ended; look at its log")
+            raise StepfsError(f"unmounted, but the daemon (pid {daemon.pid}) has not ended; look at {log}")
     while daemon.cache_dir.exists():
         if time.monotonic() > deadline:
             raise StepfsError(f"unmounted, but the cache {daemon.cache_dir} is still there; remove it")

@@ -9,6 +9,7 @@ killed or signalled are let go early (see `callers`), because the kernel cannot 
 from __future__ import annotations
 
 import enum
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class Waits:
         self._nursery: trio.Nursery | None = None
         self._deadline_s = deadline_s
         self._wait_s = deadline_s if wait_s is None else wait_s
+        self.expired_errno = errno.ETIMEDOUT if wait_s is None else errno.ENOENT  # of a wait for a commit
         self._has_signal = has_signal
         self._deadlines: dict[Step, _Deadline] = {}
         self._loads: dict[int, _Load] = {}
