@@ -35,12 +35,21 @@ class Heard:
         self.more = trio.Event()
 
 
-def watched(directory=Path("/"), *, timing=QUICK, answered=lambda: 0, status=lambda: "serving", busy=False):
+def watched(
+    directory=Path("/"),
+    *,
+    timing=QUICK,
+    answered=lambda: 0,
+    unanswered=lambda: None,
+    status=lambda: "serving",
+    busy=False,
+):
     heard, gave_up = Heard(), threading.Event()
     dog = Watchdog(
         directory,
         notifier=heard,
         answered=answered,
+        unanswered=unanswered,
         busy=lambda: busy,
         status=status,
         last_resort=gave_up.set,
@@ -107,6 +116,26 @@ async def test_traffic_is_proof_enough_and_waiting_readers_are_not_deafness(nurs
     silence.set()
 
 
+@pytest.mark.parametrize("proof", ["traffic", "nothing is unanswered"])
+async def test_a_question_that_hangs_outside_the_mount_is_no_deafness(nursery, monkeypatch, proof):
+    """The way to the directory leads through a network file system that has just gone away."""
+    silence = threading.Event()
+    monkeypatch.setattr(os, "statvfs", lambda _: silence.wait(SLOW_MACHINE_S))
+    begin = trio.current_time()
+
+    def answered():
+        return int((trio.current_time() - begin) / 0.05) if proof == "traffic" else 0
+
+    dog, heard, gave_up = watched(
+        answered=answered, unanswered=lambda: 1 if proof == "traffic" else 0, timing=Timing(0.01, 0.2, 0.4)
+    )
+    await nursery.start(dog.run)
+    await trio.sleep(1.0)  # longer than deafness is borne with
+    await beats(heard, heard.messages.count("WATCHDOG=1") + 2)
+    assert not gave_up.is_set()
+    silence.set()
+
+
 def test_a_process_that_was_stopped_was_not_stuck(tmp_path):
     code = f"""
 import time, trio
@@ -115,7 +144,7 @@ from stepfs.mount.watchdog import Timing, Watchdog
 class Deaf:
     def notify(self, state): Path({str(tmp_path / "beats")!r}).open("a").write("x")
 async def main():
-    dog = Watchdog(Path("/"), notifier=Deaf(), answered=lambda: 0, busy=lambda: False, status=lambda: "",
+    dog = Watchdog(Path("/"), notifier=Deaf(), answered=lambda: 0, unanswered=lambda: None, busy=lambda: False, status=lambda: "",
                    last_resort=lambda: Path({str(tmp_path / "gave up")!r}).touch(), timing=Timing(0.1, 0.5, 1.0))
     await dog.run()
 trio.run(main)
@@ -179,6 +208,13 @@ def test_abort_writes_where_the_kernel_listens_and_survives_where_it_does_not(tm
     watchdog.abort("0:53", tmp_path)
     assert (tmp_path / "53/abort").read_text() == "1"
     watchdog.abort("0:54", tmp_path)
+
+
+def test_the_kernel_says_how_many_requests_it_waits_for(tmp_path):
+    (tmp_path / "53").mkdir()
+    (tmp_path / "53/waiting").write_text("3\n")
+    assert watchdog.unanswered("0:53", tmp_path) == 3
+    assert watchdog.unanswered("0:54", tmp_path) is None
 
 
 async def test_sigusr1_shows_threads_and_tasks(nursery, capfd):

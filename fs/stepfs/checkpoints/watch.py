@@ -78,7 +78,12 @@ class Watch:
 
     async def look_once(self) -> None:
         """Compare the directory with what was seen last and record the difference."""
-        counters = await trio.to_thread.run_sync(self._look)
+        try:
+            counters = await trio.to_thread.run_sync(self._look)
+        except OSError as error:
+            # The trainer deletes an old one meanwhile, or a network file system hiccups. The whole look is repeated:
+            # one that leaves out what it could not read would drop a checkpoint that is there.
+            raise StoreUnreachableError(f"cannot read the checkpoints: {error}") from error
         now = frozenset(self._next_step(counter) for counter in counters)
         if now == self._seen:
             return

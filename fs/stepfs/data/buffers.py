@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from contextlib import suppress
 from typing import Final
 
 MAPPED_BYTES_MIN: Final = 1 << 20  # below, the allocator's: the kernel limits the number of mappings
@@ -34,7 +35,8 @@ class Buffer:
             self.memory = bytearray(capacity)
         else:
             self.memory = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self.memory.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel without them
+                self.memory.madvise(mmap.MADV_HUGEPAGE)
 
     def view(self, start: int = 0, stop: int | None = None) -> memoryview:
         """A window of the usable bytes; keeps the buffer from being reused as long as it lives."""
@@ -64,6 +66,7 @@ class Pool:
         self.limit = limit
         self.used = 0
         self.pooled = 0
+        self.refused = False  # by the system, the last time
         self._free: dict[int, list[Buffer]] = {}
         self._lingering: list[Buffer] = []
 
@@ -73,7 +76,7 @@ class Pool:
         return bool(self._lingering)
 
     def take(self, size: int) -> Buffer | None:
-        """Lease a buffer; None when it does not fit: evict something, or wait."""
+        """Lease a buffer; None when it does not fit, or the system has no memory: evict something, or wait."""
         self.sweep()
         capacity = size_class(size)
         kept = self._free.get(capacity)
@@ -83,7 +86,14 @@ class Pool:
         else:
             if not self._make_room(capacity):
                 return None
-            buffer = Buffer(size, capacity)
+            try:
+                buffer = Buffer(size, capacity)
+            except (OSError, MemoryError):  # overcommit or RLIMIT_AS end before our own limit
+                self._free.clear()
+                self.pooled = 0
+                self.refused = True
+                return None
+        self.refused = False
         self.used += capacity
         return buffer
 

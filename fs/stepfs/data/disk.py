@@ -144,9 +144,15 @@ class DiskCache:
             os.close(descriptor)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Delete files. Touches files."""
+        """Delete files; the first OSError, once all were tried. Touches files."""
+        failed: OSError | None = None
         for name in names:
-            (self.path / name).unlink(missing_ok=True)
+            try:
+                (self.path / name).unlink(missing_ok=True)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _adopt(self) -> int:
         for file in sorted(self.path.iterdir()):

@@ -6,6 +6,7 @@ segment of a step may have to be read first.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection
 from typing import Final, Protocol
@@ -16,10 +17,11 @@ from stepfs.data.agenda import Wish
 from stepfs.data.ahead import WINDOW_MIN, Pace, Plan, plan_ahead, plan_start, window_steps
 from stepfs.data.position import Position
 from stepfs.data.slices import Slices
-from stepfs.errors import AbsentError, StoreUnreachableError
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.errors import StepfsError
+from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 
+_log = logging.getLogger("stepfs.data")
 _GATHER_S: Final = 0.01  # the ranks of a node open a step one after another: plan for all of them together
 _SETTLE_S: Final = 0.05
 _SETTLE_MAX_S: Final = 0.5
@@ -130,17 +132,21 @@ class Prefetcher:
     async def _grant(self, plan: Plan) -> bool:
         """Wish for what is known at once; load the index of the rest meanwhile. False: try again later."""
         wishes: list[Wish] = []
-        complete = True
+        missing: set[int] = (
+            set()
+        )  # segments that could not be had: whoever opens a file of theirs is told why
         for step, indices in plan:
             entry = self._steps.entry_if_loaded(step)
-            if entry is None:
+            if entry is None and step // SEGMENT_STEPS not in missing:
                 self._slices.wish(wishes)
                 try:
                     entry = await self._steps.entry(step)
-                except (AbsentError, StoreUnreachableError):
-                    complete = False
-                    continue
+                except StepfsError as error:
+                    _log.info("step %d is not fetched ahead: %s", step, error)
+                    missing.add(step // SEGMENT_STEPS)
+            if entry is None:
+                continue
             slices = entry.tgb.slices
             wishes.append((entry, [index for index in indices if index < slices]))
         self._slices.wish(wishes)
-        return complete
+        return not missing

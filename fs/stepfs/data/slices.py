@@ -175,7 +175,7 @@ class Slices:
             while True:
                 self._wake = trio.Event()
                 short = self._start_fetches(nursery)
-                poll = short and self.cache.pool.lingering
+                poll = short and (self.cache.pool.lingering or self.cache.pool.refused)
                 with trio.move_on_after(_MEMORY_POLL_S if poll else float("inf")):
                     await self._wake.wait()
 

@@ -102,7 +102,10 @@ class Spill:
             self._wake = trio.Event()
             if self._doomed:
                 names, self._doomed = self._doomed, []
-                await trio.to_thread.run_sync(self.disk.remove, names)
+                try:
+                    await trio.to_thread.run_sync(self.disk.remove, names)
+                except OSError as error:
+                    self._rest(error)
             elif self._queue:
                 await self._write(self.disk, self._queue.popleft())
             else:
@@ -122,16 +125,19 @@ class Spill:
         try:
             name = await trio.to_thread.run_sync(disk.write, key, ref, parts)
         except OSError as error:
-            self._rest_until = trio.current_time() + _REST_S
-            if not self._warned:
-                self._warned = True
-                _log.warning("%s: %s; caching in memory only for now", disk.path, error.strerror)
+            self._rest(error)
             return
         finally:
             del parts  # they keep the buffers in sight
         self._enter(disk, key, name, ref)
         if disk.holds(key, ref):
             self._changed(held)
+
+    def _rest(self, error: OSError) -> None:
+        self._rest_until = trio.current_time() + _REST_S
+        if not self._warned and self.disk is not None:
+            self._warned = True
+            _log.warning("%s: %s; caching in memory only for now", self.disk.path, error.strerror)
 
     def _enter(self, disk: DiskCache, key: Key, name: str, ref: SliceRef) -> None:
         forgotten = key[0] < self._floor and not disk.is_pinned(key)

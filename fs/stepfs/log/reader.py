@@ -163,7 +163,7 @@ class LogReader:
         _log.info("reopened at version %d (floor %d)", fresh.state.version, fresh.floor.floor)
         self.state = self.head = fresh.state
         self.first_live_step = fresh.first_live_step
-        self.segments.adopt(fresh.segments)
+        self.segments.replace_by(fresh.segments)  # a zombie's commit may have completed one of ours
         self._floor = fresh.floor
         self._lowest_unconfirmed = None
         self._misses = 0

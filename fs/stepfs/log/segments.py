@@ -51,10 +51,9 @@ class Segments:
         while len(self._loaded) > self._kept_max:
             self._loaded.popitem(last=False)
 
-    def adopt(self, other: Segments) -> None:
-        """Take over what another instance of the same lake has loaded."""
-        for segment in other._loaded.values():
-            self.remember(segment)
+    def replace_by(self, other: Segments) -> None:
+        """Have what another instance of the same lake has loaded, and nothing else."""
+        self._loaded = other._loaded.copy()
 
     async def load(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
         """From memory or the store, checked against its 16-byte reference; `CorruptError` if absent or another's."""

@@ -174,6 +174,7 @@ class _Session:
             self._directory if self._descriptor is None else None,
             notifier=self._notifier,
             answered=mount.meter.requests.total,
+            unanswered=lambda: watchdog.unanswered(device),
             busy=lambda: mount.waits.waiting >= kernel.TASKS_MAX // 2,
             status=mount.reports.line,
             last_resort=lambda: watchdog.give_up(device),

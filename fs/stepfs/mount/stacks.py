@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,9 +35,10 @@ def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUS
 
 async def _show_tasks(asked: AsyncIterator[int]) -> None:
     async for _ in asked:
-        faulthandler.dump_traceback(sys.stderr)
-        sys.stderr.write(f"Tasks:\n{task_tree()}")
-        sys.stderr.flush()
+        with suppress(OSError):  # a full disk, a closed pipe
+            faulthandler.dump_traceback(sys.stderr)
+            sys.stderr.write(f"Tasks:\n{task_tree()}")
+            sys.stderr.flush()
 
 
 def task_tree(root: trio.lowlevel.Task | None = None) -> str:

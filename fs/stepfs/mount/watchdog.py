@@ -79,6 +79,7 @@ class Watchdog:
         *,
         notifier: Notifier,
         answered: Callable[[], int],
+        unanswered: Callable[[], int | None],
         busy: Callable[[], bool],
         status: Callable[[], str],
         last_resort: Callable[[], object],
@@ -86,12 +87,14 @@ class Watchdog:
     ) -> None:
         """`directory`: None if the mount cannot be seen from here, so that the loop's turning must do as proof.
 
-        `answered` counts the requests answered so far. `busy`: every place for requests is taken by waiting
+        `answered` counts the requests answered so far, `unanswered` those the kernel waits for now; None if it does
+        not say. `busy`: every place for requests is taken by waiting
         ones, which end by deadlines of their own. `last_resort` runs in the watching thread.
         """
         self._directory = directory
         self._notifier = notifier
         self._answered = answered
+        self._unanswered = unanswered
         self._busy = busy
         self._status = status
         self._last_resort = last_resort
@@ -122,11 +125,14 @@ class Watchdog:
         """The loop's own sign of life. It says afterwards how long it was missing: while stuck it could not."""
         interval_s, stuck_s = self._timing.interval_s, self._timing.stuck_s
         proofs, deaf_s, said = self._proofs, 0.0, ""
+        answered = self._answered()
         warned = False
         while True:
             self._turns += 1
             began = time.monotonic()  # not trio's: it does not count what is looked for here
-            if self._busy():
+            # Our own question may hang on its way to the mount, in the file system that the directory lies in.
+            if self._busy() or self._answered() != answered or self._unanswered() == 0:
+                answered = self._answered()
                 self._proofs += 1
             deaf_s += interval_s  # turns of this loop: one that stood still was not deaf besides
             if self._proofs != proofs:
@@ -179,6 +185,14 @@ class Watchdog:
             if max(silent_s) >= self._timing.abort_s:
                 self._last_resort()
                 return
+
+
+def unanswered(device: str, connections: Path = _CONNECTIONS) -> int | None:
+    """How many requests the kernel waits for on a mount ("0:53"); None where fusectl is not to be read."""
+    try:
+        return int((connections / device.partition(":")[2] / "waiting").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def abort(device: str, connections: Path = _CONNECTIONS) -> None:

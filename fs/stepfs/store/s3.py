@@ -24,7 +24,15 @@ from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.s3_clients import COMMIT_THREADS_MAX, DATA_THREADS_MAX, Clients
 from stepfs.store.s3_download import Landing, download
-from stepfs.store.s3_errors import FAILURES, broke_in_body, create_outcome, explain, is_absent, is_past_end
+from stepfs.store.s3_errors import (
+    FAILURES,
+    broke_in_body,
+    create_outcome,
+    explain,
+    is_absent,
+    is_past_end,
+    is_skewed,
+)
 from stepfs.store.s3_upload import SINGLE_BYTES_MAX, Upload, byte_views
 
 if TYPE_CHECKING:
@@ -205,7 +213,12 @@ class S3Store:
     ) -> T:
         def labelled() -> T:
             self._sending.label = (verb, keys)
-            return work()
+            try:
+                return work()
+            except FAILURES as error:
+                if not is_skewed(error):
+                    raise
+                return work()  # with a fresh signature; the server did nothing for the stale one
 
         limiter = self._commit_threads if verb == "create" else self._threads
         return await trio.to_thread.run_sync(labelled, limiter=limiter, abandon_on_cancel=abandon)

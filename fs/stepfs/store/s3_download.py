@@ -60,7 +60,8 @@ class Landing:
         with self._lock:
             self._left = True
             if self._stream is not None:
-                with suppress(AttributeError, OSError, ValueError):  # finished, or already closed
+                # Finished, closed, or (urllib3's RuntimeError) back in the pool already.
+                with suppress(AttributeError, OSError, RuntimeError, ValueError):
                     self._stream.shutdown()
 
 

@@ -76,6 +76,11 @@ def is_distrusted(error: Exception) -> bool:
     return isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
+def is_skewed(error: Exception) -> bool:
+    """Signed long before it arrived: by a wrong clock, or by a process that was suspended in between."""
+    return code_of(error) == "RequestTimeTooSkewed"
+
+
 def broke_in_body(error: Exception) -> bool:
     """The answer started well and its body did not arrive: worth asking for the rest."""
     return isinstance(error, _BODY)
@@ -90,11 +95,15 @@ def create_outcome(error: Exception) -> Put | None:
         return Put.EXISTS
     if status == HTTPStatus.CONFLICT:
         return Put.RETRY
-    transient = status in _TRANSIENT_4XX or code_of(error) in _TRANSIENT_CODES
     definite = HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.INTERNAL_SERVER_ERROR
-    if (definite and not transient) or status == HTTPStatus.NOT_IMPLEMENTED:
+    if (definite and not _is_transient(error)) or status == HTTPStatus.NOT_IMPLEMENTED:
         return None
     return Put.UNKNOWN
+
+
+def _is_transient(error: Exception) -> bool:
+    """Refused for now only: throttled, or damaged on the way."""
+    return status_of(error) in _TRANSIENT_4XX or code_of(error) in _TRANSIENT_CODES
 
 
 def explain(error: Exception, url: str, doing: str) -> StepfsError:
@@ -109,13 +118,13 @@ def explain(error: Exception, url: str, doing: str) -> StepfsError:
         why = f"{_one_line(error)}; {_CHECK_KEYS}"
     elif is_distrusted(error):
         why = f"{_one_line(error)}; set AWS_CA_BUNDLE to its authority's certificate, or correct the URL"
-    elif code == "RequestTimeTooSkewed":
+    elif is_skewed(error):
         why = f"this machine's clock is wrong {said}; set it"
     elif code in _WRONG_REGION:
         why = f"the bucket is in another region {said}; set AWS_REGION to it"
     elif status in _FORBIDDEN or code in {"ExpiredToken", "InvalidToken"}:
         why = f"the server refuses these credentials or this action {said}; {_CHECK_KEYS}"
-    elif code != "BadDigest" and (400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED):
+    elif not _is_transient(error) and (400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED):
         why = f"the server refuses the request: {_one_line(error)}; see what `stepfs doctor` says about it"
     else:
         kind = StoreUnreachableError
