@@ -42,6 +42,8 @@ RESET_BEFORE = Trouble("reset before", forwarded=False, reset=True)
 RESET_AFTER = Trouble("reset after", reset=True)
 CONFLICT_409 = Trouble("409", forwarded=False, status=409)
 FALSE_412 = Trouble("412", forwarded=False, status=412)
+SKEWED_403 = Trouble("403", forwarded=False, status=403)
+TOO_MANY_429 = Trouble("429", forwarded=False, status=429)
 ERROR_500 = Trouble("500", forwarded=False, status=500)
 ERROR_500_APPLIED = Trouble("500 after apply", status=500)
 SLOW_DOWN_503 = Trouble("503", forwarded=False, status=503)
@@ -58,8 +60,10 @@ KNOWN = [
     SHORT_BODY,
 ]
 _CODES = {
+    403: "RequestTimeTooSkewed",
     409: "ConditionalRequestConflict",
     412: "PreconditionFailed",
+    429: "TooManyRequests",
     500: "InternalError",
     503: "SlowDown",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -28,8 +30,11 @@ class Directory:
 
     def __init__(self, *counters: int) -> None:
         self.counters: set[int] | None = set(counters)
+        self.error: OSError | None = None
 
     def look(self) -> frozenset[int]:
+        if self.error is not None:
+            raise self.error
         if self.counters is None:
             raise AbsentError("away")
         return frozenset(self.counters)
@@ -109,6 +114,28 @@ async def test_a_vanished_volume_drops_nothing_and_the_watch_goes_on(patient_clo
         await trio.sleep(5)
         assert await kept(group) == (21,)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE, errno.EIO])
+async def test_a_look_that_fails_half_way_drops_nothing_and_is_repeated(
+    patient_clock: MockClock, number: int
+) -> None:
+    """The trainer deletes an old checkpoint between listing and looking; a network file system hiccups."""
+    group, directory = await group_of(), Directory(10, 20)
+    watch = watch_of(group, directory)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await trio.sleep(5)
+        directory.error = OSError(number, "half way")
+        directory.counters = {20}
+        await trio.sleep(5)
+        assert await kept(group) == (11, 21)
+        directory.error = None
+        await trio.sleep(5)
+        assert await kept(group) == (21,)
+        nursery.cancel_scope.cancel()
+    directory.error = OSError(number, "half way")
+    assert "half way" in await watch.last_look()
 
 
 @pytest.mark.logs("checkpoint not recorded: --next-step")

@@ -13,12 +13,12 @@ import pytest
 import trio
 from process_store import ProcessStore
 from producer_world import World, feed
-from small_world import STEPS, checkpoint, clean, grow, inside_everywhere, process, small
+from small_world import SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
 
 from stepfs.clock import TrioClock
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError
 from stepfs.format.commit import CommitKind, encode_commit
-from stepfs.format.ids import Step, Version
+from stepfs.format.ids import SegmentIndex, Step, Version
 from stepfs.format.keys import index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
@@ -83,6 +83,24 @@ async def hazard_01(world: World, *, zombie: bool = True, chained: bool = True) 
 def test_hazard_01_a_reader_wakes_after_a_reclaim(variant: dict[str, bool]) -> None:
     """It neither publishes what the slot holds, nor calls the lake corrupt, nor polls an empty slot for ever."""
     small(partial(hazard_01, **variant), on=grow)
+
+
+def test_a_segment_that_a_zombie_completed_leaves_with_its_commit() -> None:
+    """The reader remembered it when it read the slot; its steps are others than those that were committed."""
+
+    async def scenario(world: World) -> None:
+        reader = await LogReader.open(process(world, "reader"), world.identity)
+        sealed = range(reader.state.first_segment, reader.state.next_step // SEGMENT)
+        index = next(index for index in map(SegmentIndex, sealed) if reader.segments.get(index) is None)
+        real = await reader.load_segment(index)
+        entries = tuple(replace(entry, producer_id="zombie") for entry in real.entries)
+        reader.segments.remember(replace(real, digest=b"?" * len(real.digest), entries=entries))
+        await reader.reopen()
+        for step in range(reader.first_live_step, reader.state.next_step):
+            world.ledger.check_entry("reader", await reader.entry(Step(step)))
+        assert not world.ledger.broken, world.ledger.broken
+
+    small(scenario, on=grow)
 
 
 async def hazard_01_anywhere(world: World, store: ProcessStore) -> None:

@@ -20,7 +20,9 @@ from faultproxy import (
     RESET_AFTER,
     RESET_BEFORE,
     SHORT_BODY,
+    SKEWED_403,
     SLOW_DOWN_503,
+    TOO_MANY_429,
 )
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError, UsageError
@@ -28,6 +30,7 @@ from stepfs.store.api import Put
 from stepfs.store.opening import open_store
 from stepfs.store.probe import examine_store, probe_store
 from stepfs.store.s3 import S3Store
+from stepfs.store.s3_download import Landing
 from stepfs.store.s3_upload import SINGLE_BYTES_MAX
 
 
@@ -146,6 +149,37 @@ async def test_a_body_that_never_comes_whole_is_unreachable(proxied, direct, fau
     with pytest.raises(StoreUnreachableError, match="cannot read data/1"):
         await proxied.get("data/1")
     fault_proxy.randomly({})
+
+
+async def test_throttling_that_lasts_is_unreachable_and_not_refused(proxied, direct, fault_proxy):
+    await direct.put("data/1", [b"x" * 1000])
+    fault_proxy.randomly({TOO_MANY_429: 1.0})
+    with pytest.raises(StoreUnreachableError, match="cannot read data/1"):
+        await proxied.read_into("data/1", 0, memoryview(bytearray(1000)))
+    assert await proxied.create("log/1", b"mine") is Put.UNKNOWN
+    fault_proxy.randomly({})
+
+
+async def test_a_request_signed_before_a_suspension_is_signed_again(proxied, direct, fault_proxy):
+    await direct.put("data/1", [b"x" * 1000])
+    fault_proxy.once("GET", "data/1", SKEWED_403)
+    assert await proxied.get("data/1") == b"x" * 1000
+    fault_proxy.once("PUT", "log/1", SKEWED_403)
+    assert await proxied.create("log/1", b"mine") is Put.CREATED
+    fault_proxy.randomly({SKEWED_403: 1.0})  # the clock is wrong
+    with pytest.raises(RefusedError, match="clock is wrong"):
+        await proxied.get("data/1")
+    fault_proxy.randomly({})
+
+
+def test_a_read_that_is_left_just_as_it_ended_raises_nothing():
+    class Released:
+        def shutdown(self):
+            raise RuntimeError("Cannot shutdown as connection has already been released to the pool")
+
+    landing = Landing(memoryview(bytearray(8)), lambda _: None)
+    landing.connect(Released())
+    landing.leave()
 
 
 async def test_a_big_upload_survives_trouble_and_is_verified(proxied, direct, fault_proxy):

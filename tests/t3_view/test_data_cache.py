@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+
 import pytest
 from data_doubles import World
 from hypothesis import settings
@@ -296,3 +299,27 @@ def test_pooled_memory_gives_way_to_other_sizes():
     assert (pool.used, pool.pooled) == (0, 8 * MIB)
     assert pool.take(100) is not None
     assert pool.pooled == 0
+
+
+def test_a_kernel_without_huge_pages_gives_memory_all_the_same(monkeypatch):
+    class Plain(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Plain)
+    assert Pool(16 * MIB).take(8 * MIB) is not None
+
+
+def test_memory_that_the_system_refuses_is_waited_for_and_what_is_pooled_goes_back(monkeypatch):
+    pool = Pool(64 * MIB)
+    pool.give(pool.take(8 * MIB))
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", refuse)
+        assert pool.take(4 * MIB) is None
+        assert (pool.used, pool.pooled, pool.refused) == (0, 0, True)
+    assert pool.take(4 * MIB) is not None
+    assert not pool.refused

@@ -192,6 +192,32 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.logs("Read-only file system; caching in memory only")
+async def test_a_disk_that_nothing_can_be_deleted_from_degrades_to_memory(nursery, tmp_path, monkeypatch):
+    """What ext4 does at an error: `remount-ro`."""
+    world = world_of(4, 2 * MIB)
+    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
+    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
+    await nursery.start(slices.run)
+    wish_all(slices, world)
+    await until(lambda: len(steps_on_disk(disk)) == 4)
+    tried = []
+
+    def read_only(path, missing_ok=False):
+        tried.append(path.name)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    slices.forget_below(Step(2))
+    await until(lambda: len(tried) == 2)
+    for step in (2, 3):
+        handle = slices.open(world.entries[step], SliceIndex(0))
+        assert await read_all(handle) == world.payloads[step][0]
+        handle.close()
+    monkeypatch.undo()
+    nursery.cancel_scope.cancel()
+
+
 def test_leftovers_that_are_not_slices_are_cleared(tmp_path):
     place = tmp_path / "slices"
     place.mkdir()

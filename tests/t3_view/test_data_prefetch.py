@@ -9,7 +9,7 @@ from data_doubles import World, indices
 
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.errors import StoreUnreachableError
+from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 
 KIB = 1 << 10
@@ -188,20 +188,25 @@ async def test_demand_finds_a_connection_while_prefetches_hang(nursery, autojump
     nursery.cancel_scope.cancel()
 
 
-async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, autojump_clock):
+@pytest.mark.parametrize("error", [StoreUnreachableError, AbsentError, CorruptError, RefusedError])
+async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, autojump_clock, error):
+    """Whatever the reason, it is nobody's error until somebody opens a file of those steps."""
+
     class LateIndex(World):
         loaded = False
+        asked = 0
 
         def entry_if_loaded(self, step):
             return super().entry_if_loaded(step) if step < 3 or self.loaded else None
 
         async def entry(self, step):
+            self.asked += 1
             if not self.loaded:
-                raise StoreUnreachableError("down")
+                raise error("the index")
             return self.entries[step]
 
     world = LateIndex()
-    for _ in range(6):
+    for _ in range(8):
         world.add_step([MIB])
     node = Node(world, window=4)
     await nursery.start(node.run)
@@ -213,6 +218,9 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
         False,
         False,
     ]
+    asked = world.asked
+    await trio.sleep(5)
+    assert world.asked - asked <= 5  # once a second for the segment, not for each of its steps
     world.loaded = True
     await trio.sleep(2)
     assert all(node.slices.holds(Step(step), SliceIndex(0)) for step in range(1, 5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+
 import pytest
 import trio
 import trio.testing
@@ -50,6 +53,27 @@ async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
         bytes(await handle.read(start, BLOCK_BYTES + 10))
         == world.payloads[0][0][start : start + BLOCK_BYTES + 10]
     )
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery, autojump_clock, monkeypatch):
+    """Overcommit, or RLIMIT_AS, may end before our own limit: nothing else is under way that would wake us."""
+    world = World()
+    entry = world.add_step([2 * MIB])
+    slices = Slices(world.store, memory_bytes=64 * MIB)
+    await nursery.start(slices.run)
+    refused = 0
+    real = mmap.mmap
+
+    def refuse(*arguments, **options):
+        nonlocal refused
+        refused += 1
+        if refused <= 3:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert await read_all(slices.open(entry, SliceIndex(0))) == world.payloads[0][0]
     nursery.cancel_scope.cancel()
 
 

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import sdnotify
 import trio
+import trio.testing
 
 from stepfs.mount import stacks, watchdog
 from stepfs.mount.watchdog import Timing, Watchdog
@@ -230,4 +232,14 @@ async def test_sigusr1_shows_threads_and_tasks(nursery, capfd):
                 await trio.sleep(0.01)
                 shown += capfd.readouterr().err
     assert "test_sigusr1_shows_threads_and_tasks" in shown
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_log_that_cannot_be_written_is_no_reason_to_end(nursery, monkeypatch):
+    with suppress(OSError), Path("/dev/full").open("w") as full:  # noqa: ASYNC230 -- closing it fails, too
+        monkeypatch.setattr(sys, "stderr", full)
+        with stacks.shown_on_signal(nursery):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                await trio.testing.wait_all_tasks_blocked(0.05)
     nursery.cancel_scope.cancel()
