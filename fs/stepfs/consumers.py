@@ -2,7 +2,7 @@
 
 Each group is a sequence of records, each holding the whole set, so only the greatest slot counts and older ones are
 trimmed. A slot that was trimmed can be taken again by a sleeper; a LIST after the create shows that it is not the
-greatest, and the sleeper starts over. There are no leases: a group counts until it is retired (protocol.md).
+greatest, and the sleeper starts over. There are no leases: a group counts until it is retired (COMMIT.md, hazard 10).
 
 A record that makes a group need *earlier* steps races with a reclaimer that is giving those steps up. Both write
 first and look afterwards: the reclaimer announces the step it closes at and then lists the groups, the group writes

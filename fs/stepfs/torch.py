@@ -6,7 +6,7 @@
     durable(stream.next_step)                                # or durable.after(dcp.async_save(…), stream.next_step)
 
 torch is imported inside functions, so that producers and trainers that never call them do not need it. The resume
-state is one integer and an identity, equal on all ranks (protocol.md of the design; compare torchtitan 816, where it
+state is one integer and an identity, equal on all ranks (compare torchtitan 816, where it
 is shaped by rank and worker and survives no change of either): it can be saved once, by any rank, and loaded by all.
 """
 

@@ -1,4 +1,4 @@
-"""The hazards of protocol.md that concern a producer, each met on purpose; and mutants that must be caught.
+"""The hazards of COMMIT.md that concern a producer, each met on purpose; and mutants that must be caught.
 
 A mutant puts one classic mistake back. If its run still passed, the scenario would prove nothing.
 """

@@ -1,4 +1,4 @@
-"""The hazards of protocol.md as a reader meets them; and mutants of the reader that must be caught.
+"""The hazards of COMMIT.md as a reader meets them; and mutants of the reader that must be caught.
 
 The producer's side of the same hazards is in test_commit_hazards.py, hazard 10 in test_groups_and_reclaim.py.
 """

@@ -10,6 +10,8 @@ from fakemount import fails, mounted
 from faketable import payload
 
 from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.mount.control import OpenWait
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -68,6 +70,16 @@ async def test_without_wait_the_deadline_of_steps_is_etimedout(autojump_clock):
         with fails(errno.ETIMEDOUT):
             await m.lookup("step-000000000", "rank-00000.pt")
         assert trio.current_time() == pytest.approx(300)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "seconds", "expected"), [(5, 5, errno.ENOENT), (None, 300, errno.ETIMEDOUT)]
+)
+async def test_a_wait_file_expires_like_every_wait(autojump_clock, wait_s, seconds, expected):
+    async with mounted(wait_s=wait_s) as m:
+        with fails(expected):
+            await OpenWait(m.waits, Step(3), 1).read(0, 100)
+        assert trio.current_time() == pytest.approx(seconds)
 
 
 async def test_waiters_queued_on_the_directorys_lock_share_the_first_ones_deadline(autojump_clock):

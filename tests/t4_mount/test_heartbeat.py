@@ -1,6 +1,6 @@
 """The daemon's loop never freezes: not when clients are killed in the middle of a request, with the GIL contended.
 
-Between epoll and the blocking read of /dev/fuse the kernel may withdraw the only request (mount.md). Without the timer
+Between epoll and the blocking read of /dev/fuse the kernel may withdraw the only request. Without the timer
 of `stepfs.mount.alarm` this test sees gaps of seconds. Standing still means: neither the loop nor the thread that
 contends for the GIL ran or wanted to run, so time that other processes took does not count.
 """

@@ -1,7 +1,7 @@
 """The store as the rest of stepfs sees it: six verbs on byte strings, async on trio.
 
 One primitive carries every guarantee: `create`, a single-request put that succeeds only if the key is absent. Its
-outcome is a value, because losing a race and not knowing are ordinary (protocol.md). `If-Match`, conditional
+outcome is a value, because losing a race and not knowing are ordinary (COMMIT.md). `If-Match`, conditional
 multipart completion and conditional copy are not used: servers differ on them. Implementations: `local` (file://),
 `s3` (boto3), `faulty` (in memory, virtual time, planted faults).
 

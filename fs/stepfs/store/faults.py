@@ -1,6 +1,6 @@
 """What can go wrong with one request, as values: whether and when the server applies it, and what the caller is told.
 
-The two are independent; every hazard of protocol.md that comes from the network is a pair of them. A `Plan` picks a
+The two are independent; every hazard of COMMIT.md that comes from the network is a pair of them. A `Plan` picks a
 fault for each request; `faulty.FaultyStore` carries it out. Nothing here depends on time or global randomness.
 """
 

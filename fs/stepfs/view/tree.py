@@ -1,7 +1,7 @@
 """What the root shows: one function from the log's state and the mount's options to names.
 
 Everything here answers from memory, because a handler for the root must never wait on the store: the kernel holds
-the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it (mount.md).
+the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it.
 """
 
 from __future__ import annotations
