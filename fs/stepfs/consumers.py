@@ -12,6 +12,7 @@ have got there unseen (a writer died, its request landed late), is made safe by 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,6 +25,7 @@ from stepfs.errors import (
     AbsentError,
     CorruptError,
     RefusedError,
+    StepfsError,
     StoreUnreachableError,
     UsageError,
     WithdrawnError,
@@ -42,6 +44,8 @@ from stepfs.format.records import (
 )
 from stepfs.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
+
+_log = logging.getLogger("stepfs.checkpoints")
 
 _ROUNDS_MAX: Final = 32
 _RETRY_S: Final = 0.05
@@ -90,10 +94,7 @@ class Group:
         def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
             base = self._joined(old, closing)
             kept = sorted({*base.kept, next_step})[-keep if keep else 0 :]
-            if len(kept) > KEPT_CHECKPOINTS_MAX:
-                raise UsageError(
-                    f"group {self.name!r} keeps {len(kept)} checkpoints; use --keep to drop old ones"
-                )
+            self._check_number(len(kept))
             return self._next(base, kept=tuple(kept))
 
         return await self._write(change, brings=frozenset({next_step}))
@@ -114,12 +115,20 @@ class Group:
 
     async def replace(self, kept: frozenset[Step]) -> ConsumerRecord:
         """The kept checkpoints are exactly these now (a watched checkpoint directory)."""
+        self._check_number(len(kept))
 
         def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
             base = self._joined(old, closing)
             return self._next(base, kept=tuple(sorted(kept)), start=base.need)
 
         return await self._write(change, brings=kept)
+
+    def _check_number(self, kept: int) -> None:
+        if kept > KEPT_CHECKPOINTS_MAX:
+            raise UsageError(
+                f"group {self.name!r} would keep {kept} checkpoints, at most {KEPT_CHECKPOINTS_MAX} can be recorded; drop old "
+                "ones (--keep), or delete them"
+            )
 
     async def retire(self) -> ConsumerRecord:
         """The run is over: the group no longer holds anything back. Idempotent."""
@@ -217,8 +226,11 @@ class Group:
 
     async def _trim(self, below: int) -> None:
         prefix = group_prefix(self.identity.lake_id, self.name)
-        if older := [numbered(prefix, number) for number in await self._slots() if number < below]:
-            await self.store.delete(older)
+        try:
+            if older := [numbered(prefix, number) for number in await self._slots() if number < below]:
+                await self.store.delete(older)
+        except StepfsError as error:  # what counts stands; the next change trims again
+            _log.info("group %r: old records stay for now: %s", self.name, error)
 
     def _joined(self, old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
         """The group's live record, or a fresh one that needs everything not being given up."""

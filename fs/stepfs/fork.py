@@ -10,13 +10,16 @@ leaves out they have already produced, and it stays out.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
+
+import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
 from stepfs.consumers import Group
-from stepfs.errors import StoreUnreachableError, UsageError
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.commit import CommitKind, Origin, chain_digest, encode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import floor_prefix, log_prefix, new_lake_id, numbered, segment_key, snapshot_prefix
@@ -36,9 +39,8 @@ from stepfs.log.reader import LogReader
 from stepfs.sequence import Unknown, take_slot
 from stepfs.store.api import Store
 
-_FIRST_VERSION: Final = Version(
-    1
-)  # with floor 1 nobody can take the origin commit for the start of a history
+_FIRST_VERSION: Final = Version(1)  # with floor 1 nobody takes the origin commit for the start of a history
+_RETIRE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,30 @@ class Cut:
 async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already."""
     await refuse_existing(store)
+    cut.parent_steps(
+        parent.first_live_step, parent.state.next_step
+    )  # a mistake is said before anything is written
     lake_id = new_lake_id()
     group = Group.of(parent.store, parent.identity, group_name(lake_id), clock)
     await group.add(parent.first_live_step)
+    filled = False
+    try:
+        await _write(parent, store, lake_id, cut, clock)
+        filled = True
+        return await create_lake(
+            store, slices=parent.identity.slices, ext=parent.identity.ext, clock=clock, lake_id=lake_id
+        )
+    except BaseException as error:
+        if not filled or isinstance(
+            error, RefusedError
+        ):  # else the lake may exist, whatever became of the answer
+            with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
+                await group.retire()
+        raise
+
+
+async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, clock: Clock) -> None:
+    """Everything but the identity, which makes it a lake."""
     await parent.poll()
     stretches = cut.parent_steps(parent.first_live_step, parent.state.next_step)
     origin = Origin(
@@ -88,9 +111,6 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeI
         time_ms=state.time_ms,
     )
     await _create(store, numbered(floor_prefix(lake_id), 0), encode_floor(lake_id, record))
-    return await create_lake(
-        store, slices=parent.identity.slices, ext=parent.identity.ext, clock=clock, lake_id=lake_id
-    )
 
 
 def group_name(child_lake_id: str) -> str:

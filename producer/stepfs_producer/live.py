@@ -60,6 +60,7 @@ class Live:
 
     async def moved(self) -> None:
         """Wait until something changed; raises what stopped the producer."""
+        self.check()  # it says so once, and we may come late
         await self.changed.park()
         self.check()
 
@@ -67,6 +68,7 @@ class Live:
         """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append."""
         patience = self._patience("max_lead")
         while True:
+            self.check()
             head = self.loop.head
             if not self.pending.admits(payload_bytes):
                 await self.moved()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +103,32 @@ def test_the_next_step_is_what_the_user_says(text: str, counter: int, step: int)
 def test_anything_but_simple_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         NextStep(text)
+
+
+@pytest.mark.parametrize("layout", ["hugging face", "lightning", "torch dcp", "a pattern", "the directory"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.EMFILE])
+def test_what_cannot_be_read_is_an_error_and_not_a_deleted_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, number: int
+) -> None:
+    """Else one hiccup of a network file system drops a checkpoint, and the steps it needs may be deleted."""
+    for step in (5, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+        (tmp_path / f"dcp-{step}").mkdir()
+        (tmp_path / f"dcp-{step}" / ".metadata").write_bytes(b"m")
+        with zipfile.ZipFile(tmp_path / f"step={step}.ckpt", "w") as archive:
+            archive.writestr("data.pkl", b"x")
+    pattern = "dcp-{N}/.metadata" if layout == "a pattern" else ""
+    assert counters(tmp_path, pattern) == {5, 10}
+    bad = {"hugging face": "trainer_state.json", "lightning": "step=5.ckpt", "the directory": tmp_path.name}
+    for name in ("open", "stat", "iterdir"):
+        real = getattr(Path, name)
+
+        def fails(path: Path, *arguments: Any, real: Any = real, **options: Any) -> Any:
+            if path.name == bad.get(layout, ".metadata"):
+                raise OSError(number, "out of reach")
+            return real(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, name, fails)
+    with pytest.raises(OSError, match="out of reach"):
+        counters(tmp_path, pattern)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+import time
 
 import pytest
 import trio
@@ -13,8 +15,9 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
 from stepfs.consumers import Group
-from stepfs.errors import AbsentError
+from stepfs.errors import AbsentError, RefusedError
 from stepfs.format.ids import Step
+from stepfs.format.records import KEPT_CHECKPOINTS_MAX
 from stepfs.lake import create_lake
 from stepfs.store.faulty import FaultyStore
 
@@ -145,3 +148,49 @@ async def test_a_counter_that_makes_no_step_is_reported_once(patient_clock: Mock
     with trio.move_on_after(10):
         await watch.run()
     assert await group.read() is None
+
+
+@pytest.mark.logs("checkpoint not recorded: group 'run' would keep 4097")
+async def test_more_checkpoints_than_a_record_holds_are_not_recorded(patient_clock: MockClock) -> None:
+    """Such a record could be written and never be read again, not even to retire the group."""
+    group, directory = await group_of(), Directory(10)
+    watch = watch_of(group, directory)
+    with trio.move_on_after(5):
+        await watch.run()
+    directory.counters = set(range(1, KEPT_CHECKPOINTS_MAX + 2))
+    with trio.move_on_after(5):
+        await watch.run()
+    assert await kept(group) == (11,)
+    await group.retire()
+
+
+async def test_a_record_stands_though_older_ones_cannot_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = await group_of()
+    await group.add(Step(1))
+
+    async def refuses(keys: object) -> None:
+        raise RefusedError("InternalError")
+
+    monkeypatch.setattr(group.store, "delete", refuses)
+    await group.add(Step(2))
+    assert await kept(group) == (1, 2)
+
+
+async def test_a_directory_that_hangs_does_not_keep_the_mount_from_ending() -> None:
+    hangs, looked = threading.Event(), threading.Event()
+
+    def look() -> frozenset[int]:
+        looked.set()
+        hangs.wait(60)
+        return frozenset()
+
+    watch = Watch(await group_of(), Place.parse("/unused"), NextStep("N+1"), look=look)
+    began = time.monotonic()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await trio.to_thread.run_sync(looked.wait)
+        nursery.cancel_scope.cancel()
+    with trio.move_on_after(0.2):  # what the unmount allows for it
+        await watch.last_look()
+    assert time.monotonic() - began < 30
+    hangs.set()

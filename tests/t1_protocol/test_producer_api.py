@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ from ledger import payload
 from producer_world import SLICES, World, append, feed, simulate
 
 from stepfs.consumers import Group
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, FencedError, RefusedError, UsageError
 from stepfs.format.ids import POSITION_BYTES_MAX, SliceIndex, Step
 from stepfs.log.reader import LogReader
 from stepfs.store.api import Put
@@ -265,6 +266,35 @@ def test_concurrent_appends_get_dense_seqs() -> None:
                 for number in range(40):
                     nursery.start_soon(one, number)
             assert sorted(seqs) == list(range(40))
+
+    simulate(scenario)
+
+
+def test_every_append_that_waits_is_told_when_the_producer_has_failed() -> None:
+    """Also those that had not reached the place where one waits when it failed."""
+
+    async def scenario(world: World) -> None:
+        store = world.store("p")
+        told = 0
+        with suppress(FencedError):
+            async with world.producer("p", store, max_pending_bytes=100) as producer:
+                store._latency = lambda verb, size, rng: 5.0 if verb == "put" else 0.01
+                await append(producer, 0)
+
+                async def one(number: int) -> None:
+                    nonlocal told
+                    try:
+                        await append(producer, number)
+                    except FencedError:
+                        told += 1
+
+                with trio.fail_after(60):
+                    async with trio.open_nursery() as nursery:
+                        for number in range(1, 4):
+                            nursery.start_soon(one, number)
+                        await trio.sleep(1)
+                        producer._running._fail(FencedError("a newer one"))
+        assert told == 3
 
     simulate(scenario)
 

@@ -6,7 +6,7 @@ import pytest
 
 from stepfs.clock import SystemClock
 from stepfs.consumers import Group, list_groups
-from stepfs.errors import RefusedError, SealedError, UsageError, WithdrawnError
+from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.fork import Cut, fork
 from stepfs.format.ids import Step
 from stepfs.format.keys import data_prefix, log_prefix
@@ -15,7 +15,7 @@ from stepfs.log.append import seal
 from stepfs.log.reader import LogReader
 from stepfs.origins import OriginStores
 from stepfs.reclaim.run import reclaim
-from stepfs.store.api import Store
+from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
 
@@ -145,6 +145,26 @@ async def test_a_fork_reads_the_parents_bytes_after_the_parent_let_go(lake_url: 
     assert all(group.retired for group in (await list_groups(store, identity)).values())
     for each in (origins, child_store, store):
         await each.aclose()
+
+
+async def test_a_fork_that_fails_holds_nothing_of_its_parent(
+    file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await lake_of(file_url, 6)
+    identity = await open_lake(store)
+    parent = await LogReader.open(store, identity)
+    with pytest.raises(UsageError, match="must be a live step"):
+        await fork(parent, open_store(f"{file_url}-a"), Cut(Step(99), Step(99), Step(99)), SystemClock())
+    assert await list_groups(store, identity) == {}
+    target = open_store(f"{file_url}-b")
+
+    async def full(key: str, body: bytes) -> Put:
+        raise StoreUnreachableError("no space left on device")
+
+    monkeypatch.setattr(target, "create", full)
+    with pytest.raises(StoreUnreachableError):
+        await fork(parent, target, Cut(Step(3), Step(3), Step(3)), SystemClock())
+    assert [record.retired for record in (await list_groups(store, identity)).values()] == [True]
 
 
 async def test_a_fork_point_must_be_live_and_the_target_free(file_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -20,6 +21,7 @@ from stepfs.store.api import Put
 from stepfs.store.listing import list_keys
 from stepfs.store.local import LocalStore
 from stepfs.store.opening import open_store
+from stepfs.store.oserrors import explain
 
 COMPONENT = st.text("ab0-._", min_size=1, max_size=3).filter(lambda name: name[0] != ".")
 TREES = st.lists(st.lists(COMPONENT, min_size=1, max_size=3).map("/".join), max_size=12, unique=True)
@@ -210,6 +212,14 @@ async def test_a_pipe_in_the_way_does_not_block(store):
     assert await store.get("pipe") is None
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_waited_for(store, number):
+    """By a producer and by `reclaim --every`, which would be gone when room is made again."""
+    error = explain(OSError(number, "No space left on device"), store.root, "create log/1")
+    assert isinstance(error, StoreUnreachableError)
+    assert "no space left on device; free space and retry" in str(error)
+
+
 async def test_a_full_disk_is_named(store, monkeypatch):
     """A file size limit fails a write in the middle, as a full disk does."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -230,7 +240,9 @@ async def test_a_full_disk_is_named(store, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("stepfs.store.files.os.writev", full)
-    with pytest.raises(RefusedError, match=r"file system of .*/lake: no space left on device; free space"):
+    with pytest.raises(
+        StoreUnreachableError, match=r"of .*/lake: no space left on device; free space and retry"
+    ):
         await store.create("log/1", b"x")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import faultproxy
 import pytest
 import servers
 import trio
+from botocore.exceptions import ClientError
 from faultproxy import (
     CONFLICT_409,
     ERROR_500,
@@ -24,6 +26,8 @@ from faultproxy import (
     SLOW_DOWN_503,
     TOO_MANY_429,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.api import Put
@@ -31,7 +35,8 @@ from stepfs.store.opening import open_store
 from stepfs.store.probe import examine_store, probe_store
 from stepfs.store.s3 import S3Store
 from stepfs.store.s3_download import Landing
-from stepfs.store.s3_upload import SINGLE_BYTES_MAX
+from stepfs.store.s3_errors import create_outcome, explain
+from stepfs.store.s3_upload import SINGLE_BYTES_MAX, ChainedBody, byte_views
 
 
 @pytest.fixture
@@ -170,6 +175,61 @@ async def test_a_request_signed_before_a_suspension_is_signed_again(proxied, dir
     with pytest.raises(RefusedError, match="clock is wrong"):
         await proxied.get("data/1")
     fault_proxy.randomly({})
+
+
+async def test_keys_that_a_server_puts_off_are_deleted_again(direct, monkeypatch):
+    """S3 answers 200 with an error for a single key now and then; botocore does not look at those."""
+    await direct.put("a", [b"x"])
+    await direct.put("b", [b"x"])
+    real, answers = direct._delete, [{"b": "InternalError"}, {"b": "SlowDown"}, {}]
+    asked = []
+
+    def delete(keys):
+        asked.append(tuple(keys))
+        real(keys)
+        return answers.pop(0)
+
+    monkeypatch.setattr(direct, "_delete", delete)
+    await direct.delete(["a", "b"])
+    assert asked == [("a", "b"), ("b",), ("b",)]
+    monkeypatch.setattr(direct, "_delete", lambda keys: dict.fromkeys(keys, "InternalError"))
+    with pytest.raises(StoreUnreachableError, match=r"cannot delete a .* puts it off"):
+        await direct.delete(["a"])
+    monkeypatch.setattr(direct, "_delete", lambda keys: {"a": "InternalError", "b": "AccessDenied"})
+    with pytest.raises(RefusedError, match=r"cannot delete b .*AccessDenied.*rights"):
+        await direct.delete(["a", "b"])
+
+
+@pytest.mark.parametrize("code", ["ThrottlingException", "RequestLimitExceeded", "IncompleteBody"])
+def test_throttling_is_later_whatever_its_status(code):
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    error = ClientError(answer, "PutObject")
+    assert create_outcome(error) is Put.UNKNOWN
+    assert isinstance(explain(error, "s3://b", "create log/1"), StoreUnreachableError)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=60), st.data())
+def test_a_body_of_parts_reads_as_one(sizes, data):
+    parts = [memoryview(bytes([number % 251]) * size) for number, size in enumerate(sizes)]
+    whole = b"".join(parts)
+    body = ChainedBody(byte_views(parts), threading.Event())
+    start = data.draw(st.integers(0, len(whole)))
+    assert body.seek(start) == start
+    read = b""
+    while piece := body.read(data.draw(st.integers(1, 5000))):
+        read += piece
+    assert read == whole[start:]
+    body.seek(0)
+    assert b"".join(iter(body.read, b"")) == whole
+
+
+def test_thousands_of_slices_are_few_sends():
+    views = byte_views([bytes(64)] * 32_768 + [bytes(8 << 20)])
+    body = ChainedBody(views, threading.Event())
+    sends = 0
+    while body.read(16 << 10):
+        sends += 1
+    assert sends == 2 + 8  # the small ones joined to 1 MiB each; the large one uncopied
 
 
 def test_a_read_that_is_left_just_as_it_ended_raises_nothing():

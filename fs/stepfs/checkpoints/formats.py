@@ -14,10 +14,12 @@ Reads directories only; call it in a worker thread.
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,6 +32,7 @@ _LIGHTNING: Final = re.compile(r"step=(\d{1,15})")
 _MEGATRON: Final = re.compile(r"iter_(\d{1,15})")
 _MEGATRON_LATEST: Final = "latest_checkpointed_iteration.txt"
 _PLACE: Final = "{N}"
+_ARCHIVE_END_BYTES: Final = 1 << 17  # the end of a zip archive and the longest comment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,59 +57,87 @@ class Place:
 def complete_counters(place: Place) -> frozenset[int]:
     """Counters of the complete checkpoints that are there now, in the trainer's own unit.
 
-    `AbsentError` if the directory does not exist: not the same as "all checkpoints were deleted".
+    `AbsentError` if the directory does not exist: not the same as "all checkpoints were deleted". OSError if anything
+    cannot be read: a checkpoint that is merely out of reach must not look like one that was deleted. (Hence no `glob`,
+    which leaves out what it may not list.)
     """
-    if not place.directory.is_dir():
-        raise AbsentError(f"checkpoint directory {place.directory} does not exist (yet)")
+    try:
+        names = [path.name for path in place.directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AbsentError(f"checkpoint directory {place.directory} does not exist (yet)") from error
     if place.pattern is not None:
-        return frozenset(_matching(place.directory, place.pattern))
+        return frozenset(_matching(place.directory, names, place.pattern))
     finders = (_torch_dcp, _hugging_face, _lightning, _megatron)
-    return frozenset(counter for finder in finders for counter in finder(place.directory))
+    return frozenset(counter for finder in finders for counter in finder(place.directory, names))
 
 
-def _torch_dcp(directory: Path) -> Iterator[int]:
-    for metadata in directory.glob("*/.metadata"):
-        counter = _LAST_NUMBER.search(metadata.parent.name)
-        if counter is not None and metadata.stat().st_size > 0:
+def _torch_dcp(directory: Path, names: Sequence[str]) -> Iterator[int]:
+    for name in names:
+        counter = _LAST_NUMBER.search(name)
+        if counter is not None and _size(directory / name / ".metadata"):
             yield int(counter[1])
 
 
-def _hugging_face(directory: Path) -> Iterator[int]:
-    for path in directory.glob("checkpoint-*/trainer_state.json"):
-        counter = _HUGGING_FACE.fullmatch(path.parent.name)
-        if counter is None:
+def _hugging_face(directory: Path, names: Sequence[str]) -> Iterator[int]:
+    for name in names:
+        counter = _HUGGING_FACE.fullmatch(name)
+        text = _bytes(directory / name / "trainer_state.json") if counter is not None else None
+        if counter is None or text is None:
             continue
         try:
-            state = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            state = json.loads(text)
+        except ValueError:
             continue  # still being written
         if isinstance(state, dict) and state.get("global_step") == int(counter[1]):
             yield int(counter[1])
 
 
-def _lightning(directory: Path) -> Iterator[int]:
-    for path in directory.glob("*.ckpt"):
-        counter = _LIGHTNING.search(path.name)
-        if counter is not None and path.is_file() and zipfile.is_zipfile(path):
-            yield int(counter[1])
+def _lightning(directory: Path, names: Sequence[str]) -> Iterator[int]:
+    for name in names:
+        counter = _LIGHTNING.search(name)
+        # The end of the archive is read here, because `is_zipfile` takes a failing read for "not one".
+        if counter is not None and name.endswith(".ckpt"):
+            end = _bytes(directory / name, last=_ARCHIVE_END_BYTES)
+            if end is not None and zipfile.is_zipfile(io.BytesIO(end)):
+                yield int(counter[1])
 
 
-def _megatron(directory: Path) -> Iterator[int]:
+def _megatron(directory: Path, names: Sequence[str]) -> Iterator[int]:
+    text = _bytes(directory / _MEGATRON_LATEST) if _MEGATRON_LATEST in names else None
     try:
-        latest = int((directory / _MEGATRON_LATEST).read_text())
-    except (OSError, ValueError):
-        return
-    for path in directory.glob("iter_*/"):
-        counter = _MEGATRON.fullmatch(path.name)
-        if counter is not None and int(counter[1]) <= latest:
+        latest = int(text or b"")
+    except ValueError:
+        return  # another layout, or "release"
+    for name in names:
+        counter = _MEGATRON.fullmatch(name)
+        if counter is not None and int(counter[1]) <= latest and (directory / name).is_dir():
             yield int(counter[1])
 
 
-def _matching(directory: Path, pattern: str) -> Iterator[int]:
-    before, _, after = pattern.partition(_PLACE)
+def _matching(directory: Path, names: Sequence[str], pattern: str) -> Iterator[int]:
+    first, *rest = Path(pattern).parts
+    before, _, after = first.partition(_PLACE)
     wanted = re.compile(f"{re.escape(before)}(\\d{{1,15}}){re.escape(after)}")
-    depth = len(Path(pattern).parts)
-    for path in directory.glob("/".join(["*"] * depth)):
-        found = wanted.fullmatch(str(path.relative_to(directory)))
-        if found is not None:
-            yield int(found[1])
+    for name in names:
+        counter = wanted.fullmatch(name)
+        if counter is not None and _size(directory.joinpath(name, *rest)) is not None:
+            yield int(counter[1])
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of what is at `path`, None if nothing is."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _bytes(path: Path, *, last: int | None = None) -> bytes | None:
+    """The content of a file, or its `last` bytes; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            if last is not None:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - last))
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None

@@ -47,6 +47,7 @@ class Watch:
         self._next_step = next_step
         self._look = look or (lambda: complete_counters(place))
         self._changed = changed or (lambda _: None)
+        self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
 
     async def run(self, *, poll_s: float = POLL_S) -> None:
@@ -79,7 +80,10 @@ class Watch:
     async def look_once(self) -> None:
         """Compare the directory with what was seen last and record the difference."""
         try:
-            counters = await trio.to_thread.run_sync(self._look)
+            # A file system that hangs must not keep the mount from ending; a thread that hangs in it, no second one.
+            counters = await trio.to_thread.run_sync(
+                self._look, abandon_on_cancel=True, limiter=self._threads
+            )
         except OSError as error:
             # The trainer deletes an old one meanwhile, or a network file system hiccups. The whole look is repeated:
             # one that leaves out what it could not read would drop a checkpoint that is there.

@@ -8,13 +8,10 @@ from typing import Final
 
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError, UsageError
 
-_FULL: Final = "; free space and retry"
 _RIGHT: Final = "; check owner, mode and mount options"
 _LINKS: Final = "; file:// lakes need a file system with hard links, use another"
 _FILES: Final = "; raise ulimit -n"
 _REFUSALS: Final = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
     errno.EFBIG: "; raise ulimit -f",
     errno.EACCES: _RIGHT,
     errno.EPERM: _RIGHT,
@@ -33,6 +30,8 @@ _REFUSALS: Final = {
 def explain(error: OSError, root: Path, doing: str) -> StepfsError:
     """The error to raise (from `error`) when `doing` ('write a/b', …) failed below `root`."""
     what = f"cannot {doing} on the file system of {root}: {(error.strerror or str(error)).lower()}"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # producers and reclaimers wait for room as for a network
+        return StoreUnreachableError(f"{what}; free space and retry")
     if error.errno in _REFUSALS:
         return RefusedError(what + _REFUSALS[error.errno])
     if error.errno == errno.ENAMETOOLONG:

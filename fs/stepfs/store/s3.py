@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from stepfs import entropy
-from stepfs.errors import CorruptError, RefusedError
+from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.s3_clients import COMMIT_THREADS_MAX, DATA_THREADS_MAX, Clients
@@ -32,6 +32,7 @@ from stepfs.store.s3_errors import (
     is_absent,
     is_past_end,
     is_skewed,
+    is_transient,
 )
 from stepfs.store.s3_upload import SINGLE_BYTES_MAX, Upload, byte_views
 
@@ -190,23 +191,38 @@ class S3Store:
         names = [check_key(key) for key in keys]
         for start in range(0, len(names), _PAGE):
             batch = tuple(names[start : start + _PAGE])
-            try:
-                errors = await self._call("delete", batch, partial(self._delete, batch))
-            except FAILURES as error:
-                raise explain(error, self.url, f"delete {batch[0]}") from error
-            if errors:
-                raise RefusedError(f"cannot delete in {self.url}: {errors[0]}; check the rights of this role")
+            for attempt in range(_BODY_ATTEMPTS):
+                try:
+                    failed = await self._call("delete", batch, partial(self._delete, batch))
+                except FAILURES as error:
+                    raise explain(error, self.url, f"delete {batch[0]}") from error
+                if not failed:
+                    break
+                key, code = next(
+                    ((k, c) for k, c in failed.items() if not is_transient(c)), (next(iter(failed)), "")
+                )
+                if code:
+                    raise RefusedError(
+                        f"cannot delete {key} in {self.url} ({code}); check the rights of this role"
+                    )
+                batch = tuple(failed)
+                await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+            else:
+                raise StoreUnreachableError(
+                    f"cannot delete {batch[0]} in {self.url}: the server puts it off; retry later"
+                )
 
     async def aclose(self) -> None:
         await trio.to_thread.run_sync(self._clients.close)
 
-    def _delete(self, keys: Sequence[str]) -> Sequence[str]:
+    def _delete(self, keys: Sequence[str]) -> dict[str, str]:
+        """Key → error code of those that are still there."""
         answer = self._clients.data().delete_objects(
             Bucket=self.bucket,
             Delete={"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True},
         )
-        failed = [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
-        return [f"{error.get('Key')}: {error.get('Code')}" for error in failed]
+        failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
+        return {name.removeprefix(self._prefix): code for name, code in failed.items() if code != "NoSuchKey"}
 
     async def _call(
         self, verb: str, keys: tuple[str, ...], work: Callable[[], T], *, abandon: bool = True

@@ -32,7 +32,19 @@ _SETTINGS: Final = (
     boto.InvalidRegionError,
 )
 _TRANSIENT_4XX: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
-_TRANSIENT_CODES: Final = {"RequestTimeout", "SlowDown", "Throttling", "BadDigest"}
+_TRANSIENT_CODES: Final = {
+    "BadDigest",
+    "IncompleteBody",
+    "InternalError",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}  # whatever the status
 _FORBIDDEN: Final = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 _WRONG_REGION: Final = {
     "AuthorizationHeaderMalformed",
@@ -103,7 +115,12 @@ def create_outcome(error: Exception) -> Put | None:
 
 def _is_transient(error: Exception) -> bool:
     """Refused for now only: throttled, or damaged on the way."""
-    return status_of(error) in _TRANSIENT_4XX or code_of(error) in _TRANSIENT_CODES
+    return status_of(error) in _TRANSIENT_4XX or is_transient(code_of(error))
+
+
+def is_transient(code: str) -> bool:
+    """Whether an S3 error code, also one for a single key of several, says "later"."""
+    return code in _TRANSIENT_CODES
 
 
 def explain(error: Exception, url: str, doing: str) -> StepfsError:

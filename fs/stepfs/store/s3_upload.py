@@ -7,7 +7,9 @@ buffer changed under an upload that was abandoned, never become an object.
 from __future__ import annotations
 
 import base64
+import bisect
 import io
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,13 +27,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SINGLE_BYTES_MAX: Final = (
-    96 << 20
-)  # AWS advises several pieces from 100 MB on; a 64 MiB batch and its index are one
+SINGLE_BYTES_MAX: Final = 96 << 20  # AWS advises several from 100 MB on; a 64 MiB batch and its index are one
 _PIECE_BYTES_MIN: Final = 16 << 20
 _PIECES_MAX: Final = 10_000  # S3's limit
 _PIECES_AT_ONCE: Final = 4
 _SEND_BYTES: Final = 1 << 20
+_JOINED_BYTES_MAX: Final = 64 << 10  # a larger part is not worth a copy
 _ABORT_S: Final = 10.0
 
 
@@ -44,7 +45,8 @@ class ChainedBody:
 
     def __init__(self, views: Sequence[memoryview], abandoned: threading.Event) -> None:
         self._views = views
-        self._length = sum(len(view) for view in views)
+        self._ends = list(itertools.accumulate(map(len, views)))
+        self._length = self._ends[-1] if views else 0
         self._position = 0
         self._abandoned = abandoned
 
@@ -60,18 +62,27 @@ class ChainedBody:
         return self._position
 
     def read(self, size: int = -1) -> memoryview:
-        """Up to 1 MiB, even if less is asked for: urllib3 asks for 16 KiB, 4096 Python turns per 64 MiB."""
+        """Up to 1 MiB, even if less is asked for: urllib3 asks for 16 KiB, 4096 Python turns per 64 MiB.
+
+        Small parts are joined: a step of thousands of slices would be as many calls of `send`.
+        """
         if self._abandoned.is_set():
             raise AbandonedError
         wanted = _SEND_BYTES if size >= 0 else self._length
-        skip = self._position
-        for view in self._views:
-            if skip < len(view):
-                piece = view[skip : skip + wanted]
-                self._position += len(piece)
-                return piece
-            skip -= len(view)
-        return memoryview(b"")
+        number = bisect.bisect_right(self._ends, self._position)
+        parts: list[memoryview] = []
+        while number < len(self._views) and wanted > 0:
+            view = self._views[number]
+            part = view[len(view) - (self._ends[number] - self._position) :][:wanted]
+            if parts and len(part) > _JOINED_BYTES_MAX:
+                break
+            parts.append(part)
+            self._position += len(part)
+            wanted -= len(part)
+            number += 1
+            if len(part) > _JOINED_BYTES_MAX:
+                break
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
