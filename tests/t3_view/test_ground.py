@@ -34,6 +34,48 @@ def test_the_mount_table_with_escapes_stacks_and_optional_fields(tmp_path, monke
     assert mountinfo.mount_at(Path("/mnt")) is None
 
 
+@pytest.mark.parametrize("end", ["\r", "\x0b", "\x0c", "\u0085", "\u2028"])
+def test_strange_names_of_other_mounts_concern_nobody(tmp_path, monkeypatch, end):
+    """The kernel escapes newlines, not what else Python takes for the end of a line."""
+    table = tmp_path / "mountinfo"
+    table.write_bytes(f"{TABLE}92 22 0:55 / /mnt/data{end} rw - fuse.sshfs host: rw\nbroken\n".encode())
+    monkeypatch.setattr(mountinfo, "_MOUNTINFO", table)
+    assert len(mountinfo.mounts()) == 4
+    assert mountinfo.mount_at(Path(f"/mnt/data{end}")).device == "0:55"
+
+
+def test_a_relative_link_behind_a_link_leads_where_the_kernel_says(tmp_path):
+    (tmp_path / "nvme/job1").mkdir(parents=True)
+    (tmp_path / "nvme/lakes/run").mkdir(parents=True)
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "mnt/data").symlink_to("../nvme/job1")
+    (tmp_path / "nvme/job1/lake").symlink_to("../lakes/run/")
+    (tmp_path / "nvme/job1/up").symlink_to("../lakes/..")
+    assert mountinfo.real_directory(tmp_path / "mnt/data/lake") == (tmp_path / "nvme/lakes/run").resolve()
+    assert mountinfo.real_directory(tmp_path / "mnt/data/up") == (tmp_path / "nvme").resolve()
+
+
+def test_a_mount_point_is_claimed_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(stale, "_CLAIM_S", 0.2)
+    first = stale.claim(tmp_path)
+    with pytest.raises(RefusedError, match="another mount is starting or ending here"):
+        stale.claim(tmp_path)
+    os.close(first)
+    os.close(stale.claim(tmp_path))
+
+
+def test_another_users_cache_is_passed_over(tmp_path, monkeypatch):
+    left = place.claim(tmp_path, OTHER)
+
+    def denied(lake):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(place, "_sweep_lake", denied)
+    with place.claim(tmp_path, LAKE) as mine:
+        assert mine.path.exists()
+    left.remove()
+
+
 def test_real_directories_do_not_touch_what_is_mounted(tmp_path, monkeypatch):
     (tmp_path / "real" / "m").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")

@@ -10,8 +10,6 @@ from fakemount import fails, mounted
 from faketable import payload
 
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.format.ids import Step
-from stepfs.mount.control import OpenWait
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -78,7 +76,7 @@ async def test_without_wait_the_deadline_of_steps_is_etimedout(autojump_clock):
 async def test_a_wait_file_expires_like_every_wait(autojump_clock, wait_s, seconds, expected):
     async with mounted(wait_s=wait_s) as m:
         with fails(expected):
-            await OpenWait(m.waits, Step(3), 1).read(0, 100)
+            await m.read(".stepfs", "wait", "3")
         assert trio.current_time() == pytest.approx(seconds)
 
 

@@ -38,7 +38,7 @@ def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
         done = stepfs("doctor", "--bundle", bundle)
         assert bundle.stat().st_mode & 0o777 == 0o600
         inside = contents(bundle)
-        (place,) = {name.split("/")[1] for name in inside if name.startswith("mounts/") and "_m/" in name}
+        (place,) = {name.split("/")[1] for name in inside if name.startswith("mounts/") and f"{tmp_path.name}_m/" in name}
         assert json.loads(inside[f"mounts/{place}/status.json"])["frontier"] == 2
         assert json.loads(inside[f"mounts/{place}/config.json"])["pid"] == mount.pid
         assert "stepfs_frontier_step 2.0" in inside[f"mounts/{place}/metrics"]
@@ -65,7 +65,8 @@ def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path):
             stepfs("doctor", "--bundle", bundle)
         finally:
             mount.kill(signal.SIGCONT)
-        (status,) = [text for name, text in contents(bundle).items() if name.endswith("_m/status.json")]
+        mine = f"{tmp_path.name}_m/status.json"  # other tests have mounts, too
+        (status,) = [text for name, text in contents(bundle).items() if name.endswith(mine)]
         assert "no answer within" in status
         mount.kill(signal.SIGKILL)
         gone_within(mount.pid, 10)

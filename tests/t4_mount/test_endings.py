@@ -10,9 +10,10 @@ import sys
 
 import pytest
 from endings import ENDINGS, assert_nothing_is_left
-from realmount import clear, gone_within, make_lake, mounted, payload, produce, stepfs, until
+from realmount import STEPFS, clear, gone_within, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs.mount import mountinfo
+from stepfs.mount.daemon import _LOG_BYTES_MAX
 
 
 @pytest.fixture
@@ -123,6 +124,31 @@ def test_foreground_serves_until_interrupted(lake, tmp_path):
         process.communicate()
         clear(directory, None)
     assert os.listdir(directory) == []
+
+
+def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path):
+    """Every rank of a job script does it, or a unit and a person. The others leave its log alone, too."""
+    directory, logs = tmp_path / "m", tmp_path / "logs"
+    directory.mkdir()
+    env = {**os.environ, "STEPFS_LOG_DIR": str(logs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [*STEPFS, "mount", lake, str(directory)]
+    together = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(3)]
+    try:
+        said = [process.communicate(timeout=60)[1] for process in together]
+        assert sorted(process.returncode for process in together) == [0, 4, 4], said
+        assert sum("is mounted here already" in text for text in said) == 2
+        assert sum(mounted.directory == str(directory) for mounted in mountinfo.mounts()) == 1
+        (log,) = logs.iterdir()
+        with log.open("ab") as file:
+            file.truncate(_LOG_BYTES_MAX + 1)
+        refused = subprocess.run(command, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
+        assert refused.returncode == 4
+        assert log.stat().st_size > _LOG_BYTES_MAX
+        assert len(os.listdir(directory)) == 5
+        stepfs("unmount", directory).check_returncode()
+        assert mountinfo.mount_at(directory) is None
+    finally:
+        clear(directory, None)
 
 
 def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):

@@ -93,6 +93,17 @@ def test_waiting_readers_die_within_half_a_second(file_url, tmp_path, options, n
         until(lambda: mount.status()["waiting"] == 0, 5, "a dead reader still waits")
 
 
+def test_who_waits_with_a_redirection_can_be_killed(file_url, tmp_path):
+    """Another process than the one that reads may have opened the file: it is the open that waits."""
+    make_lake(file_url)
+    with mounted(file_url, tmp_path / "m") as mount:
+        process = subprocess.Popen(["sh", "-c", f"exec cat < {mount.directory}/.stepfs/wait/7"])
+        until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=5) == -signal.SIGTERM
+        until(lambda: mount.status()["waiting"] == 0, 5, "a dead reader still waits")
+
+
 def test_eight_waiting_workers_do_not_delay_a_listing_of_the_root(file_url, tmp_path):
     make_lake(file_url)
     produce(file_url, 3)

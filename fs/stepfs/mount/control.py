@@ -103,31 +103,20 @@ class Control:
             return OpenStepFiles(self._reader, self._tree)
         return OpenFixed([]) if node is Fixed.WAIT else None
 
-    def open(self, node: Node | None, pid: int) -> OpenFile:
+    def open(self, node: Node | None) -> OpenFile:
         """Open anything here but a step's file."""
-        if isinstance(node, WaitFile):
-            return OpenWait(self._waits, node.step, pid)
         if isinstance(node, Fixed) and node in self._files:
             return OpenContent(self._files[node]().encode())
         raise pyfuse3.FUSEError(errno.EISDIR if isinstance(node, Fixed) else errno.ENOENT)
 
-    async def open_step(self, entry: StepEntry) -> OpenFile:
-        """Open `steps/<step>.json`."""
-        return OpenContent((await self._describe_step(entry)).encode())
+    async def open_wait(self, step: Step, pid: int) -> OpenFile:
+        """Open `wait/<step>` once the step is committed: the content is its directory's name.
 
-
-class OpenWait:
-    """`wait/<step>`: the first read blocks until the step is committed, then gives its directory's name."""
-
-    def __init__(self, waits: Waits, step: Step, pid: int) -> None:
-        self._waits = waits
-        self._step = step
-        self._pid = pid
-
-    async def read(self, offset: int, size: int) -> bytes:
-        outcome = await self._waits.for_commit(self._step, self._pid)
+        It is the open that waits, because only an open tells which thread waits: that one can be let go.
+        """
+        outcome = await self._waits.for_commit(step, pid)
         if outcome is Outcome.READY:
-            return (step_name(self._step) + b"\n")[offset : offset + size]
+            return OpenContent(step_name(step) + b"\n")
         codes = {
             Outcome.NEVER: errno.ENOENT,
             Outcome.EXPIRED: self._waits.expired_errno,
@@ -135,5 +124,6 @@ class OpenWait:
         }
         raise pyfuse3.FUSEError(codes[outcome])
 
-    def close(self) -> None:
-        """Nothing is held."""
+    async def open_step(self, entry: StepEntry) -> OpenFile:
+        """Open `steps/<step>.json`."""
+        return OpenContent((await self._describe_step(entry)).encode())

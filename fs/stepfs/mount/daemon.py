@@ -21,7 +21,7 @@ from typing import Final
 
 from stepfs.errors import StepfsError
 from stepfs.mount import handover, logs
-from stepfs.mount.mountinfo import real_directory
+from stepfs.mount.mountinfo import mount_at, real_directory
 from stepfs.mount.options import MountOptions
 
 _log = logging.getLogger("stepfs.mount")
@@ -66,7 +66,8 @@ def start(options: MountOptions) -> int:
         handover.check(number)
     log = log_file(directory)
     log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
+    free = mount_at(directory) is None  # else the log is in use, and this mount will be refused
+    if free and log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
         log.unlink()
     fresh = not log.exists()
     read_end, write_end = os.pipe()
@@ -94,7 +95,7 @@ def start(options: MountOptions) -> int:
     try:
         return _understand(answer, process, log)
     except DaemonError as error:
-        if fresh and error.announced:
+        if fresh and error.announced and mount_at(directory) is None:
             log.unlink(missing_ok=True)  # it would only repeat what the caller is told
         raise
 

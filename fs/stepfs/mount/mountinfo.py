@@ -30,17 +30,12 @@ class Mounted:
 def mounts() -> list[Mounted]:
     """Everything mounted in this process's namespace, bottom of a stack first."""
     found = []
-    for line in _MOUNTINFO.read_text(errors="surrogateescape").splitlines():
-        fields = line.split(" ")
-        separator = fields.index("-", 6)
-        found.append(
-            Mounted(
-                fields[2],
-                _unescape(fields[4]),
-                fields[separator + 1],
-                _unescape(fields[separator + 2]),
-            )
-        )
+    # The kernel escapes a newline, and nothing else that Python takes for the end of a line.
+    for line in _MOUNTINFO.read_bytes().decode(errors="surrogateescape").split("\n"):
+        match line.split(" "):
+            case [_, _, device, _, directory, _, *rest] if "-" in rest[:-2]:
+                fstype, source = rest[rest.index("-") + 1 :][:2]
+                found.append(Mounted(device, _unescape(directory), fstype, _unescape(source)))
     return found
 
 
@@ -65,13 +60,14 @@ def real_directory(directory: Path) -> Path:
     path = os.path.abspath(directory)  # noqa: PTH100 (resolve() would stat the mount)
     for _ in range(_SYMLINKS_MAX):
         parent, name = os.path.split(path)
-        path = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
+        parent = os.path.realpath(parent)
+        path = os.path.join(parent, name)  # noqa: PTH118
         try:
             target = os.readlink(path)  # noqa: PTH115
         except OSError:
             break
-        path = os.path.normpath(os.path.join(parent, target))  # noqa: PTH118
-    return Path(path)
+        path = os.path.join(parent, target.rstrip("/"))  # noqa: PTH118 (`..` behind a link is not for us to resolve)
+    return Path(os.path.normpath(path))  # at most a last `..`, below a real parent
 
 
 def wait_for_change(timeout_s: float) -> None:

@@ -207,8 +207,10 @@ class StepOperations(pyfuse3.Operations):
             )
         if isinstance(node, StepFile):
             opened = await self._parts.control.open_step(await self._entry(node.step, ctx.pid))
+        elif isinstance(node, WaitFile):
+            opened = await self._parts.control.open_wait(node.step, ctx.pid)
         else:
-            opened = self._parts.control.open(node, ctx.pid)
+            opened = self._parts.control.open(node)
         return pyfuse3.FileInfo(fh=self._parts.files.add(opened), direct_io=True)
 
     def _open_slice(self, entry: StepEntry, node: SliceFile, pid: int) -> OpenFile:

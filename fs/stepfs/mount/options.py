@@ -78,7 +78,9 @@ class MountOptions:
 
 
 def redact_url(url: str) -> str:
-    """Without user, password and query, where people put secrets."""
+    """Without user, password and query, where people put secrets; a path stays as it is."""
+    if url.startswith("file:"):
+        return url
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))

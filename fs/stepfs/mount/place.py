@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -93,13 +94,17 @@ def _sweep(cache_dir: Path, *, keep: Path) -> None:
     if not cache_dir.is_dir():
         return
     for lake in cache_dir.iterdir():
-        if lake == keep or not _is_lake_id(lake.name):
-            continue
-        for left in lake.iterdir():
-            if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
-                lock = _try_lock(left, create=False)
-                if lock is not None:
-                    CachePlace(left, lock, adopted=True, keep_base=True).remove()
+        if lake != keep and _is_lake_id(lake.name):
+            with suppress(OSError):  # another user's, or just removed by another mount
+                _sweep_lake(lake)
+
+
+def _sweep_lake(lake: Path) -> None:
+    for left in lake.iterdir():
+        if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
+            lock = _try_lock(left, create=False)
+            if lock is not None:
+                CachePlace(left, lock, adopted=True, keep_base=True).remove()
 
 
 def _try_lock(directory: Path, *, create: bool) -> int | None:

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Final
 
 import sdnotify
@@ -92,9 +92,9 @@ class _Session:
             (self._background or self._opening).cancel()
 
     async def serve(self) -> None:
-        with self._opening:
+        with self._opening, ExitStack() as held:
             if self._descriptor is None:
-                await trio.to_thread.run_sync(stale.prepare, self._directory)
+                held.callback(os.close, await trio.to_thread.run_sync(stale.claim, self._directory))
             else:
                 handover.check(self._descriptor)
             store = open_store(self._options.lake, endpoint_url=self._options.endpoint_url)

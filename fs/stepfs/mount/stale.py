@@ -7,11 +7,13 @@ one. Health therefore means: its listing answers. A dead mount of ours is taken 
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import logging
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,8 @@ from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at
 _log = logging.getLogger("stepfs.mount")
 
 ANSWER_S: Final = 5.0
+_CLAIM_S: Final = 20.0
+_GLANCE_S: Final = 0.05
 _STACK_MAX: Final = 16
 _NAMES: Final = 8
 _DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENODEV})
@@ -75,6 +79,42 @@ def prepare(directory: Path) -> None:
             )
         _clear(directory, mounted)
     _check_directory(directory)
+
+
+def claim(directory: Path) -> int:
+    """`prepare`, and let nobody else mount there until the returned descriptor is closed; the kernel closes it, too.
+
+    Between looking and mounting lie seconds, in which two that start together would stack. The lock is on the
+    directory below, which a mount covers, so it does not keep the mount from being detached.
+    """
+    until = time.monotonic() + _CLAIM_S
+    while True:
+        prepare(directory)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _lock(descriptor):
+                prepare(directory)  # nobody was faster
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() > until:
+            raise RefusedError(
+                f"{directory}: another mount is starting or ending here; try again when it is done"
+            )
+        time.sleep(_GLANCE_S)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether it is ours now; also where the file system knows no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _clear(directory: Path, mounted: Mounted) -> None:
