@@ -38,7 +38,11 @@ def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
         done = stepfs("doctor", "--bundle", bundle)
         assert bundle.stat().st_mode & 0o777 == 0o600
         inside = contents(bundle)
-        (place,) = {name.split("/")[1] for name in inside if name.startswith("mounts/") and f"{tmp_path.name}_m/" in name}
+        (place,) = {
+            name.split("/")[1]
+            for name in inside
+            if name.startswith("mounts/") and f"{tmp_path.name}_m/" in name
+        }
         assert json.loads(inside[f"mounts/{place}/status.json"])["frontier"] == 2
         assert json.loads(inside[f"mounts/{place}/config.json"])["pid"] == mount.pid
         assert "stepfs_frontier_step 2.0" in inside[f"mounts/{place}/metrics"]
