@@ -44,7 +44,7 @@ Listing = list[Entry]  # inside the class `list` is the verb
 COMMIT_TIMEOUT_S: Final = 15.0  # losers of a race wait up to 4 s on SeaweedFS
 DATA_TIMEOUT_S: Final = 20.0  # of silence; a loaded server takes seconds to acknowledge 64 MiB
 _PAGE: Final = 1000  # S3's limit, for listing and for deleting
-_BODY_ATTEMPTS: Final = 4
+_ATTEMPTS_MAX: Final = 4
 _SENDS_BODY: Final = {"PutObject", "UploadPart"}
 
 
@@ -92,7 +92,7 @@ class S3Store:
                     raise CorruptError(f"{self.url}/{key} has {size} bytes, at most {bytes_max} make sense")
                 return body.read()
 
-        for attempt in range(_BODY_ATTEMPTS):
+        for attempt in range(_ATTEMPTS_MAX):
             try:
                 found = await self._call("get", (key,), fetch)
             except FAILURES as error:
@@ -115,7 +115,7 @@ class S3Store:
         def fetch() -> None:
             download(self._clients.data(), self.bucket, name, offset, landing)
 
-        for attempt in range(_BODY_ATTEMPTS):
+        for attempt in range(_ATTEMPTS_MAX):
             before = landing.done
             try:
                 await self._call("get", (key,), fetch)
@@ -190,27 +190,26 @@ class S3Store:
     async def delete(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
         for start in range(0, len(names), _PAGE):
-            batch = tuple(names[start : start + _PAGE])
-            for attempt in range(_BODY_ATTEMPTS):
-                try:
-                    failed = await self._call("delete", batch, partial(self._delete, batch))
-                except FAILURES as error:
-                    raise explain(error, self.url, f"delete {batch[0]}") from error
-                if not failed:
-                    break
-                key, code = next(
-                    ((k, c) for k, c in failed.items() if not is_transient(c)), (next(iter(failed)), "")
-                )
-                if code:
+            await self._delete_all(tuple(names[start : start + _PAGE]))
+
+    async def _delete_all(self, batch: tuple[str, ...]) -> None:
+        for attempt in range(_ATTEMPTS_MAX):
+            try:
+                failed = await self._call("delete", batch, partial(self._delete, batch))
+            except FAILURES as error:
+                raise explain(error, self.url, f"delete {batch[0]}") from error
+            if not failed:
+                return
+            for key, code in failed.items():
+                if not is_transient(code):
                     raise RefusedError(
                         f"cannot delete {key} in {self.url} ({code}); check the rights of this role"
                     )
-                batch = tuple(failed)
-                await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
-            else:
-                raise StoreUnreachableError(
-                    f"cannot delete {batch[0]} in {self.url}: the server puts it off; retry later"
-                )
+            batch = tuple(failed)
+            await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+        raise StoreUnreachableError(
+            f"cannot delete {batch[0]} in {self.url}: the server puts it off; retry later"
+        )
 
     async def aclose(self) -> None:
         await trio.to_thread.run_sync(self._clients.close)
@@ -241,7 +240,7 @@ class S3Store:
 
     async def _after_break(self, error: Exception, attempt: int, doing: str) -> None:
         """Wait before asking again for a body that did not arrive whole; raise for every other error."""
-        if not broke_in_body(error) or attempt == _BODY_ATTEMPTS - 1:
+        if not broke_in_body(error) or attempt == _ATTEMPTS_MAX - 1:
             raise explain(error, self.url, doing) from error
         await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
 
