@@ -198,6 +198,7 @@ def test_no_secret_is_shown():
     ).redacted()
     assert "secret" not in json.dumps(shown)
     assert redact_url("file:///a/b") == "file:///a/b"
+    assert redact_url("file:///a/b#2?x") == "file:///a/b#2?x"  # a path: cut, it would name another lake
 
 
 @pytest.mark.parametrize(
