@@ -50,6 +50,23 @@ def test_lightning_counts_readable_archives(tmp_path: Path) -> None:
     assert counters(tmp_path) == {50}
 
 
+@pytest.mark.parametrize("comment", [b"", b"a comment"])
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_an_archive_counts_when_its_last_byte_is_there(tmp_path: Path, comment: bytes, size: int) -> None:
+    path = tmp_path / "step=7.ckpt"
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open("data.pkl", "w", force_zip64=True) as file:
+            file.write(bytes(size))
+        archive.comment = comment
+    whole = path.read_bytes()
+    assert counters(tmp_path) == {7}
+    for missing in (1, 2, 21, 22, 23, len(whole) // 2, len(whole)):
+        path.write_bytes(whole[:-missing])
+        assert counters(tmp_path) == set(), missing
+    path.write_bytes(whole + b"\0")
+    assert counters(tmp_path) == set()
+
+
 def test_megatron_counts_up_to_its_latest_iteration(tmp_path: Path) -> None:
     for number in (10, 20, 30):
         (tmp_path / f"iter_{number:07d}").mkdir()

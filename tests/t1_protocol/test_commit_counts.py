@@ -7,6 +7,7 @@ from producer_world import World, append, feed, simulate
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.log.reader import LogReader
+from stepfs.store.faulty import FaultyStore
 from stepfs_producer import AsyncProducer
 from stepfs_producer.lead import TRUST_S
 
@@ -61,20 +62,26 @@ def test_two_tgbs_uploaded_out_of_order_are_committed_in_order() -> None:
     simulate(scenario)
 
 
+async def reader_behind(world: World, commits: int) -> tuple[FaultyStore, LogReader]:
+    """A reader that has shown step 0, its store, and `commits` more that it has not looked for."""
+    store = world.store("reader")
+    reader = await LogReader.open(store, world.identity)
+    async with world.producer("p") as producer:
+        await feed(producer, 1)
+        await producer.flush()
+        await reader.poll()
+        for number in range(1, 1 + commits):
+            await append(producer, number)
+            await producer.flush()
+    return store, reader
+
+
 @pytest.mark.parametrize("commits", [1, 2])
 def test_a_look_shows_what_it_found_before_it_looks_for_more(commits: int) -> None:
     """On a distant store each request is tens of milliseconds for which a reader waits."""
 
     async def scenario(world: World) -> None:
-        store = world.store("reader")
-        reader = await LogReader.open(store, world.identity)
-        async with world.producer("p") as producer:
-            await feed(producer, 1)
-            await producer.flush()
-            await reader.poll()
-            for number in range(1, 1 + commits):
-                await append(producer, number)
-                await producer.flush()
+        store, reader = await reader_behind(world, commits)
         store.counts.keys = asked = []
         shown: list[tuple[int, int]] = []
         assert await reader.poll(lambda: shown.append((reader.state.next_step, len(asked))))
@@ -90,14 +97,7 @@ def test_what_a_failing_look_has_found_is_shown_by_the_next() -> None:
     """It was shown with the next commit, or after fifty looks: minutes, if the stream had ended."""
 
     async def scenario(world: World) -> None:
-        store = world.store("reader")
-        reader = await LogReader.open(store, world.identity)
-        async with world.producer("p") as producer:
-            await feed(producer, 1)
-            await producer.flush()
-            await reader.poll()
-            await append(producer, 1)
-            await producer.flush()
+        store, reader = await reader_behind(world, 1)
         get, failed = store.get, []
 
         async def once(key: str, *, bytes_max: int = 1 << 20) -> bytes | None:

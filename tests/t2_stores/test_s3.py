@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 
 import faultproxy
 import pytest
 import servers
 import trio
-from botocore.exceptions import ClientError
 from faultproxy import (
     CONFLICT_409,
     ERROR_500,
@@ -26,17 +24,13 @@ from faultproxy import (
     SLOW_DOWN_503,
     TOO_MANY_429,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.api import Put
 from stepfs.store.opening import open_store
 from stepfs.store.probe import examine_store, probe_store
 from stepfs.store.s3 import S3Store
-from stepfs.store.s3_download import Landing
-from stepfs.store.s3_errors import create_outcome, explain
-from stepfs.store.s3_upload import SINGLE_BYTES_MAX, ChainedBody, byte_views
+from stepfs.store.s3_upload import SINGLE_BYTES_MAX
 
 
 @pytest.fixture
@@ -198,48 +192,6 @@ async def test_keys_that_a_server_puts_off_are_deleted_again(direct, monkeypatch
     monkeypatch.setattr(direct, "_delete", lambda keys: {"a": "InternalError", "b": "AccessDenied"})
     with pytest.raises(RefusedError, match=r"cannot delete b .*AccessDenied.*rights"):
         await direct.delete(["a", "b"])
-
-
-@pytest.mark.parametrize("code", ["ThrottlingException", "RequestLimitExceeded", "IncompleteBody"])
-def test_throttling_is_later_whatever_its_status(code):
-    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
-    error = ClientError(answer, "PutObject")
-    assert create_outcome(error) is Put.UNKNOWN
-    assert isinstance(explain(error, "s3://b", "create log/1"), StoreUnreachableError)
-
-
-@given(st.lists(st.integers(0, 3000), max_size=60), st.data())
-def test_a_body_of_parts_reads_as_one(sizes, data):
-    parts = [memoryview(bytes([number % 251]) * size) for number, size in enumerate(sizes)]
-    whole = b"".join(parts)
-    body = ChainedBody(byte_views(parts), threading.Event())
-    start = data.draw(st.integers(0, len(whole)))
-    assert body.seek(start) == start
-    read = b""
-    while piece := body.read(data.draw(st.integers(1, 5000))):
-        read += piece
-    assert read == whole[start:]
-    body.seek(0)
-    assert b"".join(iter(body.read, b"")) == whole
-
-
-def test_thousands_of_slices_are_few_sends():
-    views = byte_views([bytes(64)] * 32_768 + [bytes(8 << 20)])
-    body = ChainedBody(views, threading.Event())
-    sends = 0
-    while body.read(16 << 10):
-        sends += 1
-    assert sends == 2 + 8  # the small ones joined to 1 MiB each; the large one uncopied
-
-
-def test_a_read_that_is_left_just_as_it_ended_raises_nothing():
-    class Released:
-        def shutdown(self):
-            raise RuntimeError("Cannot shutdown as connection has already been released to the pool")
-
-    landing = Landing(memoryview(bytearray(8)), lambda _: None)
-    landing.connect(Released())
-    landing.leave()
 
 
 async def test_a_big_upload_survives_trouble_and_is_verified(proxied, direct, fault_proxy):
