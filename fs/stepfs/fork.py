@@ -68,9 +68,8 @@ class Cut:
 async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already."""
     await refuse_existing(store)
-    cut.parent_steps(
-        parent.first_live_step, parent.state.next_step
-    )  # a mistake is said before anything is written
+    # A mistake is said before anything is written.
+    cut.parent_steps(parent.first_live_step, parent.state.next_step)
     lake_id = new_lake_id()
     group = Group.of(parent.store, parent.identity, group_name(lake_id), clock)
     await group.add(parent.first_live_step)
@@ -82,9 +81,8 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeI
             store, slices=parent.identity.slices, ext=parent.identity.ext, clock=clock, lake_id=lake_id
         )
     except BaseException as error:
-        if not filled or isinstance(
-            error, RefusedError
-        ):  # else the lake may exist, whatever became of the answer
+        # Otherwise the lake may exist, whatever became of the answer.
+        if not filled or isinstance(error, RefusedError):
             with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
                 await group.retire()
         raise

@@ -132,9 +132,7 @@ class Prefetcher:
     async def _grant(self, plan: Plan) -> bool:
         """Wish for what is known at once; load the index of the rest meanwhile. False: try again later."""
         wishes: list[Wish] = []
-        missing: set[int] = (
-            set()
-        )  # segments that could not be had: whoever opens a file of theirs is told why
+        missing: set[int] = set()  # segments; whoever opens a file of theirs is told why
         for step, indices in plan:
             entry = self._steps.entry_if_loaded(step)
             if entry is None and step // SEGMENT_STEPS not in missing:

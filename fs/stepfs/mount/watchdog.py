@@ -88,8 +88,8 @@ class Watchdog:
         """`directory`: None if the mount cannot be seen from here, so that the loop's turning must do as proof.
 
         `answered` counts the requests answered so far, `unanswered` those the kernel waits for now; None if it does
-        not say. `busy`: every place for requests is taken by waiting
-        ones, which end by deadlines of their own. `last_resort` runs in the watching thread.
+        not say. `busy`: every place for requests is taken by waiting ones, which end by deadlines of their own.
+        `last_resort` runs in the watching thread.
         """
         self._directory = directory
         self._notifier = notifier
