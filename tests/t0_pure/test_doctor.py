@@ -121,6 +121,15 @@ def test_stale_and_stacked_mounts(monkeypatch, tmp_path):
     assert "stacked" in found[2][2]
 
 
+@pytest.mark.parametrize("target", ["file:///another-lake", "another-directory"])
+def test_a_mount_that_nobody_asked_about_fails_nothing(monkeypatch, tmp_path, target):
+    stale = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake")
+    monkeypatch.setattr(mounts, "mounts", lambda: [stale, stale])
+    assert {finding.level for finding in mounts.check_mounts(target)} == {Level.NOTE}
+    for asked in (None, stale.source, stale.directory):
+        assert Level.FAIL in {finding.level for finding in mounts.check_mounts(asked)}
+
+
 def test_every_problem_comes_with_what_to_do(machine):
     findings = [
         environment.check_fuse_device(machine.root),

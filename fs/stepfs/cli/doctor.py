@@ -34,11 +34,11 @@ def doctor(
 ) -> None:
     """Find out why it does not work here.
 
-    Checks the environment, the mounts on this machine and a lake's store, and says what to do for each problem. A lake's store is probed with a few small objects, which are deleted again.
+    Checks the environment, the mounts on this machine and a lake's store, and says what to do for each problem. Mounts other than LAKE's or DIR's fail nothing. A lake's store is probed with a few small objects, which are deleted again.
     """
     from stepfs.doctor.finding import Level
 
-    findings = _check_machine(None if target is None or is_lake(target) else Path(target))
+    findings = _check_machine(target)
     if target is not None and is_lake(target):
         import trio
 
@@ -64,7 +64,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
             yield f"{'':4}  {'':{width}}  → {finding.remedy}"
 
 
-def _check_machine(directory: Path | None) -> list[Finding]:
+def _check_machine(target: str | None) -> list[Finding]:
     from stepfs.doctor import environment, limits, mounts
 
     is_root = os.geteuid() == 0
@@ -77,8 +77,8 @@ def _check_machine(directory: Path | None) -> list[Finding]:
         *limits.check_kernel(),
         limits.check_memory(),
         limits.check_descriptors(),
-        *mounts.check_mounts(),
-        *([] if directory is None else mounts.check_directory(directory)),
+        *mounts.check_mounts(target),
+        *([] if target is None or is_lake(target) else mounts.check_directory(Path(target))),
     ]
 
 

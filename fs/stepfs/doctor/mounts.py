@@ -1,32 +1,44 @@
-"""The stepfs mounts of this machine: alive, dead, or stacked."""
+"""The stepfs mounts of this machine: alive, dead, or stacked.
+
+What is wrong with a mount that nobody asked about is told and fails nothing: another job's dead mount is in nobody's way.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from stepfs.doctor.finding import Finding, fail, note, ok
+from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
 from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory
 from stepfs.mount.stale import ANSWER_S, list_within
 
 
-def check_mounts() -> Iterator[Finding]:
-    """Every stepfs mount in this namespace."""
+def check_mounts(target: str | None = None) -> Iterator[Finding]:
+    """Every stepfs mount in this namespace; failures only of those on the directory or of the lake `target`, or of all."""
     found = [mounted for mounted in mounts() if mounted.fstype == FSTYPE]
     if not found:
         yield ok("mounts", "no stepfs mount here")
     stacked = {directory for directory, count in Counter(m.directory for m in found).items() if count > 1}
-    for directory in sorted({mounted.directory for mounted in found}):
-        yield check_alive(directory)
+    for directory, source in sorted({mounted.directory: mounted.source for mounted in found}.items()):
+        findings = [check_alive(directory)]
         if directory in stacked:
-            yield fail(
-                f"mount {directory}",
-                "several mounts are stacked on it",
-                f"umount -l {directory}, until none is left",
+            findings.append(
+                fail(
+                    f"mount {directory}",
+                    "several mounts are stacked on it",
+                    f"umount -l {directory}, until none is left",
+                )
             )
+        asked = target is None or target == source or str(real_directory(Path(target))) == directory
+        yield from findings if asked else map(_told_only, findings)
     yield from (check_read_ahead(mounted) for mounted in found)
+
+
+def _told_only(finding: Finding) -> Finding:
+    return replace(finding, level=Level.NOTE) if finding.level is Level.FAIL else finding
 
 
 def check_alive(directory: str) -> Finding:
