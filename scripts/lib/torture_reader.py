@@ -1,8 +1,7 @@
 """A trainer of a torture run: reads every file of every step through a mount, in order, and saves where it is.
 
-Its own state file plays the durable checkpoint: written before the lake is told, so whatever the lake believes is
-kept can be gone back to. A restart resumes from the newest of the two kept, or from the older one, which a real
-trainer does when the newest turns out unusable; every step from there on must still be there.
+A restart resumes from the newest of the two checkpoints kept, or from the older one, which a real trainer does when the
+newest turns out unusable; every step from there on must still be there.
 
 Exit codes: 0 all steps read, 11 the mount went away under it (a supervisor starts it again), 1 after a fault noted
 in the journal.
@@ -15,51 +14,40 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torture_checkpoints import Checkpoints, Fault, Said, Watched
 from torture_records import SLICES, Journal, recognise
 
 MOUNT_LOST = 11
 _GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ESTALE, errno.ESHUTDOWN}
 _GLANCE_S = 0.05
 _MOUNT_WAIT_S = 120.0
-_UNREACHABLE = 6
 _HURRY = 5  # so many times fewer checkpoints once nothing new comes and nobody is killed any more
-
-
-class Fault(Exception):  # noqa: N818 - a finding of the run, not an error of this program
-    """Something that must not happen."""
 
 
 @dataclass
 class Reader:
     """One incarnation of one group's reading."""
 
-    lake: str
     seed: int
     mount: Path
-    group: str
     journal: Journal
-    state: Path
+    checkpoints: Checkpoints
     end: Path
     every: int  # steps between checkpoints
-    stepfs: list[str]
     facts: bool  # whether to read what the mount says of each step, too
     served_by: int = 0
-    kept: list[int] = field(default_factory=list)
-    said: set[int] = field(default_factory=set)  # by this incarnation
 
     def run(self) -> None:
-        if self.state.exists():
-            self.kept = json.loads(self.state.read_text())
-        step = random.choice([*self.kept[-1:] * 2, *self.kept[:1]]) if self.kept else 0
+        kept = self.checkpoints.kept
+        step = random.choice([*kept[-1:] * 2, *kept[:1]]) if kept else 0
         self.served_by = self._find_mount()
-        self.journal.note(resumed=step, kept=self.kept)
+        self.journal.note(resumed=step, kept=kept)
         while (total := self._total()) is None or step < total:
             if not self._committed(step):
                 time.sleep(_GLANCE_S)
@@ -67,8 +55,8 @@ class Reader:
             self._read(step)
             step += 1
             if step % (self.every if total is None else self.every * _HURRY) == 0:
-                self._checkpoint(step)
-        while not self._checkpoint(step):
+                self.checkpoints.make(step)
+        while not self.checkpoints.make(step):
             time.sleep(_GLANCE_S)
         self.journal.note(finished=step)
 
@@ -150,49 +138,17 @@ class Reader:
             return {}
         return facts
 
-    def _checkpoint(self, next_step: int) -> bool:
-        """Durable here first, then said; False if the store could not be told.
-
-        An older one that is kept, and could not be said when it was made, is said before: once a newer one alone is
-        known, nobody holds the steps that resuming at the older one needs.
-        """
-        if next_step not in self.kept:
-            self.kept = [*self.kept, next_step][-2:]
-            draft = self.state.with_suffix(".draft")
-            with draft.open("w") as file:
-                json.dump(self.kept, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.state)
-        older = [kept for kept in self.kept if kept < next_step and kept not in self.said]
-        return all(self._say(kept) for kept in [*older, next_step])
-
-    def _say(self, next_step: int) -> bool:
-        command = [
-            *self.stepfs,
-            "checkpoint",
-            self.lake,
-            "--group",
-            self.group,
-            str(next_step),
-            "--keep",
-            "2",
-        ]
-        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            self.said.add(next_step)
-            self.journal.note(checkpoint=json.loads(done.stdout))
-        elif done.returncode == _UNREACHABLE:
-            self.journal.note(unreachable=next_step)
-        else:
-            raise Fault(f"checkpoint {next_step}: exit code {done.returncode}: {done.stderr.strip()}")
-        return done.returncode == 0
-
 
 def main() -> int:
     order = json.loads(sys.argv[1])
-    paths = {name: Path(order.pop(name)) for name in ("mount", "state", "end")}
-    reader = Reader(journal=Journal(Path(order.pop("journal"))), **paths, **order)
+    paths = {name: Path(order.pop(name)) for name in ("mount", "end")}
+    journal = Journal(Path(order.pop("journal")))
+    checkpoints: Checkpoints
+    if watched := order.pop("watched", None):
+        checkpoints = Watched(Path(watched), journal)
+    else:
+        checkpoints = Said(Path(order.pop("state")), order.pop("tell"), journal)
+    reader = Reader(journal=journal, checkpoints=checkpoints, **paths, **order)
     try:
         reader.run()
     except OSError as error:

@@ -193,6 +193,7 @@ def _mount(stage: Stage, index: int, environment: dict[str, str]) -> Actor:
     words += ["--cache-dir", str(stage.cache), "--cache-size", "256M"]
     words += ["--wait", "1"] if index % 2 else []
     words += ["--no-prime"] if index % 3 == 2 else []
+    words += ["--checkpoint-dir", str(_watched(stage, index))] if index % 2 else []
     name = f"mount-{index}"
     return Actor("mount", name, [str(BIN / "stepfs"), "mount", *words], _log(stage, name), None, environment)
 
@@ -200,18 +201,21 @@ def _mount(stage: Stage, index: int, environment: dict[str, str]) -> Actor:
 def _reader(stage: Stage, index: int, environment: dict[str, str]) -> Actor:
     name = f"reader-{index}"
     journal = stage.directory / f"{name}.journal"
-    order = {
-        "lake": stage.lake,
+    order: dict[str, object] = {
         "seed": stage.seed,
         "mount": str(stage.directory / "mnt" / f"node-{index}"),
-        "group": f"run-{index}",
         "journal": str(journal),
-        "state": str(stage.directory / f"{name}.state"),
         "end": str(stage.end),
         "every": 60 + 20 * index,
-        "stepfs": [str(BIN / "stepfs")],
         "facts": index == 0,
     }
+    if index % 2:
+        watched = _watched(stage, index)
+        watched.mkdir(parents=True)
+        order["watched"] = str(watched)
+    else:
+        order["state"] = str(stage.directory / f"{name}.state")
+        order["tell"] = [str(BIN / "stepfs"), "checkpoint", stage.lake, "--group", f"run-{index}"]
     return Actor(
         "reader",
         name,
@@ -220,6 +224,11 @@ def _reader(stage: Stage, index: int, environment: dict[str, str]) -> Actor:
         journal,
         environment,
     )
+
+
+def _watched(stage: Stage, index: int) -> Path:
+    """Where every other trainer leaves its checkpoints for its mount to see; the others say them."""
+    return stage.directory / "checkpoints" / f"run-{index}"
 
 
 def _reclaimer(stage: Stage, index: int, environment: dict[str, str]) -> Actor:

@@ -35,7 +35,7 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
         "--seed",
         "4",
     ]
-    command += ["--producers", "2", "--readers", "1", "--every", "0.7", "--rate", "8", "--json"]
+    command += ["--producers", "2", "--readers", "2", "--every", "0.7", "--rate", "8", "--json"]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
     )
