@@ -145,3 +145,32 @@ def test_a_full_disk_under_stdout_is_reported():
         )
     assert done.returncode == 1
     assert b"stepfs: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", ">&-", "2>&1 >&- <&-"])
+@pytest.mark.parametrize(("error", "code"), [("AbsentError", 3), ("FencedError", 7)])
+def test_a_stream_that_takes_nothing_leaves_the_exit_code(redirection, error, code):
+    script = (
+        "import logging; from stepfs import errors; from stepfs.cli import failure\n"
+        "failure.open_standard_streams(); failure.log_to_stderr()\n"
+        "with failure.reported():\n"
+        "    print('x'); logging.getLogger('stepfs').warning('y')\n"
+        f"    raise errors.{error}('z')\n"
+    )
+    done = subprocess.run(["bash", "-c", f'"$0" -c "$1" {redirection}', sys.executable, script], check=False)
+    assert done.returncode == code
+
+
+def test_closed_streams_are_not_the_next_file_that_is_opened(tmp_path):
+    script = (
+        "import os, sys; from stepfs.cli.failure import open_standard_streams, reported\n"
+        "open_standard_streams()\n"
+        f"with reported(), open({str(tmp_path / 'data')!r}, 'w') as file:\n"
+        "    assert file.fileno() > 2\n"
+        "    print('to nobody'); os.write(1, b'to nobody'); os.write(2, b'to nobody')\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, script], check=False, timeout=30
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "data").read_bytes() == b""

@@ -30,6 +30,18 @@ def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_a_signal_while_nobody_reads_stderr_still_only_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`… 2>&1 | tee log`: the same Ctrl-C ends tee first, and what was appended is committed all the same."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "w", buffering=1) as stderr, Stopping() as stopping:
+        monkeypatch.setattr("sys.stderr", stderr)
+        signal.raise_signal(signal.SIGINT)
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), theirs)
+    assert stopping.exit_code == 130
+
+
 def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text\n" * 200)
     ours, theirs = pty.openpty()

@@ -4,7 +4,8 @@
 def main() -> None:
     """Entry point of the console script; `app` is imported here so that `stepfs.cli.failure` stays cheap."""
     from stepfs.cli.app import app
-    from stepfs.cli.failure import log_to_stderr
+    from stepfs.cli.failure import log_to_stderr, open_standard_streams
 
+    open_standard_streams()
     log_to_stderr()
     app()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl
 from stepfs.cli.target import is_lake
 
@@ -52,7 +53,7 @@ def doctor(
         write_bundle(bundle, "".join(f"{line}\n" for line in lines))
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
-        typer.echo(f"{len(failed)} of {len(findings)} checks failed", err=True)
+        say(f"{len(failed)} of {len(findings)} checks failed")
         raise typer.Exit(max(finding.exit_code for finding in failed))
 
 

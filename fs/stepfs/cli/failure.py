@@ -16,8 +16,8 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import contextmanager, suppress
+from typing import Final, TextIO
 
 import typer
 
@@ -35,6 +35,8 @@ from stepfs.errors import (
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141
+_STDOUT: Final = 1
+_STDERR: Final = 2
 
 # "Do not restart" first, then damage, then what a person must decide; trying again helps only with the last.
 _MOST_SEVERE_FIRST: Final = (
@@ -64,6 +66,22 @@ def reported(program: str = "stepfs") -> Iterator[None]:
         if not _interrupted(error):
             raise
         raise SystemExit(EXIT_INTERRUPTED) from None
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            _discard(sys.stderr)
+
+
+def open_standard_streams() -> None:
+    """Descriptors 0 to 2 that whoever started us closed lead nowhere, instead of to the next file that is opened."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)
+        if number == _STDOUT:
+            sys.stdout = os.fdopen(number, "w", closefd=False)
+        elif number == _STDERR:
+            sys.stderr = os.fdopen(number, "w", closefd=False)
+    os.close(number)
 
 
 def log_to_stderr() -> None:
@@ -115,11 +133,23 @@ def _os_error_line(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename is not None else reason
 
 
+def say(line: str) -> None:
+    """A line on stderr if it can be written: that nobody listens must not change how a program ends."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: a signal's handler in the middle of another line
+        sys.stderr.write(f"{line}\n")
+
+
 def _say(program: str, error: Exception, code: int, line: str) -> None:
     if os.environ.get("STEPFS_DEBUG") == "1":
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip())
     if line:
-        sys.stderr.write(f"{program}: {printable(line)}\n")
+        say(f"{program}: {printable(line)}")
     if code == EXIT_PIPE:
-        # The interpreter flushes stdout once more at exit and would complain about the same pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
+
+
+def _discard(stream: TextIO) -> None:
+    """The interpreter flushes it once more at exit, and an error there would change the exit code."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

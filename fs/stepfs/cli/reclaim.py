@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from stepfs.cli.columns import size_text
+from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake
-from stepfs.errors import StoreUnreachableError
+from stepfs.errors import StoreUnreachableError, UsageError
 
 if TYPE_CHECKING:
     from stepfs.reclaim.run import Report
+
+_INTERVAL_S_MIN: Final = 0.1  # each time lists the lake
 
 
 def reclaim(
@@ -49,6 +52,8 @@ def reclaim(
     from stepfs.mount.options import parse_duration
 
     interval_s = None if every is None else parse_duration(every)
+    if interval_s is not None and interval_s < _INTERVAL_S_MIN:
+        raise UsageError(f"--every {every}: use at least {_INTERVAL_S_MIN:g}s, better 60s")
     trio.run(_reclaim, lake, endpoint_url, dry_run, interval_s, max_percent, as_json)
 
 
@@ -78,7 +83,7 @@ async def _reclaim(
             except StoreUnreachableError as error:
                 if interval_s is None:
                     raise
-                typer.echo(f"stepfs: {error}; trying again in {interval_s:g} s", err=True)
+                say(f"stepfs: {error}; trying again in {interval_s:g} s")
             if interval_s is None:
                 return
             await trio.sleep(interval_s)

@@ -185,10 +185,17 @@ async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Repor
     import trio
 
     from stepfs.cli.live import live_lines
+    from stepfs.mount.stale import ANSWER_S
 
     before = None
     while True:
-        document = await trio.to_thread.run_sync(_read_mount_status, directory)
+        with trio.move_on_after(ANSWER_S) as waiting:
+            # Abandoned, because a read that hangs in a mount whose daemon hangs cannot be ended from here.
+            document = await trio.to_thread.run_sync(_read_mount_status, directory, abandon_on_cancel=True)
+        if waiting.cancelled_caught:
+            raise StepfsError(
+                f"{directory}: the mount does not answer within {ANSWER_S:g} s; `stepfs doctor {directory}` names its log"
+            )
         lines = live_lines(document, before) if live else _plain_lines(document)
         yield document, "".join(f"{line}\n" for line in lines)
         before = document

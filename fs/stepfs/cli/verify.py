@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stepfs.cli.columns import printable, size_text
-from stepfs.cli.failure import explain
+from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.errors import CorruptError, NewerFormatError
 
@@ -37,7 +37,7 @@ def verify(
         typer.echo(json.dumps({"steps": result.steps, "slices": result.slices, "errors": errors}, indent=2))
     else:
         for damage in result.errors:
-            typer.echo(printable(_damage_line(damage)), err=True)
+            say(printable(_damage_line(damage)))
         size = size_text(result.payload_bytes)
         typer.echo(f"{result.steps} steps, {result.slices} slices, {size}: {len(result.errors)} errors")
     if result.errors:

@@ -3,6 +3,9 @@
 
 def main() -> None:
     """Entry point of the console script."""
+    from stepfs.cli.failure import log_to_stderr, open_standard_streams  # noqa: PLC0415
     from stepfs_producer.cli.app import app  # noqa: PLC0415
 
+    open_standard_streams()
+    log_to_stderr()
     app()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -42,6 +39,3 @@ def stepfs_produce(
     ] = False,
 ) -> None:
     """Turn data into global training steps, each in exactly one commit, across kills and restarts."""
-    level = logging.DEBUG if os.environ.get("STEPFS_DEBUG") == "1" else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
-    logging.getLogger("stepfs").setLevel(level)

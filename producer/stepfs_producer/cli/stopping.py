@@ -7,10 +7,11 @@ Both are said on stderr, so that nobody has to guess which of the two happened.
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Final, Self
+
+from stepfs.cli.failure import say
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -58,4 +59,4 @@ class Stopping:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"stepfs-produce: {line}\n")
+    say(f"stepfs-produce: {line}")
