@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import rottenlake
+import trio
 from lakes import stepfs
+
+from stepfs.consumers import Group
+from stepfs.format.ids import Step
+from stepfs.lake import open_lake
+from stepfs.log.reader import LogReader
+from stepfs.log.tail import read_versions
+from stepfs.reclaim.run import reclaim
+from stepfs.store.opening import open_store
+from stepfs.verify import metadata
+from stepfs.verify.lake import verify_lake
 
 # What comes last in its sequence is not missed: without it the lake is what it was before. Nobody's data hangs on a
 # node's record, and a group that nobody remembers needs nothing.
@@ -47,3 +59,86 @@ def test_the_object_is_named(intact, tmp_path, kind, how):
             assert key in told
         rottenlake.restore(lake / key, body)
     assert stepfs("verify", lake.as_uri()).code == 0
+
+
+def unreadable(path):
+    """The operating system refuses it: a link to itself."""
+    path.unlink()
+    path.symlink_to(path)
+
+
+def test_an_object_that_cannot_be_read_does_not_stop_the_others(intact, tmp_path):
+    lake = tmp_path / "lake"
+    rottenlake.copy(intact, lake)
+    keys = rottenlake.objects(lake)["data"]
+    unreadable(lake / keys[0])
+    spoilt = keys[-1]
+    rottenlake.spoil(lake / spoilt, "truncate", random.Random(0))
+    ended = stepfs("verify", lake.as_uri(), "--json")
+    assert (ended.code, ended.document["steps"]) == (5, 24)
+    assert {error["key"] for error in ended.document["errors"]} == {keys[0], spoilt}
+
+
+@pytest.mark.parametrize("live", [3, 24])
+def test_when_no_object_can_be_read_it_is_not_the_objects(intact, tmp_path, live):
+    lake = tmp_path / "lake"
+    rottenlake.copy(intact, lake)
+    reclaim_to(lake, rottenlake.STEPS - live)
+    for path in list(lake.glob("*/data/**/*.tgb")):
+        unreadable(path)
+    ended = stepfs("verify", lake.as_uri())
+    assert (ended.code, ended.err.count("\n")) == (4, 1), ended
+
+
+def test_what_is_reclaimed_meanwhile_is_no_damage(intact, tmp_path):
+    lake = tmp_path / "lake"
+    rottenlake.copy(intact, lake)
+
+    async def verify():
+        store = open_store(lake.as_uri())
+        log = await LogReader.open(store, await open_lake(store))
+        reclaim_to(lake, rottenlake.STEPS - 2)  # and with it an index segment
+        found = await verify_lake(log, origin_store=open_store)
+        await store.aclose()
+        return found
+
+    found = trio.run(verify)
+    assert not found.errors
+    assert found.steps < 24
+
+
+def test_commits_behind_one_that_was_reclaimed_meanwhile_are_checked(intact, tmp_path, monkeypatch):
+    lake = tmp_path / "lake"
+    rottenlake.copy(intact, lake)
+
+    def read_late(*arguments):
+        monkeypatch.setattr(metadata, "read_versions", read_versions)
+        reclaim_to(lake, rottenlake.STEPS - 2)
+        rottenlake.spoil(lake / newest, "flip", random.Random(0))
+        return read_versions(*arguments)
+
+    async def verify():
+        store = open_store(lake.as_uri())
+        found = await metadata.verify_metadata(store, await open_lake(store))
+        await store.aclose()
+        return found
+
+    first, *_, newest = rottenlake.objects(lake)["log"]
+    monkeypatch.setattr(metadata, "read_versions", read_late)
+    assert [damage.key for damage in trio.run(verify)] == [newest]
+    assert not (lake / first).exists()  # it had been listed
+
+
+def reclaim_to(lake, step):
+    """In a thread of its own: there may be a loop in this one."""
+
+    async def run():
+        store = open_store(lake.as_uri())
+        identity = await open_lake(store)
+        await Group.of(store, identity, "g").add(Step(step), keep=1)
+        await reclaim(store, identity)
+        await store.aclose()
+
+    thread = threading.Thread(target=trio.run, args=[run])
+    thread.start()
+    thread.join()

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import CorruptError, UsageError
+from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.log.reader import LogReader
@@ -24,6 +24,7 @@ from stepfs.verify.tgb_check import TgbCheck
 
 WINDOW_BYTES: Final = 8 << 20
 TASKS: Final = 4
+_UNREAD_MAX: Final = 2 * TASKS  # objects in a row; more, and it is not the objects
 _ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with complaints
 
 OriginStore = Callable[[str], Store]  # the URL of a fork's parent → its store
@@ -57,25 +58,22 @@ async def verify_lake(
 ) -> Verification:
     """Check all live steps as of now. Never raises `CorruptError`: damage is what it reports.
 
-    Steps reclaimed while this runs are not missed: what they lack is no damage.
+    Steps reclaimed while this runs are not missed: what they lack is no damage. An object that cannot be read is
+    damaged if others can be; if none can, it is the store: `StoreUnreachableError` or `RefusedError`.
     """
-    result = Verification()
-    first, end = log.first_live_step, log.state.next_step
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):
         stores[number] = origin_store(origin.url)
-    send, receive = trio.open_memory_channel[StepEntry](TASKS)
+    look = _Look(log, stores, progress or (lambda _: None))
     try:
-        async with trio.open_nursery() as nursery, receive:
-            for _ in range(TASKS):
-                nursery.start_soon(_work, stores, receive.clone(), result, progress)
-            async with send:
-                await _feed(log, first, end, send, result)
+        await look.at(log.first_live_step, log.state.next_step)
+        await look.again()
     finally:
         with trio.CancelScope(shield=True):
             for number, store in stores.items():
                 if number:
                     await store.aclose()
+    result = look.result
     if result.errors and await log.confirm():
         live = log.first_live_step
         result.errors = [d for d in result.errors if d.step is None or d.step >= live]
@@ -83,44 +81,84 @@ async def verify_lake(
     return result
 
 
-async def _feed(
-    log: LogReader,
-    first: Step,
-    end: Step,
-    send: trio.MemorySendChannel[StepEntry],
-    result: Verification,
-) -> None:
-    """Send every entry; an unreadable index segment is one damage, and its steps cannot be checked."""
-    number = first
-    while number < end:
-        try:
-            entry = await log.entry(number)
-        except CorruptError as error:
-            segment = SegmentIndex(number // SEGMENT_STEPS)
-            past = Step(min(end, (segment + 1) * SEGMENT_STEPS))
-            result.damaged(Damage(None, None, "", f"steps {number}…{past - 1} cannot be checked: {error}"))
-            number = past
-            continue
-        await send.send(entry)
-        number = Step(number + 1)
+class _Look:
+    """One look at everything; `result` grows."""
 
+    def __init__(
+        self, log: LogReader, stores: dict[int, Store], progress: Callable[[Verification], None]
+    ) -> None:
+        self.result = Verification()
+        self._log = log
+        self._stores = stores
+        self._progress = progress
+        self._unread: list[StepEntry] = []
+        self._unread_in_a_row = 0
 
-async def _work(
-    stores: dict[int, Store],
-    receive: trio.MemoryReceiveChannel[StepEntry],
-    result: Verification,
-    progress: Callable[[Verification], None] | None,
-) -> None:
-    window = memoryview(bytearray(WINDOW_BYTES))
-    async with receive:
-        async for entry in receive:
-            damages = await _verify_object(stores[entry.tgb.origin], entry, window)
-            result.steps += 1
-            result.slices += entry.tgb.slices
-            result.payload_bytes += entry.tgb.payload_bytes
-            result.damaged(*damages)
-            if progress is not None:
-                progress(result)
+    async def at(self, first: Step, end: Step) -> None:
+        """Steps first to end - 1."""
+        send, receive = trio.open_memory_channel[StepEntry](TASKS)
+        async with trio.open_nursery() as nursery, receive:
+            for _ in range(TASKS):
+                nursery.start_soon(self._work, receive.clone())
+            async with send:
+                await self._feed(first, end, send)
+
+    async def again(self) -> None:
+        """A second chance for what could not be read, once the store has shown that it answers."""
+        if not self._unread:
+            return
+        await self._log.confirm()
+        window = memoryview(bytearray(WINDOW_BYTES))
+        for entry in self._unread:
+            try:
+                damages = await _verify_object(self._stores[entry.tgb.origin], entry, window)
+            except (RefusedError, StoreUnreachableError) as error:
+                if not self.result.steps:
+                    raise
+                damages = [Damage(entry.step, None, entry.tgb.key, f"cannot be read: {error}")]
+            self._seen(entry, damages)
+
+    async def _feed(self, first: Step, end: Step, send: trio.MemorySendChannel[StepEntry]) -> None:
+        """Send every entry; an unreadable index segment is one damage, and its steps cannot be checked."""
+        number = first
+        while number < end:
+            try:
+                entry = await self._log.entry(number)
+            except CorruptError as error:
+                await self._log.confirm()
+                if self._log.first_live_step > number:  # reclaimed since, and with it perhaps the segment
+                    number = self._log.first_live_step
+                    continue
+                segment = SegmentIndex(number // SEGMENT_STEPS)
+                past = Step(min(end, (segment + 1) * SEGMENT_STEPS))
+                problem = f"steps {number}…{past - 1} cannot be checked: {error}"
+                self.result.damaged(Damage(None, None, "", problem))
+                number = past
+                continue
+            await send.send(entry)
+            number = Step(number + 1)
+
+    async def _work(self, receive: trio.MemoryReceiveChannel[StepEntry]) -> None:
+        window = memoryview(bytearray(WINDOW_BYTES))
+        async with receive:
+            async for entry in receive:
+                try:
+                    damages = await _verify_object(self._stores[entry.tgb.origin], entry, window)
+                except (RefusedError, StoreUnreachableError):
+                    self._unread.append(entry)
+                    self._unread_in_a_row += 1
+                    if self._unread_in_a_row > _UNREAD_MAX:
+                        raise
+                    continue
+                self._unread_in_a_row = 0
+                self._seen(entry, damages)
+
+    def _seen(self, entry: StepEntry, damages: list[Damage]) -> None:
+        self.result.steps += 1
+        self.result.slices += entry.tgb.slices
+        self.result.payload_bytes += entry.tgb.payload_bytes
+        self.result.damaged(*damages)
+        self._progress(self.result)
 
 
 async def _verify_object(store: Store, entry: StepEntry, window: memoryview) -> list[Damage]:

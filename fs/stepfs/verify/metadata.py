@@ -97,7 +97,7 @@ async def _check_log(store: Store, identity: LakeIdentity) -> list[Damage]:
     floor = Floor(store, identity)
     try:
         await floor.refresh()
-        damages = await _check_commits(store, identity.lake_id, floor.floor)
+        damages = await _check_commits(store, identity.lake_id, floor)
         if damages:
             await floor.refresh()
     except CorruptError:
@@ -106,31 +106,50 @@ async def _check_log(store: Store, identity: LakeIdentity) -> list[Damage]:
     return [damage for damage in damages if damage.key >= lowest]
 
 
-async def _check_commits(store: Store, lake_id: str, first: Version) -> list[Damage]:
+async def _check_commits(store: Store, lake_id: str, floor: Floor) -> list[Damage]:
     prefix = log_prefix(lake_id)
+    first = floor.floor
     after = numbered(prefix, first - 1) if first > 0 else prefix
     listed = [n async for key in _keys(store, prefix, after) if (n := number_of(prefix, key)) is not None]
     missing = sorted(set(range(first, max(listed, default=first - 1) + 1)) - set(listed))
     damages = [_damage(numbered(prefix, number), "the object is missing") for number in missing]
-    expected = first
-    digest: bytes | None = None  # of the commit before, if it was readable
-    async with aclosing(read_versions(store, lake_id, [Version(n) for n in listed])) as bodies:
-        async for key, body in bodies:
-            number = number_of(prefix, key)
-            assert number is not None
-            before = digest if number == expected else None
-            expected, digest = Version(number + 1), None
-            try:
-                commit = decode_commit(body, key)
-            except (CorruptError, NewerFormatError) as error:
-                damages.append(_damage(key, str(error).removeprefix(f"{key}: ")))
-                continue
-            digest = chain_digest(commit.prev_digest, body)
-            if (commit.lake_id, commit.version) != (lake_id, number):
-                damages.append(_damage(key, f"is version {commit.version} of lake {commit.lake_id}"))
-            elif before is not None and commit.prev_digest != before:
-                damages.append(_damage(key, "does not continue the commit before it"))
+    chain = _Chain(lake_id, first)
+    while listed:
+        async with aclosing(read_versions(store, lake_id, [Version(n) for n in listed])) as bodies:
+            async for key, body in bodies:
+                damages += chain.check(key, body)
+        unread = [n for n in listed if n >= chain.expected]
+        if unread:  # the first of them was deleted since it was listed; what a reclaimer deletes is no damage
+            damages.append(_damage(numbered(prefix, unread[0]), "the object is missing"))
+            await floor.refresh()
+        listed = [n for n in unread[1:] if n >= floor.floor]
     return damages
+
+
+class _Chain:
+    """Commits in order, each with the digest of the one before."""
+
+    def __init__(self, lake_id: str, first: Version) -> None:
+        self.expected = first  # version after the last one seen
+        self._lake_id = lake_id
+        self._digest: bytes | None = None  # of the commit before, if it was readable
+
+    def check(self, key: str, body: bytes) -> list[Damage]:
+        """What is wrong with the commit under `key`."""
+        number = number_of(log_prefix(self._lake_id), key)
+        assert number is not None
+        before = self._digest if number == self.expected else None
+        self.expected, self._digest = Version(number + 1), None
+        try:
+            commit = decode_commit(body, key)
+        except (CorruptError, NewerFormatError) as error:
+            return [_damage(key, str(error).removeprefix(f"{key}: "))]
+        self._digest = chain_digest(commit.prev_digest, body)
+        if (commit.lake_id, commit.version) != (self._lake_id, number):
+            return [_damage(key, f"is version {commit.version} of lake {commit.lake_id}")]
+        if before is not None and commit.prev_digest != before:
+            return [_damage(key, "does not continue the commit before it")]
+        return []
 
 
 async def _keys(store: Store, prefix: str, after: str = "") -> AsyncIterator[str]:
