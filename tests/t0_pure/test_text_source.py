@@ -149,6 +149,7 @@ def test_listing_has_one_order_and_leaves_out_the_hidden(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to(tmp_path / "b")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
     assert [file.name for file in list_sources([tmp_path])] == ["a.txt", "a/z", "b", "link", "é"]
     again = list_sources([tmp_path / "b", tmp_path / "a", tmp_path / "b"])
     assert [file.name for file in again] == ["a/z", "b"]
@@ -181,6 +182,22 @@ def test_what_resuming_can_notice_is_refused(tmp_path: Path) -> None:
             list(source.records(Place(name, 11, 0)))
     with pytest.raises(RefusedError, match=r"gone\.txt.*not among the inputs"):
         list(source.records(Place("gone.txt", 0, 0)))
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_a_file_that_only_has_the_name_of_the_one_before_is_refused(tmp_path: Path, suffix: str) -> None:
+    def source(data: bytes) -> TextSource:
+        (tmp_path / f"a.{suffix}").write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+        return TextSource(list_sources([tmp_path]))
+
+    text = TEXT * 4000
+    for offset in (1, len(TEXT), len(text)):
+        place = Place(f"a.{suffix}", offset, 0)
+        head = source(text[:offset]).head(place)
+        source(text).check(place, head)  # what follows does not matter
+        source(b"x" + text).check(place, "")  # nor anything to a position of an older version
+        with pytest.raises(RefusedError, match="does not begin like"):
+            source(b"x" + text).check(place, head)
 
 
 def test_bad_inputs(tmp_path: Path) -> None:

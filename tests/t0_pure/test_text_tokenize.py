@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Model
 from tokenizers import models, normalizers, pre_tokenizers
 
 from stepfs.errors import AbsentError, StepfsError, UsageError
+from stepfs_producer.plan import tokenize
 from stepfs_producer.plan.tokenize import (
     BpeTokenizer,
     ByteTokenizer,
@@ -76,6 +77,8 @@ def test_a_model_is_saved_and_reused(tmp_path: Path) -> None:
     save_once(path, MODEL)
     assert load_bpe(path).identity == BpeTokenizer(MODEL).identity
     assert [p.name for p in path.parent.iterdir()] == ["bpe.json"]
+    (tmp_path / "usual").touch()
+    assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode  # other users' producers read it, too
 
 
 def test_what_is_not_a_lossless_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -85,6 +88,9 @@ def test_what_is_not_a_lossless_tokenizer_is_refused(tmp_path: Path) -> None:
         load_bpe(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(UsageError, match=r"bad\.json: not a tokenizer file"):
+        load_bpe(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_bytes(b"\xff{}")
+    with pytest.raises(UsageError, match=r"bad\.json: not a tokenizer file.*UTF-8"):
         load_bpe(tmp_path / "bad.json")
     with pytest.raises(UsageError, match="not a byte-level BPE"):
         BpeTokenizer(Model(models.BPE()).to_str())
@@ -96,3 +102,10 @@ def test_what_is_not_a_lossless_tokenizer_is_refused(tmp_path: Path) -> None:
     lossy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     with pytest.raises(StepfsError, match="changes the text"):
         BpeTokenizer(lossy.to_str()).encode(b"ABC")
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "find_spec", lambda _: None)
+    for attempt in (lambda: train_bpe([b"text"], 300), lambda: BpeTokenizer(MODEL)):
+        with pytest.raises(UsageError, match="pip install"):
+            attempt()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -13,7 +14,7 @@ import typer
 from stepfs.errors import UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs_producer import Producer
-from stepfs_producer.cli.ensure_lake import ensure_lake
+from stepfs_producer.cli.ensure_lake import committed_position, ensure_lake
 from stepfs_producer.cli.feed import Ending, feed
 from stepfs_producer.cli.progress import showing
 from stepfs_producer.cli.stopping import Stopping
@@ -21,7 +22,7 @@ from stepfs_producer.cli.vocabulary import bpe_for
 from stepfs_producer.plan.listing import list_sources
 from stepfs_producer.plan.payload import encoder_for
 from stepfs_producer.plan.source import Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, read_position, text_steps
+from stepfs_producer.plan.text import Shape, TextPosition, resume, text_steps
 from stepfs_producer.plan.tokenize import ByteTokenizer, Tokenizer
 
 
@@ -57,17 +58,20 @@ def produce_text(run: TextRun) -> int:
         tokenizer = bpe_for(
             files, text_field=run.text_field, vocabulary=run.vocab_size, path=run.tokenizer_file
         )
-    if run.ext is not None:
-        encoder_for(run.ext, vocabulary=tokenizer.vocabulary)  # a wrong one must not become a lake's
-    identity = trio.run(ensure_lake, run.lake, run.slices, run.ext, run.endpoint_url)
-    encoder_for(identity.ext, vocabulary=tokenizer.vocabulary)
+    check_ext = partial(encoder_for, vocabulary=tokenizer.vocabulary)
+    identity = trio.run(
+        partial(ensure_lake, run.lake, run.slices, run.ext, run.endpoint_url, check_ext=check_ext)
+    )
     producer_id = run.producer_id or f"text-{shard.index}-of-{shard.count}"
+    resumed = partial(resume, source=source, shard=shard, tokenizer=tokenizer.identity)
+    # Before the producer is opened, which would fence a healthy one on behalf of a mistyped command.
+    resumed(trio.run(committed_position, run.lake, producer_id, run.endpoint_url))
     started = time.monotonic()
     with (
         Stopping() as stopping,
         Producer(run.lake, producer_id=producer_id, endpoint_url=run.endpoint_url) as producer,
     ):
-        start = read_position(producer.position, shard=shard, tokenizer=tokenizer.identity)
+        start = resumed(producer.position)
         shape = Shape(identity.slices, run.batch_size, run.seq_len, identity.ext)
         with showing(producer_id, len(files)) as show:
 
@@ -122,6 +126,7 @@ class _Summary:
         return (
             f"{self.producer_id}: {self.end.steps - self.start.steps} steps in {self.seconds:.1f} s, all committed; "
             f"{self.end.steps} steps, {self.end.documents} documents, {self.end.source_bytes} source bytes in total; {ended}"
+            + (f"; {len(self.source.skipped)} files without text skipped" if self.source.skipped else "")
         )
 
     def as_json(self) -> str:

@@ -90,5 +90,11 @@ def _walk(root: str) -> Iterator[str]:
 
 def _regular(entries: Iterable[os.DirEntry[str]]) -> Iterator[str]:
     for entry in entries:
-        if entry.is_file(follow_symlinks=True):  # a dangling link is no file, and no reason to stop
+        try:
+            is_file = entry.is_file(follow_symlinks=True)  # a dangling link is no file, and no reason to stop
+        except OSError:
+            if not entry.is_symlink():
+                raise
+            continue  # in a circle, or into what may not be searched
+        if is_file:
             yield entry.path

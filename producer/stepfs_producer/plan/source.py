@@ -5,8 +5,8 @@ ends into pieces of at most `RECORD_BYTES` so that memory is bounded and one big
 shards. Where a record begins and which shard it belongs to depend on the bytes of its file alone. `.gz` is
 decompressed on the way; offsets count decompressed bytes, so resuming inside an archive reads it again from its start.
 
-Sources must not change while they are being produced; what resuming can notice of that (a file that is gone, or
-shorter than the place in it) is refused.
+Sources must not change while they are being produced; what resuming can notice of that (a file that is gone, shorter
+than the place in it, or begins otherwise) is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from stepfs_producer.plan.listing import SourceFile
 RECORD_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 << 20
 _SNIFF_BYTES: Final = 8192
+_HEAD_BYTES: Final = 64 << 10
 _JSON_LINES: Final = (".jsonl", ".ndjson")
 
 
@@ -89,21 +90,41 @@ class TextSource:
         self._text_field = text_field
         self._record_bytes = record_bytes
         self.skipped: set[str] = set()  # names of files met that hold no text
+        self._head = ("", b"")  # name and first bytes of the file last asked for
 
     def file_number(self, name: str) -> int:
         """How many files of the corpus come before `name`."""
         return bisect_left(self._names, name)
 
+    def head(self, place: Place) -> str:
+        """Digest of what the file has before `place`, its first 64 KiB at most: what tells it from another of its name."""
+        if self._head[0] != place.name:
+            file = self._files[self._number_of(place)]
+            with _reading(file, compressed=_is_compressed(file)) as stream:
+                self._head = (place.name, stream.read(_HEAD_BYTES))
+        return hashlib.blake2b(self._head[1][: place.offset], digest_size=8).hexdigest()
+
+    def check(self, place: Place, head: str) -> None:
+        """`RefusedError` unless the file at `place` is there and began with `head`; "" is not known and fits any."""
+        file = self._files[self._number_of(place)]
+        if head and self.head(place) != head:
+            raise RefusedError(
+                f"{file.path} does not begin like the {place.name} in which this producer stopped; restore that, or "
+                "begin again under a new producer id"
+            )
+
+    def _number_of(self, place: Place) -> int:
+        number = self.file_number(place.name)
+        if number == len(self._files) or self._files[number].name != place.name:
+            raise RefusedError(
+                f"the source {place.name}, where this producer stopped, is not among the inputs any more; "
+                "restore it, or begin again under a new producer id"
+            )
+        return number
+
     def records(self, start: Place | None = None) -> Iterator[Record]:
         """The shard's records from `start` on. `RefusedError` when the place is no longer there."""
-        first = 0
-        if start is not None:
-            first = self.file_number(start.name)
-            if first == len(self._files) or self._files[first].name != start.name:
-                raise RefusedError(
-                    f"the source {start.name}, where this producer stopped, is not among the inputs any more; "
-                    "restore it, or begin again under a new producer id"
-                )
+        first = 0 if start is None else self._number_of(start)
         for file in self._files[first:]:
             place = start if start is not None and file.name == start.name else Place(file.name, 0, 0)
             for record in self._records_of(file, place):
@@ -111,16 +132,20 @@ class TextSource:
                     yield record
 
     def _records_of(self, file: SourceFile, place: Place) -> Iterator[Record]:
-        stem = file.name.removesuffix(".gz")
-        with _reading(file, compressed=stem != file.name) as stream:
+        compressed = _is_compressed(file)
+        with _reading(file, compressed=compressed) as stream:
             if not file.named and b"\0" in stream.read(_SNIFF_BYTES):
                 self.skipped.add(file.name)
                 return
-            _go_to(stream, place.offset, file, compressed=stem != file.name)
-            if stem.endswith(_JSON_LINES):
+            _go_to(stream, place.offset, file, compressed=compressed)
+            if file.name.removesuffix(".gz").endswith(_JSON_LINES):
                 yield from _json_records(stream, file, place, self._text_field)
             else:
                 yield from _text_records(stream, place, self._record_bytes)
+
+
+def _is_compressed(file: SourceFile) -> bool:
+    return file.name.endswith(".gz")
 
 
 def _go_to(stream: BinaryIO, offset: int, file: SourceFile, *, compressed: bool) -> None:

@@ -25,6 +25,7 @@ class TextPosition:
     shard: Shard
     tokenizer: str  # identity
     cursor: Cursor | None = None  # None: at the beginning
+    head: str = ""  # of the file at the cursor, see `TextSource.head`; "" in what older versions wrote
     steps: int = 0
     rows: int = 0
     tokens: int = 0
@@ -42,6 +43,7 @@ class TextPosition:
             "shard": [self.shard.index, self.shard.count],
             "tokenizer": self.tokenizer,
             "at": at,
+            "head": self.head,
             "steps": self.steps,
             "rows": self.rows,
             "tokens": self.tokens,
@@ -63,6 +65,7 @@ def read_position(value: object, *, shard: Shard, tokenizer: str) -> TextPositio
             Shard(int(index), int(count)),
             str(value["tokenizer"]),
             Cursor(Place(str(name), int(offset), int(lines)), int(taken)),
+            str(value.get("head", "")),
             **{key: int(value[key]) for key in ("steps", "rows", "tokens", "documents", "source_bytes")},
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -79,6 +82,14 @@ def read_position(value: object, *, shard: Shard, tokenizer: str) -> TextPositio
             f"this producer id has produced tokens of {position.tokenizer}, not {tokenizer}; "
             "continue with that tokenizer, or choose another --producer-id"
         )
+    return position
+
+
+def resume(value: object, source: TextSource, *, shard: Shard, tokenizer: str) -> TextPosition:
+    """`read_position` of what this source can continue; `RefusedError` also if the source is another one."""
+    position = read_position(value, shard=shard, tokenizer=tokenizer)
+    if position.cursor is not None:
+        source.check(position.cursor.place, position.head)
     return position
 
 
@@ -116,6 +127,7 @@ def text_steps(
         position = replace(
             position,
             cursor=rows.cursor,
+            head=source.head(rows.cursor.place),
             steps=position.steps + 1,
             rows=position.rows + count,
             tokens=position.tokens + rows.tokens,

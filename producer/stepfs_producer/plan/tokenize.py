@@ -11,10 +11,10 @@ vocabulary, so undecodable bytes are encoded one by one.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -70,6 +70,7 @@ class BpeTokenizer:
     """A byte-level BPE model of the `tokenizers` library, from its JSON."""
 
     def __init__(self, model_json: str) -> None:
+        _require_library()
         from tokenizers import Tokenizer as Model  # noqa: PLC0415  (optional, and 30 ms)
 
         self._model: Model = Model.from_str(model_json)
@@ -120,6 +121,7 @@ def train_bpe(texts: Iterable[bytes], vocabulary: int) -> str:
 
     Deterministic: the same texts in the same order give the same model, so every producer of a corpus gets it.
     """
+    _require_library()
     from tokenizers import Tokenizer as Model  # noqa: PLC0415
     from tokenizers import decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
 
@@ -147,6 +149,8 @@ def load_bpe(path: Path) -> BpeTokenizer:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise AbsentError(f"{path}: no such tokenizer file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a tokenizer file, which is JSON in UTF-8 ({error})") from error
     try:
         return BpeTokenizer(text)
     except StepfsError:
@@ -158,9 +162,21 @@ def load_bpe(path: Path) -> BpeTokenizer:
 def save_once(path: Path, model_json: str) -> None:
     """Write a model where other producers may be writing the same one at the same moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
-        file.write(model_json)
-    os.replace(file.name, path)  # noqa: PTH105
+    draft = path.with_name(
+        f".{path.name}.{secrets.token_hex(8)}"
+    )  # not `tempfile`: others shall read it, too
+    try:
+        draft.write_text(model_json, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _require_library() -> None:
+    if find_spec("tokenizers") is None:
+        raise UsageError(
+            "--tokenizer bpe needs the package tokenizers, which is not installed: pip install 'stepfs[text]'"
+        )
 
 
 def _byte_characters() -> list[str]:
