@@ -23,6 +23,7 @@ from stepfs_producer.pending import Pending
 _log = logging.getLogger("stepfs.producer")
 
 LOOK_EVERY_S: Final = 1.0  # while held back
+_RECENT_STEPS: Final = 32
 TRUST_S: Final = 30.0  # a need seen longer ago than this is looked at again: a group may have rolled back
 
 
@@ -41,6 +42,8 @@ class Lead:
         self._holder: str | None = None
         self._looked_s = float("-inf")
         self._said = False
+        self._fork_mean_at = -1  # version
+        self._fork_mean_bytes = 0.0
 
     @property
     def bounded(self) -> bool:
@@ -60,8 +63,18 @@ class Lead:
             return True
         if self._bytes_max is None or committed + pending.uncommitted_tgbs == 0:
             return False  # a batch larger than the bound is made when nothing else is ahead, or never
-        mean_bytes = head.total_bytes / head.next_step if head.next_step else 0.0
-        return committed * mean_bytes + pending.uncommitted_bytes + payload_bytes > self._bytes_max
+        return (
+            committed * self._mean_bytes(head) + pending.uncommitted_bytes + payload_bytes > self._bytes_max
+        )
+
+    def _mean_bytes(self, head: LogState) -> float:
+        """Of a committed step. A fork's totals leave out what its parent had given up: there, of the newest steps."""
+        if not head.origins:
+            return head.total_bytes / head.next_step if head.next_step else 0.0
+        if head.version != self._fork_mean_at and head.tail:
+            recent = [entry.tgb.payload_bytes for entry in head.tail[-_RECENT_STEPS:]]
+            self._fork_mean_at, self._fork_mean_bytes = head.version, sum(recent) / len(recent)
+        return self._fork_mean_bytes
 
     async def look(self, first_live_step: Step) -> None:
         """Read the groups: one LIST and a GET for each. Without any group everything live counts as needed."""

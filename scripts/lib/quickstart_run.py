@@ -23,10 +23,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from quickstart_programs import is_mounted, let_go, processes_naming, run, start
 from rich.console import Console
 from rich.table import Table
+
+T = TypeVar("T")
 
 LIB = Path(__file__).resolve().parent
 CORPUS = [Path(sysconfig.get_path("stdlib")) / name for name in ("asyncio", "http", "json")]
@@ -49,6 +52,7 @@ class Story:
     lake: str
     started: float = field(default_factory=time.monotonic)
     checks: list[tuple[str, str, bool]] = field(default_factory=list)
+    producers: list[subprocess.Popen[str]] = field(default_factory=list)
     killed_at: int = 0  # steps committed by then
 
     @property
@@ -95,18 +99,18 @@ def tell(story: Story, running: ExitStack) -> None:
     mount(story, running, story.fixed, "--steps", f"0:{TRAINED_STEPS}")
     trainer = Trainer(story, running)
     story.say("the trainer has started; no step is committed yet, its reads wait")
-    producers = [start_producer(story, running, index) for index in range(PRODUCERS)]
+    story.producers = [start_producer(story, running, index) for index in range(PRODUCERS)]
     story.say(f"{PRODUCERS} producers have started")
     until(story, "20 steps", lambda: len(steps_in(story.growing)) >= 20)
     show_listing(story)
     until(story, f"step {KILL_AT_STEP}", lambda: len(steps_in(story.growing)) > KILL_AT_STEP)
-    victim = producers[0]
+    victim = story.producers[0]
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     story.killed_at = len(steps_in(story.growing))
     story.say(f"[bold red]kill -9[/bold red] of producer 0 at step {story.killed_at}; started again")
-    producers[0] = start_producer(story, running, 0)
-    outputs = [finish(story, producer) for producer in producers]
+    story.producers[0] = start_producer(story, running, 0)
+    outputs = [finish(story, producer) for producer in story.producers]
     produced_at = time.monotonic()
     story.say("both producers have committed everything and are gone")
     trainer.finish()
@@ -152,11 +156,8 @@ def start_producer(story: Story, running: ExitStack, index: int) -> subprocess.P
 
 def finish(story: Story, process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
     """The JSON a producer ends with."""
-    output, _ = process.communicate(timeout=story.left_s())
-    if process.returncode != 0:
-        raise SystemExit(
-            f"quickstart: a producer ended with exit code {process.returncode}; its message is above"
-        )
+    output, _ = in_time(story, "the end of a producer", process.communicate)
+    refuse_failure("a producer", process)
     summary: dict[str, dict[str, int]] = json.loads(output)
     return summary
 
@@ -175,8 +176,22 @@ def unmount(story: Story, directory: Path) -> None:
     story.say(f"unmounted {directory}")
 
 
+def in_time(story: Story, what: str, wait: Callable[..., T]) -> T:
+    try:
+        return wait(timeout=story.left_s())
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"quickstart: {what} did not come within {DEADLINE_S:.0f} s") from None
+
+
+def refuse_failure(who: str, process: subprocess.Popen[str]) -> None:
+    if process.poll():
+        raise SystemExit(f"quickstart: {who} ended with exit code {process.returncode}; its message is above")
+
+
 def until(story: Story, what: str, true: Callable[[], bool]) -> None:
     while not true():
+        for producer in story.producers:
+            refuse_failure("a producer", producer)
         if story.left_s() <= 1.0:
             raise SystemExit(f"quickstart: {what} did not come within {DEADLINE_S:.0f} s")
         time.sleep(0.1)
@@ -207,10 +222,9 @@ class Trainer:
         self._lines.start()
 
     def finish(self) -> None:
-        code = self._process.wait(timeout=self._story.left_s())
+        in_time(self._story, "the end of the trainer", self._process.wait)
         self._lines.join()
-        if code != 0:
-            raise SystemExit(f"quickstart: the trainer ended with exit code {code}")
+        refuse_failure("the trainer", self._process)
 
     def _show(self) -> None:
         assert self._process.stdout is not None

@@ -65,6 +65,15 @@ def test_the_unit_passes_systemds_own_check(tmp_path):
     assert (done.returncode, said) == (0, [])
 
 
+def test_parents_of_the_mount_point_are_for_everybody(tmp_path):
+    """The unit's umask is for the cache and the log; a mount with --allow-other lies below what this makes."""
+    (prepare,) = unit()["ExecStartPre"]
+    command = shlex.split(prepare.removeprefix("-").replace("$$", "$"))
+    directory = tmp_path / "a b" / "mnt"
+    subprocess.run(command, check=True, env={**os.environ, "STEPFS_DIR": str(directory)}, umask=0o077)
+    assert directory.parent.stat().st_mode & 0o777 == directory.stat().st_mode & 0o777 == 0o755
+
+
 def test_the_unit_does_not_restart_what_a_restart_cannot_help():
     from stepfs import errors  # noqa: PLC0415
 
@@ -142,7 +151,10 @@ CALLS = [
         ],
         ["mount", "s3://b/r", "/m", "--daemon", "--group=g", "--wait=300"],
     ),
-    (["l", "/m", "-o", "user,nosuid,nodev,noexec,no-prime"], ["mount", "l", "/m", "--daemon", "--no-prime"]),
+    (
+        ["l", "/m", "-o", "user,nosuid,nodev,noexec,noatime,nodiratime,relatime,no-prime"],
+        ["mount", "l", "/m", "--daemon", "--no-prime"],
+    ),
     (
         ["l", "/m x", "-t", "stepfs", "-o", 'allow_other,ranks="0-3,8",mesh="pp=2,dp=4",poll=1s'],
         ["mount", "l", "/m x", "--daemon", "--allow-other", "--ranks=0-3,8", "--mesh=pp=2,dp=4", "--poll=1s"],

@@ -18,6 +18,8 @@ from stepfs.reclaim.run import reclaim
 from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
+from stepfs_producer.lead import Lead
+from stepfs_producer.pending import Pending
 
 SLICES = 2
 
@@ -174,4 +176,22 @@ async def test_a_fork_point_must_be_live_and_the_target_free(file_url: str) -> N
         await fork(parent, open_store(f"{file_url}-a"), Cut(Step(4), Step(4), Step(4)), SystemClock())
     with pytest.raises(RefusedError, match="is a lake already"):
         await fork(parent, store, Cut(Step(1), Step(1), Step(1)), SystemClock())
+    await store.aclose()
+
+
+async def test_the_lead_in_a_fork_counts_whole_steps(file_url: str) -> None:
+    """Its totals leave out what the parent had given up, so an average over all steps would be far too small."""
+    store = await lake_of(file_url, 60)
+    await Group.of(store, await open_lake(store), "train").add(Step(50))
+    await reclaim(store, await open_lake(store))
+    parent = await LogReader.open(store, await open_lake(store))
+    child_store = open_store(f"{file_url}-fork")
+    identity = await fork(parent, child_store, Cut(Step(60), Step(60), Step(60)), SystemClock())
+    child = await LogReader.open(child_store, identity)
+    size = len(b"".join(payloads(10)))
+    lead = Lead(child_store, identity, steps_max=None, bytes_max=12 * size)
+    await lead.look(child.first_live_step)
+    assert not lead.exceeded(child.state, Pending(0, memory_bytes_max=1), 2 * size)
+    assert lead.exceeded(child.state, Pending(0, memory_bytes_max=1), 3 * size)
+    await child_store.aclose()
     await store.aclose()

@@ -296,6 +296,7 @@ class TestDoctor:
         ended = stepfs("doctor", (tmp_path / "nothing").as_uri())
         assert ended.code == 3
         assert re.search("^FAIL  lake .*stepfs init", ended.out, re.MULTILINE)
+        assert not (tmp_path / "nothing").exists()
 
     def test_a_directory_that_can_be_mounted_on(self, tmp_path):
         assert "can be mounted on" in stepfs("doctor", tmp_path).out

@@ -12,6 +12,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.store.api import Store
+from stepfs.store.local import LocalStore
 from stepfs.store.probe import probe_store
 
 
@@ -26,6 +27,8 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
     except StepfsError as error:
         yield fail("lake", str(error), "correct this first", exit_code=error.exit_code)
         return
+    if isinstance(store, LocalStore) and not store.root.exists():
+        return  # the probe would make it
     if identity is not None:
         yield ok("lake", f"{identity.lake_id}, {identity.slices} slices per step, {identity.ext}")
     yield ok("store", f"answers in {(trio.current_time() - started) * 1000:.1f} ms ({store.url})")
