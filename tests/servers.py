@@ -65,6 +65,7 @@ def seaweedfs(
     s3, master, volume, filer, admin = ports or free_ports(5)
     command = [
         program("weed"),
+        "-logtostderr",  # which goes to server.log; else files in /tmp as well, for ever
         "mini",
         f"-dir={directory}",
         "-ip=127.0.0.1",
