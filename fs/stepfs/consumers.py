@@ -199,7 +199,7 @@ class Group:
         outcome = await take_slot(self.store, numbered(prefix, number), body)
         if isinstance(outcome, Unknown):
             raise StoreUnreachableError(
-                f"{self.store.url}: the store stopped answering; run `stepfs status` to see what group "
+                f"{self.store.url}: the store stopped answering{outcome.why}; run `stepfs status` to see what group "
                 f"{self.name!r} keeps, then try again"
             )
         if not isinstance(outcome, Mine):

@@ -19,7 +19,7 @@ import trio
 from stepfs import entropy
 from stepfs.clock import Clock
 from stepfs.consumers import Group
-from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.commit import CommitKind, Origin, chain_digest, encode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import floor_prefix, log_prefix, new_lake_id, numbered, segment_key, snapshot_prefix
@@ -33,7 +33,7 @@ from stepfs.format.snapshot import (
     genesis,
     pack_ref,
 )
-from stepfs.lake import create_lake, refuse_existing
+from stepfs.lake import create_lake, open_lake, refuse_existing
 from stepfs.log.append import ownerless
 from stepfs.log.reader import LogReader
 from stepfs.sequence import Unknown, take_slot
@@ -81,11 +81,18 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeI
             store, slices=parent.identity.slices, ext=parent.identity.ext, clock=clock, lake_id=lake_id
         )
     except BaseException as error:
-        # Otherwise the lake may exist, whatever became of the answer.
-        if not filled or isinstance(error, RefusedError):
-            with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
+        # A fork that is there, whatever became of the answer, needs what the group holds.
+        with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
+            if not filled or (isinstance(error, RefusedError) and not await _exists(store, lake_id)):
                 await group.retire()
         raise
+
+
+async def _exists(store: Store, lake_id: str) -> bool:
+    try:
+        return (await open_lake(store)).lake_id == lake_id
+    except AbsentError:
+        return False
 
 
 async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, clock: Clock) -> None:
@@ -201,7 +208,8 @@ async def _placeholders(parent: LogReader, first_segment: SegmentIndex, first_li
 
 
 async def _create(store: Store, key: str, body: bytes) -> None:
-    if isinstance(await take_slot(store, key, body), Unknown):
+    outcome = await take_slot(store, key, body)
+    if isinstance(outcome, Unknown):
         raise StoreUnreachableError(
-            f"{store.url}: the store stopped answering; fork again, to the same or another URL"
+            f"{store.url}: the store stopped answering{outcome.why}; fork again, to the same or another URL"
         )

@@ -30,7 +30,7 @@ async def create_lake(
     outcome = await take_slot(store, LAKE, encode_lake(identity))
     if isinstance(outcome, Unknown):
         raise StoreUnreachableError(
-            f"{store.url}: the store stopped answering; run `stepfs init` again to see"
+            f"{store.url}: the store stopped answering{outcome.why}; run `stepfs init` again to see"
         )
     if isinstance(outcome, Lost):
         await refuse_existing(store)

@@ -41,6 +41,7 @@ class Unknown:
 
     key: str
     body: bytes
+    why: str = ""  # what was heard last, in parentheses
 
 
 Outcome = Mine | Lost | Unknown
@@ -63,8 +64,8 @@ async def take_slot(store: Store, key: str, body: bytes) -> Outcome:
             if put is Put.RETRY:
                 continue
             found = await store.get(key)
-        except StoreUnreachableError:
-            return Unknown(key, body)
+        except StoreUnreachableError as error:
+            return Unknown(key, body, f" ({error})")
         if found == body:
             return Mine()
         if found is not None:

@@ -57,6 +57,7 @@ class Undecided:
     """The store does not say. The attempt is kept and will be decided before anything else is tried."""
 
     version: Version
+    why: str  # see `stepfs.sequence.Unknown`
 
 
 Outcome = Committed | Lost | Undecided | Refusal
@@ -129,9 +130,9 @@ class Committer:
                 # Taken and gone again means that a reclaim has passed over us.
                 self._stale = self._stale or not taken
                 return Lost()
-            case Unknown():
-                _log.info("the store did not say what became of %s; keeping it", attempt.key)
-                return Undecided(attempt.commit.version)
+            case Unknown(why=why):
+                _log.info("the store did not say what became of %s%s; keeping it", attempt.key, why)
+                return Undecided(attempt.commit.version, why)
 
     async def _settle_mine(self, attempt: _Attempt) -> Committed | Lost:
         if not await self.reader.confirm():

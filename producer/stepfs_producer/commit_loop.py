@@ -125,9 +125,9 @@ class CommitLoop:
             case Lost():
                 self.tally.lost += 1
                 self._pacer.lost(ended_s=trio.current_time(), exposure_s=exposure_s)
-            case Undecided(version=version):
+            case Undecided():
                 self.tally.undecided += 1
-                await self._patience.bear(unanswered(self._store, version))
+                await self._patience.bear(unanswered(self._store, outcome))
                 return
             case NothingLeft(state=state):
                 self._advance(state)

@@ -68,8 +68,8 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, p
                 state = known
             case Sealed():
                 raise SealedError(f"{store.url}: the lake is sealed; no more steps can be produced into it")
-            case Undecided(version=version):
-                await patience.bear(unanswered(store, version))
+            case Undecided():
+                await patience.bear(unanswered(store, outcome))
                 continue
             case Lost():
                 pacer.lost(ended_s=trio.current_time(), exposure_s=committer.exposure_s)
@@ -81,6 +81,8 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, p
         return Started(identity, committer, Incarnation(producer_id, state.epoch, incarnation), state)
 
 
-def unanswered(store: Store, version: int) -> StoreUnreachableError:
+def unanswered(store: Store, attempt: Undecided) -> StoreUnreachableError:
     """The error of an attempt that stays undecided."""
-    return StoreUnreachableError(f"{store.url}: no answer to the create of log version {version}")
+    return StoreUnreachableError(
+        f"{store.url}: no answer to the create of log version {attempt.version}{attempt.why}"
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from stepfs.doctor import environment, limits, mounts
 from stepfs.doctor.finding import Level
-from stepfs.mount.mountinfo import Mounted
+from stepfs.mount.mountinfo import Mounted, source_of
 
 
 @pytest.fixture
@@ -126,8 +126,15 @@ def test_a_mount_that_nobody_asked_about_fails_nothing(monkeypatch, tmp_path, ta
     stale = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake")
     monkeypatch.setattr(mounts, "mounts", lambda: [stale, stale])
     assert {finding.level for finding in mounts.check_mounts(target)} == {Level.NOTE}
-    for asked in (None, stale.source, stale.directory):
+    for asked in (None, stale.source, f"{stale.source}/", stale.directory):
         assert Level.FAIL in {finding.level for finding in mounts.check_mounts(asked)}
+
+
+def test_a_lake_is_known_by_the_name_that_its_mounts_have(monkeypatch, tmp_path):
+    lake = "s3://key:secret@bucket/date=2026, a/run/"
+    stale = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", source_of(lake))
+    monkeypatch.setattr(mounts, "mounts", lambda: [stale])
+    assert next(mounts.check_mounts(lake)).level is Level.FAIL
 
 
 def test_every_problem_comes_with_what_to_do(machine):

@@ -200,6 +200,15 @@ def test_a_file_that_only_has_the_name_of_the_one_before_is_refused(tmp_path: Pa
             source(b"x" + text).check(place, head)
 
 
+def test_a_file_that_grows_while_it_is_read_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * 100)
+    source = TextSource(list_sources([tmp_path]))
+    source.head(Place("a.txt", 50, 0))
+    (tmp_path / "a.txt").write_bytes(b"x" * 1000)
+    later = Place("a.txt", 900, 0)
+    TextSource(list_sources([tmp_path])).check(later, source.head(later))
+
+
 def test_bad_inputs(tmp_path: Path) -> None:
     with pytest.raises(AbsentError, match="no such file"):
         list_sources([tmp_path / "missing"])

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from stepfs.checkpoints.formats import Place
+from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
@@ -33,14 +33,15 @@ class Directory:
 
     def __init__(self, *counters: int) -> None:
         self.counters: set[int] | None = set(counters)
+        self.barred: set[int] = set()
         self.error: OSError | None = None
 
-    def look(self) -> frozenset[int]:
+    def look(self) -> Found:
         if self.error is not None:
             raise self.error
         if self.counters is None:
             raise AbsentError("away")
-        return frozenset(self.counters)
+        return Found(frozenset(self.counters), frozenset(self.barred))
 
 
 async def group_of(name: str = "run") -> Group:
@@ -49,7 +50,7 @@ async def group_of(name: str = "run") -> Group:
 
 
 def watch_of(group: Group, directory: Directory) -> Watch:
-    return Watch(group, Place.parse("/unused"), NextStep("N+1"), look=directory.look)
+    return Watch(group, Place.parse("/unused"), NextStep("N+1"), look_at=directory.look)
 
 
 async def kept(group: Group) -> tuple[Step, ...]:
@@ -141,10 +142,45 @@ async def test_a_look_that_fails_half_way_drops_nothing_and_is_repeated(
     assert "half way" in await watch.last_look()
 
 
+async def test_what_may_not_be_looked_into_is_a_checkpoint_only_if_it_was_one(
+    patient_clock: MockClock,
+) -> None:
+    """A neighbour's directory must not stop everything; one of ours that is closed for a while was not deleted."""
+    group, directory = await group_of(), Directory(10)
+    await group.add(Step(6))
+    directory.barred = {0, 5, 7}
+    watch = Watch(group, Place.parse("/unused"), NextStep("N-1+2*1"), look_at=directory.look)
+    for counters, barred, expected in (
+        ({10}, {5, 7}, (6, 11)),
+        ({10, 20}, {5, 7}, (6, 11, 21)),
+        ({20}, {5, 7, 10}, (6, 11, 21)),
+        ({20}, {7, 10}, (11, 21)),
+        ({20}, {7}, (21,)),
+    ):
+        directory.counters, directory.barred = set(counters), set(barred)
+        await watch.look_once()
+        assert await kept(group) == expected
+    directory.barred = {0}
+    await Watch(group, Place.parse("/unused"), NextStep("N-1"), look_at=directory.look).look_once()
+
+
+@pytest.mark.logs("have not been recorded 60 times in a row: cannot read the checkpoints")
+async def test_looks_that_fail_for_a_minute_are_told_once(
+    patient_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Directory(10)
+    directory.error = OSError(errno.EIO, "broken")
+    caplog.set_level("INFO", "stepfs")
+    with trio.move_on_after(300.5):
+        await watch_of(await group_of(), directory).run()
+    told = [record.levelname for record in caplog.records if "recorded" in record.message]
+    assert told == ["INFO", "WARNING"]
+
+
 @pytest.mark.logs("checkpoint not recorded: --next-step")
 async def test_a_counter_that_makes_no_step_is_reported_once(patient_clock: MockClock) -> None:
     group, directory = await group_of(), Directory(0)
-    watch = Watch(group, Place.parse("/unused"), NextStep("N-1"), look=directory.look)
+    watch = Watch(group, Place.parse("/unused"), NextStep("N-1"), look_at=directory.look)
     with trio.move_on_after(10):
         await watch.run()
     assert await group.read() is None
@@ -179,12 +215,12 @@ async def test_a_record_stands_though_older_ones_cannot_be_deleted(monkeypatch: 
 async def test_a_directory_that_hangs_does_not_keep_the_mount_from_ending() -> None:
     hangs, looked = threading.Event(), threading.Event()
 
-    def look() -> frozenset[int]:
+    def look() -> Found:
         looked.set()
         hangs.wait(60)
-        return frozenset()
+        return Found(frozenset(), frozenset())
 
-    watch = Watch(await group_of(), Place.parse("/unused"), NextStep("N+1"), look=look)
+    watch = Watch(await group_of(), Place.parse("/unused"), NextStep("N+1"), look_at=look)
     began = time.monotonic()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch.run)

@@ -9,7 +9,7 @@ from stepfs.consumers import Group, list_groups
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.fork import Cut, fork
 from stepfs.format.ids import Step
-from stepfs.format.keys import data_prefix, log_prefix
+from stepfs.format.keys import LAKE, data_prefix, log_prefix
 from stepfs.lake import create_lake, open_lake
 from stepfs.log.append import seal
 from stepfs.log.reader import LogReader
@@ -164,9 +164,37 @@ async def test_a_fork_that_fails_holds_nothing_of_its_parent(
         raise StoreUnreachableError("no space left on device")
 
     monkeypatch.setattr(target, "create", full)
-    with pytest.raises(StoreUnreachableError):
+    with pytest.raises(StoreUnreachableError, match=r"stopped answering \(no space left"):
         await fork(parent, target, Cut(Step(3), Step(3), Step(3)), SystemClock())
     assert [record.retired for record in (await list_groups(store, identity)).values()] == [True]
+
+
+async def test_a_fork_that_is_there_holds_its_parent_whatever_was_answered(
+    file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The create lands, its answer is lost, and the credentials expire before the slot can be read."""
+    store = await lake_of(file_url, 6)
+    parent = await LogReader.open(store, await open_lake(store))
+    target = open_store(f"{file_url}-fork")
+    create, get = target.create, target.get
+
+    async def lands_unheard(key: str, body: bytes) -> Put:
+        put = await create(key, body)
+        if key != LAKE:
+            return put
+        monkeypatch.setattr(target, "get", refused_once)
+        return Put.UNKNOWN
+
+    async def refused_once(key: str, **options: int) -> bytes | None:
+        monkeypatch.setattr(target, "get", get)
+        raise RefusedError("the token expired")
+
+    monkeypatch.setattr(target, "create", lands_unheard)
+    with pytest.raises(RefusedError, match="expired"):
+        await fork(parent, target, Cut(Step(3), Step(3), Step(3)), SystemClock())
+    assert await open_lake(target)
+    groups = await list_groups(store, parent.identity)
+    assert [record.retired for record in groups.values()] == [False]
 
 
 async def test_a_fork_point_must_be_live_and_the_target_free(file_url: str) -> None:

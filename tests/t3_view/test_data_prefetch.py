@@ -220,8 +220,10 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
     ]
     asked = world.asked
     await trio.sleep(5)
-    assert world.asked - asked <= 5  # once a second for the segment, not for each of its steps
+    # Once a second for the segment, not for each of its steps; a damaged one is left alone until somebody reads in it.
+    assert world.asked - asked <= (0 if error is CorruptError else 5)
     world.loaded = True
+    await node.read(1, 0)
     await trio.sleep(2)
     assert all(node.slices.holds(Step(step), SliceIndex(0)) for step in range(1, 5))
     nursery.cancel_scope.cancel()

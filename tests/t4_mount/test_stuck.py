@@ -202,3 +202,15 @@ def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(la
         time.sleep(5)  # longer than its `--wait`
         serving.process.send_signal(signal.SIGCONT)
         assert reader.communicate(timeout=30)[0] == payload(3, 1)
+
+
+def test_a_stopped_daemon_does_not_keep_its_mount_point(lake, tmp_path):
+    """What is advised for a mount that does not answer: detach it, and mount again."""
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
+        serving.process.send_signal(signal.SIGSTOP)
+        subprocess.run(["umount", "-l", str(serving.directory)], check=True)
+        with mounted(lake, serving.directory) as mount:
+            assert mount.file(0, 0).read_bytes() == payload(0, 0)
+            serving.process.send_signal(signal.SIGCONT)
+            serving.process.wait(30)
+            assert mount.file(1, 1).read_bytes() == payload(1, 1)

@@ -11,11 +11,13 @@ import trio
 from lakes import stepfs
 
 from stepfs.consumers import Group
+from stepfs.errors import RefusedError
 from stepfs.format.ids import Step
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.log.tail import read_versions
 from stepfs.reclaim.run import reclaim
+from stepfs.store.local import LocalStore
 from stepfs.store.opening import open_store
 from stepfs.verify import metadata
 from stepfs.verify.lake import verify_lake
@@ -88,6 +90,28 @@ def test_when_no_object_can_be_read_it_is_not_the_objects(intact, tmp_path, live
         unreadable(path)
     ended = stepfs("verify", lake.as_uri())
     assert (ended.code, ended.err.count("\n")) == (4, 1), ended
+
+
+def test_damage_is_told_though_nothing_else_can_be_read(intact, tmp_path, monkeypatch):
+    lake = tmp_path / "lake"
+    rottenlake.copy(intact, lake)
+    found = rottenlake.objects(lake)
+    rottenlake.spoil(lake / found["consumers"][-1], "flip", random.Random(0))
+    for path in list(lake.glob("*/data/**/*.tgb")):
+        unreadable(path)
+    get = LocalStore.get
+
+    async def refuses(store, key, **options):
+        if key in found["nodes"]:
+            raise RefusedError("permission denied")
+        return await get(store, key, **options)
+
+    monkeypatch.setattr(LocalStore, "get", refuses)
+    ended = stepfs("verify", lake.as_uri(), "--json")
+    assert ended.code == 5
+    told = {error["key"]: error["problem"] for error in ended.document["errors"]}
+    assert "cannot be read" in told[found["nodes"][0]]
+    assert found["consumers"][-1] in told
 
 
 def test_what_is_reclaimed_meanwhile_is_no_damage(intact, tmp_path):

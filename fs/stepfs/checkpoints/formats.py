@@ -9,16 +9,19 @@ sign of completeness, the thing its writer writes last:
     Megatron       iter_<N>/ with N at most what latest_checkpointed_iteration.txt says
     a pattern      any path with `{N}` in it, such as run-{N}/DONE: there when the file is there
 
-Reads directories only; call it in a worker thread.
+Reads directories only; call it in a worker thread. What is not for this user to read (a neighbour's run, perhaps) is
+told apart: it is no checkpoint, unless it was one before.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +36,11 @@ _PLACE: Final = "{N}"
 _ARCHIVE_END_BYTES: Final = 1 << 12  # every node reads so much of each archive every second
 _END_RECORD: Final = b"PK\x05\x06"
 _END_RECORD_BYTES: Final = 22
+_BARRED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
+
+Candidate = tuple[
+    int, Callable[[], bool]
+]  # counter, and whether it is complete (OSError if that cannot be told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,54 +62,65 @@ class Place:
         return cls(Path(*parts[:fixed]), str(Path(*parts[fixed:])))
 
 
-def complete_counters(place: Place) -> frozenset[int]:
-    """Counters of the complete checkpoints that are there now, in the trainer's own unit.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Counters, in the trainer's own unit."""
 
-    `AbsentError` if the directory does not exist: not the same as "all checkpoints were deleted". OSError if anything
-    cannot be read: a checkpoint that is merely out of reach must not look like one that was deleted. (Hence no `glob`,
-    which leaves out what it may not list.)
+    complete: frozenset[int]
+    barred: frozenset[int]  # of what may not be looked into
+
+
+def look(place: Place) -> Found:
+    """The checkpoints that are there now.
+
+    `AbsentError` if the directory does not exist: not the same as "all checkpoints were deleted". OSError if it cannot
+    be read, or the file system fails: a checkpoint that is merely out of reach must not look like one that was deleted.
+    (Hence no `glob`, which leaves out what it may not list.)
     """
     try:
         names = [path.name for path in place.directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AbsentError(f"checkpoint directory {place.directory} does not exist (yet)") from error
-    if place.pattern is not None:
-        return frozenset(_matching(place.directory, names, place.pattern))
-    finders = (_torch_dcp, _hugging_face, _lightning, _megatron)
-    return frozenset(counter for finder in finders for counter in finder(place.directory, names))
-
-
-def _torch_dcp(directory: Path, names: Sequence[str]) -> Iterator[int]:
-    for name in names:
-        counter = _LAST_NUMBER.search(name)
-        if counter is not None and _size(directory / name / ".metadata"):
-            yield int(counter[1])
-
-
-def _hugging_face(directory: Path, names: Sequence[str]) -> Iterator[int]:
-    for name in names:
-        counter = _HUGGING_FACE.fullmatch(name)
-        text = _bytes(directory / name / "trainer_state.json") if counter is not None else None
-        if counter is None or text is None:
-            continue
+    complete, barred = set(), set()
+    for counter, is_complete in _candidates(place, names):
         try:
-            state = json.loads(text)
-        except ValueError:
-            continue  # still being written
-        if isinstance(state, dict) and state.get("global_step") == int(counter[1]):
-            yield int(counter[1])
+            if is_complete():
+                complete.add(counter)
+        except OSError as error:
+            if error.errno not in _BARRED:
+                raise
+            barred.add(counter)
+    return Found(frozenset(complete), frozenset(barred - complete))
 
 
-def _lightning(directory: Path, names: Sequence[str]) -> Iterator[int]:
+def _candidates(place: Place, names: Sequence[str]) -> Iterator[Candidate]:
+    if place.pattern is not None:
+        yield from _matching(place.directory, names, place.pattern)
+        return
+    for finder in (_torch_dcp, _hugging_face, _lightning, _megatron):
+        yield from finder(place.directory, names)
+
+
+def _torch_dcp(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
     for name in names:
-        counter = _LIGHTNING.search(name)
-        if counter is not None and name.endswith(".ckpt"):
-            end = _bytes(directory / name, last=_ARCHIVE_END_BYTES)
-            if end is not None and _ends_an_archive(end):
-                yield int(counter[1])
+        if counter := _LAST_NUMBER.search(name):
+            yield int(counter[1]), partial(_is_file_with_content, directory / name / ".metadata")
 
 
-def _megatron(directory: Path, names: Sequence[str]) -> Iterator[int]:
+def _hugging_face(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
+    for name in names:
+        if counter := _HUGGING_FACE.fullmatch(name):
+            number = int(counter[1])
+            yield number, partial(_is_state_of_step, directory / name / "trainer_state.json", number)
+
+
+def _lightning(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
+    for name in names:
+        if name.endswith(".ckpt") and (counter := _LIGHTNING.search(name)):
+            yield int(counter[1]), partial(_is_archive, directory / name)
+
+
+def _megatron(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
     text = _bytes(directory / _MEGATRON_LATEST) if _MEGATRON_LATEST in names else None
     try:
         latest = int(text or b"")
@@ -109,18 +128,39 @@ def _megatron(directory: Path, names: Sequence[str]) -> Iterator[int]:
         return  # another layout, or "release"
     for name in names:
         counter = _MEGATRON.fullmatch(name)
-        if counter is not None and int(counter[1]) <= latest and _size(directory / name) is not None:
-            yield int(counter[1])
+        if counter is not None and int(counter[1]) <= latest:
+            yield int(counter[1]), partial(_is_there, directory / name)
 
 
-def _matching(directory: Path, names: Sequence[str], pattern: str) -> Iterator[int]:
+def _matching(directory: Path, names: Sequence[str], pattern: str) -> Iterator[Candidate]:
     first, *rest = Path(pattern).parts
     before, _, after = first.partition(_PLACE)
     wanted = re.compile(f"{re.escape(before)}(\\d{{1,15}}){re.escape(after)}")
     for name in names:
-        counter = wanted.fullmatch(name)
-        if counter is not None and _size(directory.joinpath(name, *rest)) is not None:
-            yield int(counter[1])
+        if counter := wanted.fullmatch(name):
+            yield int(counter[1]), partial(_is_there, directory.joinpath(name, *rest))
+
+
+def _is_there(path: Path) -> bool:
+    return _size(path) is not None
+
+
+def _is_file_with_content(path: Path) -> bool:
+    return bool(_size(path))
+
+
+def _is_state_of_step(path: Path, step: int) -> bool:
+    text = _bytes(path)
+    try:
+        state = json.loads(text or b"")
+    except ValueError:
+        return False  # still being written
+    return isinstance(state, dict) and state.get("global_step") == step
+
+
+def _is_archive(path: Path) -> bool:
+    end = _bytes(path, last=_ARCHIVE_END_BYTES)
+    return end is not None and _ends_an_archive(end)
 
 
 def _ends_an_archive(end: bytes) -> bool:

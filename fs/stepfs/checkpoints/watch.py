@@ -11,23 +11,25 @@ A directory that vanishes as a whole is an accident (an unmounted volume), never
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import Final
 
 import trio
 
-from stepfs.checkpoints.formats import Place, complete_counters
+from stepfs.checkpoints.formats import Found, Place, look
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.consumers import Group
-from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError
+from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
 
 _log = logging.getLogger("stepfs.checkpoints")
 
 POLL_S: Final = 1.0
+_FAILURES_TOLD: Final = 60
 
-Look = Callable[[], frozenset[int]]
+Look = Callable[[], Found]
 Changed = Callable[[ConsumerRecord], None]
 
 
@@ -41,11 +43,11 @@ class Watch:
         next_step: NextStep,
         *,
         changed: Changed | None = None,
-        look: Look | None = None,
+        look_at: Look | None = None,
     ) -> None:
         self._group = group
         self._next_step = next_step
-        self._look = look or (lambda: complete_counters(place))
+        self._look = look_at or (lambda: look(place))
         self._changed = changed or (lambda _: None)
         self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
@@ -53,14 +55,19 @@ class Watch:
     async def run(self, *, poll_s: float = POLL_S) -> None:
         """Look again and again; problems are logged and retried, never fatal to the mount."""
         warned = ""
+        failures = 0  # in a row
         while True:
             try:
                 await self.look_once()
-                warned = ""
+                warned, failures = "", 0
             except AbsentError as error:
                 _log.debug("%s", error)
             except StoreUnreachableError as error:
-                _log.info("checkpoint not recorded yet: %s", error)
+                failures += 1
+                if failures == 1:
+                    _log.info("checkpoint not recorded yet: %s", error)
+                elif failures == _FAILURES_TOLD:
+                    _log.warning("checkpoints have not been recorded %d times in a row: %s", failures, error)
             except StepfsError as error:
                 if str(error) != warned:
                     _log.warning("checkpoint not recorded: %s", error)
@@ -81,24 +88,31 @@ class Watch:
         """Compare the directory with what was seen last and record the difference."""
         try:
             # A file system that hangs must not keep the mount from ending; a thread that hangs in it, no second one.
-            counters = await trio.to_thread.run_sync(
-                self._look, abandon_on_cancel=True, limiter=self._threads
-            )
+            found = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True, limiter=self._threads)
         except OSError as error:
             # The trainer deletes an old one meanwhile, or a network file system hiccups. The whole look is repeated:
             # one that leaves out what it could not read would drop a checkpoint that is there.
             raise StoreUnreachableError(f"cannot read the checkpoints: {error}") from error
-        now = frozenset(self._next_step(counter) for counter in counters)
+        now = frozenset(self._next_step(counter) for counter in found.complete)
+        barred = frozenset(self._steps(found.barred))
+        now |= barred & (self._seen or frozenset())  # known before, and nothing says that it went
         if now == self._seen:
             return
         record = await self._group.read()
         kept = frozenset(record.kept) if record is not None and not record.retired else frozenset[Step]()
+        now |= barred & kept
         target = _follow(kept, self._seen, now)
         if target != kept:
             record = await self._group.replace(target)
             _log.info("group %r keeps %s", self._group.name, sorted(target))
             self._changed(record)
         self._seen = now
+
+    def _steps(self, counters: Collection[int]) -> Iterator[Step]:
+        """Next steps, of what need not be checkpoints at all."""
+        for counter in counters:
+            with suppress(UsageError):
+                yield self._next_step(counter)
 
 
 def _follow(kept: frozenset[Step], seen: frozenset[Step] | None, now: frozenset[Step]) -> frozenset[Step]:

@@ -75,13 +75,13 @@ def reported(program: str = "stepfs") -> Iterator[None]:
 
 def open_standard_streams() -> None:
     """Descriptors 0 to 2 that whoever started us closed lead nowhere, instead of to the next file that is opened."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        os.set_inheritable(number, True)
-        if number == _STDOUT:
-            sys.stdout = os.fdopen(number, "w", closefd=False)
-        elif number == _STDERR:
-            sys.stderr = os.fdopen(number, "w", closefd=False)
-    os.close(number)
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None:  # closed: the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            if number == _STDOUT:
+                sys.stdout = os.fdopen(number, "w", closefd=False)
+            elif number == _STDERR:
+                sys.stderr = os.fdopen(number, "w", closefd=False)
 
 
 def log_to_stderr() -> None:

@@ -14,7 +14,7 @@ import typer
 from stepfs.cli.columns import printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, Lake
-from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.errors import CorruptError, StepfsError
 
 if TYPE_CHECKING:
     from stepfs.verify.lake import Damage, Verification
@@ -65,7 +65,7 @@ async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> Verific
                     origin_store=lambda url: open_store(url, endpoint_url=endpoint_url),
                     progress=advance,
                 )
-    except (CorruptError, NewerFormatError, ExceptionGroup) as error:
+    except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
         if code != CorruptError.exit_code and not found:
             raise

@@ -17,7 +17,7 @@ from stepfs.data.agenda import Wish
 from stepfs.data.ahead import WINDOW_MIN, Pace, Plan, plan_ahead, plan_start, window_steps
 from stepfs.data.position import Position
 from stepfs.data.slices import Slices
-from stepfs.errors import StepfsError
+from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 
@@ -27,6 +27,7 @@ _SETTLE_S: Final = 0.05
 _SETTLE_MAX_S: Final = 0.5
 _LOAD_MAX: Final = 0.05  # share of the loop's time that planning for thousands of files may take
 _RETRY_S: Final = 1.0
+_REST_S: Final = 300.0
 _BUDGET_SHARE: Final = 0.75  # the rest is for what is open now
 
 
@@ -65,6 +66,7 @@ class Prefetcher:
         self._start = start
         self._learned = set(self._told)
         self._learned_at = float("-inf")
+        self._rest: dict[int, float] = {}  # segments that are damaged → when to look at them again
         self._wake = trio.Event()
 
     def note_open(self, step: Step, index: SliceIndex) -> None:
@@ -74,6 +76,7 @@ class Prefetcher:
         if index not in self._learned:
             self._learned.add(index)
             self._learned_at = trio.current_time()
+        self._rest.pop(step // SEGMENT_STEPS, None)
         self._wake.set()
 
     def note_frontier(self) -> None:
@@ -135,13 +138,18 @@ class Prefetcher:
         missing: set[int] = set()  # segments; whoever opens a file of theirs is told why
         for step, indices in plan:
             entry = self._steps.entry_if_loaded(step)
-            if entry is None and step // SEGMENT_STEPS not in missing:
+            segment = step // SEGMENT_STEPS
+            rested = trio.current_time() >= self._rest.get(segment, float("-inf"))
+            if entry is None and segment not in missing and rested:
                 self._slices.wish(wishes)
                 try:
                     entry = await self._steps.entry(step)
                 except StepfsError as error:
                     _log.info("step %d is not fetched ahead: %s", step, error)
-                    missing.add(step // SEGMENT_STEPS)
+                    if isinstance(error, (CorruptError, NewerFormatError)):  # as it will be next time
+                        self._rest[segment] = trio.current_time() + _REST_S
+                    else:
+                        missing.add(segment)
             if entry is None:
                 continue
             slices = entry.tgb.slices

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
-from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory
+from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
 from stepfs.mount.stale import ANSWER_S, list_within
 
 
@@ -32,7 +32,11 @@ def check_mounts(target: str | None = None) -> Iterator[Finding]:
                     f"umount -l {directory}, until none is left",
                 )
             )
-        asked = target is None or target == source or str(real_directory(Path(target))) == directory
+        asked = (
+            target is None
+            or source_of(target).rstrip("/") == source.rstrip("/")
+            or str(real_directory(Path(target))) == directory
+        )
         yield from findings if asked else map(_told_only, findings)
     yield from (check_read_ahead(mounted) for mounted in found)
 

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 import pyfuse3
 
 from stepfs.errors import RefusedError
 from stepfs.mount.handover import descriptor_of
-from stepfs.mount.mountinfo import FSTYPE, mount_at
-from stepfs.mount.options import redact_url
+from stepfs.mount.mountinfo import FSTYPE, mount_at, source_of
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -28,10 +26,9 @@ TASKS_IDLE: Final = 8
 
 def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
     """Mount options. Never anything that would run code or give rights from a lake's bytes."""
-    name = quote(redact_url(lake), safe="/:._-~")  # no comma, no blank, ASCII
     options = {
         *pyfuse3.default_options,
-        f"fsname={name}",
+        f"fsname={source_of(lake)}",
         "subtype=stepfs",
         "ro",
         "nosuid",

@@ -8,8 +8,10 @@ import select
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from stepfs.mount.handover import descriptor_of
+from stepfs.mount.options import redact_url
 
 FSTYPE: Final = "fuse.stepfs"
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
@@ -25,6 +27,11 @@ class Mounted:
     directory: str
     fstype: str
     source: str
+
+
+def source_of(lake: str) -> str:
+    """What mountinfo names as the source of a lake's mounts: no credentials, no comma, no blank, ASCII."""
+    return quote(redact_url(lake), safe="/:._-~")
 
 
 def mounts() -> list[Mounted]:

@@ -92,19 +92,19 @@ class _Session:
             (self._background or self._opening).cancel()
 
     async def serve(self) -> None:
-        with self._opening, ExitStack() as held:
+        with self._opening, ExitStack() as claimed:
             if self._descriptor is None:
-                held.callback(os.close, await trio.to_thread.run_sync(stale.claim, self._directory))
+                claimed.callback(os.close, await trio.to_thread.run_sync(stale.claim, self._directory))
             else:
                 handover.check(self._descriptor)
             store = open_store(self._options.lake, endpoint_url=self._options.endpoint_url)
             try:
-                await self._open(store)
+                await self._open(store, mounted=claimed.close)
             finally:
                 with trio.CancelScope(shield=True):
                     await store.aclose()
 
-    async def _open(self, store: Store) -> None:
+    async def _open(self, store: Store, *, mounted: Callable[[], None]) -> None:
         options = self._options
         identity = await open_lake(store)
         reader = await LogReader.open(store, identity)
@@ -124,6 +124,7 @@ class _Session:
                     interrupted_reads(),
                     kernel.mounted(mount.operations, self._directory, flags) as device,
                 ):
+                    mounted()
                     machine.device = device
                     await self._answer(mount, group, device)
             finally:

@@ -1,15 +1,18 @@
-"""SIGUSR1: every thread's stack, and every task's, to the log.
+"""Every thread's stack, and every task's, to the log: on SIGUSR1, and for a loop that is stuck.
 
 The main thread's own is dumped by `faulthandler` from the signal handler itself, so even a loop that is stuck shows
 where. A loop that turns adds the other threads (their frames rest only while it has the GIL: walking them as they run
-ends in SIGSEGV) and the tree of its tasks, because what waits in trio is on no thread's stack.
+ends in SIGSEGV) and the tree of its tasks, because what waits in trio is on no thread's stack. They are walked into
+memory, and written by a thread of their own: stderr may be a pipe that nobody empties.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -35,10 +38,30 @@ def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUS
 
 async def _show_tasks(asked: AsyncIterator[int]) -> None:
     async for _ in asked:
+        write_aside(thread_stacks() + f"Tasks:\n{task_tree()}".encode())
+
+
+def thread_stacks() -> bytes:
+    """The stacks of all threads, as `faulthandler` writes them: with the GIL, so no frame moves meanwhile."""
+    descriptor = os.memfd_create("stacks")
+    try:
+        faulthandler.dump_traceback(descriptor)
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
+
+
+def write_aside(data: bytes) -> threading.Thread:
+    """Write to stderr in a thread that may wait there for ever; nothing else does."""
+
+    def write(rest: bytes) -> None:
         with suppress(OSError):  # a full disk, a closed pipe
-            faulthandler.dump_traceback(sys.stderr)
-            sys.stderr.write(f"Tasks:\n{task_tree()}")
-            sys.stderr.flush()
+            while rest:
+                rest = rest[os.write(sys.stderr.fileno(), rest) :]
+
+    thread = threading.Thread(target=write, args=[data], name="stepfs stacks", daemon=True)
+    thread.start()
+    return thread
 
 
 def task_tree(root: trio.lowlevel.Task | None = None) -> str:

@@ -84,8 +84,8 @@ def prepare(directory: Path) -> None:
 def claim(directory: Path) -> int:
     """`prepare`, and let nobody else mount there until the returned descriptor is closed; the kernel closes it, too.
 
-    Between looking and mounting lie seconds, in which two that start together would stack. The lock is on the
-    directory below, which a mount covers, so it does not keep the mount from being detached.
+    Between looking and mounting lie seconds, in which two that start together would stack. Close it once the mount
+    stands: from then on `prepare` sees that, and a daemon that hangs must not keep its place for ever.
     """
     until = time.monotonic() + _CLAIM_S
     while True:
@@ -100,9 +100,7 @@ def claim(directory: Path) -> int:
             raise
         os.close(descriptor)
         if time.monotonic() > until:
-            raise RefusedError(
-                f"{directory}: another mount is starting or ending here; try again when it is done"
-            )
+            raise RefusedError(f"{directory}: another mount is starting here; try again when it is done")
         time.sleep(_GLANCE_S)
 
 

@@ -17,10 +17,8 @@ ended in SIGSEGV; a guardian process, one more per mount, for the case that supe
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,10 +28,11 @@ from typing import Final, NoReturn, Protocol
 
 import trio
 
-from stepfs.mount.stacks import task_tree
+from stepfs.mount.stacks import task_tree, thread_stacks, write_aside
 
 _log = logging.getLogger("stepfs.mount")
 
+_LAST_WORDS_S: Final = 1.0
 _CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 
 
@@ -179,8 +178,8 @@ class Watchdog:
                 silent_s[place] = 0.0 if count != seen[place] else silent_s[place] + passed_s
                 seen[place] = count
             stuck = silent_s[0] >= self._timing.stuck_s
-            if stuck and not self._shown:  # with the GIL held nothing else moves a frame meanwhile
-                faulthandler.dump_traceback(sys.stderr)
+            if stuck and not self._shown:
+                write_aside(thread_stacks())
             self._shown = stuck
             if max(silent_s) >= self._timing.abort_s:
                 self._last_resort()
@@ -208,7 +207,8 @@ def abort(device: str, connections: Path = _CONNECTIONS) -> None:
 def give_up(device: str) -> NoReturn:
     """The last resort: readers get errors, then the process ends as killed ones do. The next mount clears up."""
     abort(device)
-    os.write(
-        2, b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
+    last_words = (
+        b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
     )
+    write_aside(last_words).join(_LAST_WORDS_S)
     os._exit(1)

@@ -185,7 +185,7 @@ async def _append(
     outcome = await floor.append(record)
     if isinstance(outcome, Unknown):
         raise StoreUnreachableError(
-            f"{floor.store.url}: the store stopped answering; nothing was deleted, run it again"
+            f"{floor.store.url}: the store stopped answering{outcome.why}; nothing was deleted, run it again"
         )
     return isinstance(outcome, Mine)
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final
 
-from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnreachableError
 from stepfs.floor import Floor
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import Version
@@ -37,6 +37,7 @@ from stepfs.store.api import Store
 from stepfs.verify.lake import Damage
 
 _PAGE: Final = 1000
+_UNREAD_MAX: Final = 3  # objects in a row; more, and it is not the objects
 
 Check = Callable[[str, bytes], str | None]  # (key, bytes) → what is wrong with it
 
@@ -74,14 +75,20 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
 
 
 async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[Damage]:
+    unread_in_a_row = 0
     async for key in _keys(store, prefix):
         try:
             data = await store.get(key)
-            problem = (
-                None if data is None else check(key, data)
-            )  # None: reclaimed, or trimmed, since it was listed
+            # None: reclaimed, or trimmed, since it was listed
+            problem = None if data is None else check(key, data)
+            unread_in_a_row = 0
         except (CorruptError, NewerFormatError) as error:
             problem = str(error).removeprefix(f"{key}: ")
+        except (RefusedError, StoreUnreachableError) as error:
+            unread_in_a_row += 1
+            if unread_in_a_row > _UNREAD_MAX:
+                raise
+            problem = f"cannot be read: {error}"
         if problem is not None:
             yield _damage(key, problem)
 

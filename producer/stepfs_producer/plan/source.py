@@ -98,7 +98,8 @@ class TextSource:
 
     def head(self, place: Place) -> str:
         """Digest of what the file has before `place`, its first 64 KiB at most: what tells it from another of its name."""
-        if self._head[0] != place.name:
+        name, known = self._head
+        if name != place.name or len(known) < min(place.offset, _HEAD_BYTES):  # of a file that grows
             file = self._files[self._number_of(place)]
             with _reading(file, compressed=_is_compressed(file)) as stream:
                 self._head = (place.name, stream.read(_HEAD_BYTES))
