@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_every_record_exactly_once_across_kills(lake_url: str, tmp_path: Path) -
     for n in range(160):
         (corpus / f"{n}.txt").write_bytes(moments.randbytes(moments.randrange(1, 6000)).hex().encode())
     kills = KILLS[lake_url.partition(":")[0]]
-    trio.run(ensure_lake, lake_url, 2, ".bin", None)
+    trio.run(partial(ensure_lake, lake_url, 2, ".bin", None, check_ext=str))
     command = [PROGRAM, "text", lake_url, "-i", str(corpus), "--seq-len", "64", "--batch-size", "4"]
     steady = subprocess.Popen([*command, "--shard", "0/2", "--steps-per-second", "8"])
     victim = steady
