@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -230,9 +231,41 @@ async def test_what_systemd_receives(nursery, tmp_path, monkeypatch):
 def test_abort_writes_where_the_kernel_listens_and_survives_where_it_does_not(tmp_path):
     (tmp_path / "53").mkdir()
     (tmp_path / "53/abort").write_text("")
-    watchdog.abort("0:53", tmp_path)
-    assert (tmp_path / "53/abort").read_text() == "1"
-    watchdog.abort("0:54", tmp_path)
+    with watchdog.lever("0:53", tmp_path) as lever:
+        (tmp_path / "53/abort").rename(tmp_path / "gone")  # detached; the next mount has the number
+        (tmp_path / "53/abort").write_text("")
+        assert given_up(lever).returncode == 1
+    assert (tmp_path / "gone").read_text() == "1"
+    assert (tmp_path / "53/abort").read_text() == ""
+    with watchdog.lever("0:54", tmp_path) as lever:
+        assert lever is None
+        assert b"connection was aborted" in given_up(lever).stderr
+
+
+def given_up(lever, before=""):
+    script = f"from stepfs.mount import watchdog\n{before}\nwatchdog.give_up({lever})"
+    descriptors = [] if lever is None else [lever]
+    return subprocess.run(
+        [sys.executable, "-c", script], pass_fds=descriptors, capture_output=True, timeout=60, check=False
+    )
+
+
+def test_no_thread_left_is_no_reason_to_live_on():
+    no_thread = "import threading\ndef start(_): raise RuntimeError\nthreading.Thread.start = start"
+    assert given_up(None, no_thread).returncode == 1
+
+
+@pytest.mark.logs("the event loop stood still")
+async def test_stacks_that_cannot_be_shown_do_not_end_the_watch(nursery, monkeypatch):
+    def no_descriptor():
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(watchdog, "thread_stacks", no_descriptor)
+    dog, heard, gave_up = watched()
+    await nursery.start(dog.run)
+    await beats(heard, 2)
+    assert gave_up.wait(SLOW_MACHINE_S)  # blocks the loop: that is the fault
+    await beats(heard, heard.messages.count("WATCHDOG=1") + 1)
 
 
 def test_the_kernel_says_how_many_requests_it_waits_for(tmp_path):

@@ -214,3 +214,16 @@ def test_a_stopped_daemon_does_not_keep_its_mount_point(lake, tmp_path):
             serving.process.send_signal(signal.SIGCONT)
             serving.process.wait(30)
             assert mount.file(1, 1).read_bytes() == payload(1, 1)
+
+
+def test_a_stuck_daemon_that_was_detached_aborts_no_other_mount(lake, tmp_path):
+    """The kernel gives the next mount the number that is free again."""
+    with Serving(lake, tmp_path, 600, "without the GIL") as serving:
+        serving.process.send_signal(signal.SIGUSR2)
+        until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
+        subprocess.run(["umount", "-l", str(serving.directory)], check=True)
+        with mounted(lake, serving.directory) as mount:
+            serving.process.wait(30)
+            assert serving.said("connection was aborted")
+            assert mount.file(0, 0).read_bytes() == payload(0, 0)
+            assert (mount.directory / ".stepfs/status.json").read_text()

@@ -9,12 +9,13 @@ inner one (fetching, following, withdrawing names) may hold a worker thread that
 from __future__ import annotations
 
 import dataclasses
+import errno
 import faulthandler
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Final
 
 import sdnotify
@@ -25,7 +26,7 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.consumers import Group
 from stepfs.data.disk import DiskCache
 from stepfs.data.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.mount import handover, kernel, metrics, place, stale, watchdog
@@ -45,6 +46,8 @@ from stepfs.store.opening import open_store
 _log = logging.getLogger("stepfs.mount")
 
 _MOUNTINFO_GLANCE_S: Final = 1.0
+_PORT_S: Final = 10.0
+_PORT_RETRY_S: Final = 0.1
 _DISK_BYTES: Final = 8 << 30
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -84,6 +87,7 @@ class _Session:
         self._opening = trio.CancelScope()
         self._background: trio.CancelScope | None = None
         self._why = "unmounted"
+        self._lever: int | None = None
         self._notifier = sdnotify.SystemdNotifier()
 
     async def end_on(self, signals: AsyncIterator[int]) -> None:
@@ -119,22 +123,35 @@ class _Session:
             group = await _register(mount)
             flags = kernel.fuse_options(options.lake, allow_other=options.allow_other)
             try:
-                with (
-                    self._metrics_served(mount),
-                    interrupted_reads(),
-                    kernel.mounted(mount.operations, self._directory, flags) as device,
-                ):
-                    mounted()
-                    machine.device = device
-                    await self._answer(mount, group, device)
+                with ExitStack() as scraped:
+                    await self._serve_metrics(mount, scraped)
+                    with (
+                        interrupted_reads(),
+                        kernel.mounted(mount.operations, self._directory, flags) as device,
+                        watchdog.lever(device) as self._lever,
+                    ):
+                        mounted()
+                        machine.device = device
+                        await self._answer(mount, group, device)
             finally:
                 with trio.CancelScope(shield=True):
                     await mount.aclose()
         _log.info("%s: %s", self._directory, self._why)
 
-    def _metrics_served(self, mount: Assembly) -> AbstractContextManager[None]:
-        port = self._options.metrics_port
-        return nullcontext() if port is None else metrics.served(port, mount.registry)
+    async def _serve_metrics(self, mount: Assembly, held: ExitStack) -> None:
+        """For the rest of `held`. The mount before this one lets go of the port a little later than of the directory."""
+        port, until = self._options.metrics_port, trio.current_time() + _PORT_S
+        while port is not None:
+            try:
+                held.enter_context(metrics.served(port, mount.registry))
+            except RefusedError as error:
+                cause = error.__cause__
+                taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+                if not taken or trio.current_time() >= until:
+                    raise
+                await trio.sleep(_PORT_RETRY_S)
+            else:
+                return
 
     async def _answer(self, mount: Assembly, group: GroupNeed | None, device: str) -> None:
         async with trio.open_nursery() as answering:
@@ -178,7 +195,7 @@ class _Session:
             unanswered=lambda: watchdog.unanswered(device),
             busy=lambda: mount.waits.waiting >= kernel.TASKS_MAX // 2,
             status=mount.reports.line,
-            last_resort=lambda: watchdog.give_up(device),
+            last_resort=lambda: watchdog.give_up(self._lever),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
         )
 

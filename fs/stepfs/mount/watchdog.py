@@ -179,7 +179,10 @@ class Watchdog:
                 seen[place] = count
             stuck = silent_s[0] >= self._timing.stuck_s
             if stuck and not self._shown:
-                write_aside(thread_stacks())
+                with contextlib.suppress(
+                    OSError, RuntimeError
+                ):  # no descriptor or no thread left: end all the same
+                    write_aside(thread_stacks())
             self._shown = stuck
             if max(silent_s) >= self._timing.abort_s:
                 self._last_resort()
@@ -194,21 +197,36 @@ def unanswered(device: str, connections: Path = _CONNECTIONS) -> int | None:
         return None
 
 
-def abort(device: str, connections: Path = _CONNECTIONS) -> None:
-    """Cut the kernel's end of a mount ("0:53") off: all requests on it fail.
+@contextlib.contextmanager
+def lever(device: str, connections: Path = _CONNECTIONS) -> Iterator[int | None]:
+    """A descriptor for `give_up`, opened while the mount ("0:53") stands: once that is detached, its number may be that of
+    the next mount, which must not be aborted in its stead.
 
-    Where fusectl is not to be written nothing happens: then the end of the process closes /dev/fuse, which does the
-    same unless one of its own threads hangs in the mount.
+    None where fusectl is not to be written: then the end of the process closes /dev/fuse, which does the same unless
+    one of its own threads hangs in the mount.
     """
-    with contextlib.suppress(OSError):
-        (connections / device.partition(":")[2] / "abort").write_text("1")
+    try:
+        found = os.open(connections / device.partition(":")[2] / "abort", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield found
+    finally:
+        os.close(found)
 
 
-def give_up(device: str) -> NoReturn:
-    """The last resort: readers get errors, then the process ends as killed ones do. The next mount clears up."""
-    abort(device)
+def give_up(lever: int | None) -> NoReturn:
+    """The last resort: the kernel's end is cut off, so that readers get errors; then the process ends as killed ones do.
+
+    The next mount clears up.
+    """
     last_words = (
         b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
     )
-    write_aside(last_words).join(_LAST_WORDS_S)
-    os._exit(1)
+    try:
+        if lever is not None:
+            os.write(lever, b"1")
+        write_aside(last_words).join(_LAST_WORDS_S)
+    finally:
+        os._exit(1)

@@ -59,7 +59,7 @@ async def verify_lake(
     """Check all live steps as of now. Never raises `CorruptError`: damage is what it reports.
 
     Steps reclaimed while this runs are not missed: what they lack is no damage. An object that cannot be read is
-    damaged if others can be; if none can, it is the store: `StoreUnreachableError` or `RefusedError`.
+    damaged if others of its store can be; if none can, it is the store: `StoreUnreachableError` or `RefusedError`.
     """
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):
@@ -93,6 +93,7 @@ class _Look:
         self._progress = progress
         self._unread: list[StepEntry] = []
         self._unread_in_a_row = 0
+        self._answered: set[int] = set()  # origins of which an object could be read
 
     async def at(self, first: Step, end: Step) -> None:
         """Steps first to end - 1."""
@@ -113,7 +114,7 @@ class _Look:
             try:
                 damages = await _verify_object(self._stores[entry.tgb.origin], entry, window)
             except (RefusedError, StoreUnreachableError) as error:
-                if not self.result.steps:
+                if entry.tgb.origin not in self._answered:
                     raise
                 damages = [Damage(entry.step, None, entry.tgb.key, f"cannot be read: {error}")]
             self._seen(entry, damages)
@@ -151,6 +152,7 @@ class _Look:
                         raise
                     continue
                 self._unread_in_a_row = 0
+                self._answered.add(entry.tgb.origin)
                 self._seen(entry, damages)
 
     def _seen(self, entry: StepEntry, damages: list[Damage]) -> None:
