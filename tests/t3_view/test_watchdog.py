@@ -291,6 +291,17 @@ async def test_sigusr1_shows_threads_and_tasks(nursery, capfd):
     nursery.cancel_scope.cancel()
 
 
+async def test_stacks_that_cannot_be_taken_end_nothing(nursery, monkeypatch):
+    def no_descriptor():
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(stacks, "thread_stacks", no_descriptor)
+    with stacks.shown_on_signal(nursery):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_log_that_cannot_be_written_is_no_reason_to_end(nursery, monkeypatch):
     with suppress(OSError), Path("/dev/full").open("w") as full:  # noqa: ASYNC230 -- closing it fails, too
         monkeypatch.setattr(sys, "stderr", full)

@@ -38,9 +38,8 @@ _END_RECORD: Final = b"PK\x05\x06"
 _END_RECORD_BYTES: Final = 22
 _BARRED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
 
-Candidate = tuple[
-    int, Callable[[], bool]
-]  # counter, and whether it is complete (OSError if that cannot be told)
+# Counter, and whether it is complete; OSError if that cannot be told.
+Candidate = tuple[int, Callable[[], bool]]
 
 
 @dataclass(frozen=True, slots=True)

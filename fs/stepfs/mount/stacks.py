@@ -38,7 +38,8 @@ def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUS
 
 async def _show_tasks(asked: AsyncIterator[int]) -> None:
     async for _ in asked:
-        write_aside(thread_stacks() + f"Tasks:\n{task_tree()}".encode())
+        with suppress(OSError, RuntimeError):  # no descriptor or no thread left
+            write_aside(thread_stacks() + f"Tasks:\n{task_tree()}".encode())
 
 
 def thread_stacks() -> bytes:

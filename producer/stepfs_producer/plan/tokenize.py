@@ -162,9 +162,8 @@ def load_bpe(path: Path) -> BpeTokenizer:
 def save_once(path: Path, model_json: str) -> None:
     """Write a model where other producers may be writing the same one at the same moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(
-        f".{path.name}.{secrets.token_hex(8)}"
-    )  # not `tempfile`: others shall read it, too
+    # Not `tempfile`: other users' producers shall read it, too.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         draft.write_text(model_json, encoding="utf-8")
         draft.replace(path)
