@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 BIN = Path(sysconfig.get_path("scripts"))
 
@@ -42,6 +45,20 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     if done.returncode != 0:
         raise SystemExit(f"quickstart: {' '.join(command[:2])} ended with exit code {done.returncode}")
     return done
+
+
+def in_time(what: str, wait: Callable[..., T], seconds: float) -> T:
+    """What `wait(timeout=…)` gives, or an end that says what did not come."""
+    try:
+        return wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"quickstart: {what} did not come in time") from None
+
+
+def refuse_failure(who: str, process: subprocess.Popen[str]) -> None:
+    """End the quickstart if that process has ended with an error."""
+    if process.poll():
+        raise SystemExit(f"quickstart: {who} ended with exit code {process.returncode}; its message is above")
 
 
 def is_mounted(directory: Path) -> bool:

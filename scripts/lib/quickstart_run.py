@@ -23,13 +23,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
-from quickstart_programs import is_mounted, let_go, processes_naming, run, start
+from quickstart_programs import in_time, is_mounted, let_go, processes_naming, refuse_failure, run, start
 from rich.console import Console
 from rich.table import Table
-
-T = TypeVar("T")
 
 LIB = Path(__file__).resolve().parent
 CORPUS = [Path(sysconfig.get_path("stdlib")) / name for name in ("asyncio", "http", "json")]
@@ -156,7 +153,7 @@ def start_producer(story: Story, running: ExitStack, index: int) -> subprocess.P
 
 def finish(story: Story, process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
     """The JSON a producer ends with."""
-    output, _ = in_time(story, "the end of a producer", process.communicate)
+    output, _ = in_time("the end of a producer", process.communicate, story.left_s())
     refuse_failure("a producer", process)
     summary: dict[str, dict[str, int]] = json.loads(output)
     return summary
@@ -174,18 +171,6 @@ def mount(story: Story, running: ExitStack, directory: Path, *options: str) -> N
 def unmount(story: Story, directory: Path) -> None:
     run("stepfs", "unmount", str(directory))
     story.say(f"unmounted {directory}")
-
-
-def in_time(story: Story, what: str, wait: Callable[..., T]) -> T:
-    try:
-        return wait(timeout=story.left_s())
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"quickstart: {what} did not come within {DEADLINE_S:.0f} s") from None
-
-
-def refuse_failure(who: str, process: subprocess.Popen[str]) -> None:
-    if process.poll():
-        raise SystemExit(f"quickstart: {who} ended with exit code {process.returncode}; its message is above")
 
 
 def until(story: Story, what: str, true: Callable[[], bool]) -> None:
@@ -222,7 +207,7 @@ class Trainer:
         self._lines.start()
 
     def finish(self) -> None:
-        in_time(self._story, "the end of the trainer", self._process.wait)
+        in_time("the end of the trainer", self._process.wait, self._story.left_s())
         self._lines.join()
         refuse_failure("the trainer", self._process)
 

@@ -1,4 +1,4 @@
-"""init, ls, status, verify and doctor on real stores: documents, names, exit codes, and what bad input gets."""
+"""init, ls, status and verify on real stores: documents, names, exit codes, and what bad input gets."""
 
 from __future__ import annotations
 
@@ -283,27 +283,3 @@ def flip(path: Path, offset: int) -> None:
     data[offset] ^= 0xFF
     path.chmod(0o644)
     path.write_bytes(data)
-
-
-class TestDoctor:
-    def test_a_lake(self, lake):
-        ended = stepfs("doctor", lake)
-        assert ended.code == 0
-        for subject in ("python", "pyfuse3", "/dev/fuse", "memory", "conditional create"):
-            assert re.search(rf"^ok    {re.escape(subject)} ", ended.out, re.MULTILINE), ended.out
-
-    def test_an_absent_lake_fails_with_3_and_says_what_to_do(self, tmp_path):
-        ended = stepfs("doctor", (tmp_path / "nothing").as_uri())
-        assert ended.code == 3
-        assert re.search("^FAIL  lake .*stepfs init", ended.out, re.MULTILINE)
-        assert not (tmp_path / "nothing").exists()
-
-    def test_a_directory_that_can_be_mounted_on(self, tmp_path):
-        assert "can be mounted on" in stepfs("doctor", tmp_path).out
-
-    def test_directories_that_cannot(self, tmp_path):
-        (tmp_path / "file").write_bytes(b"")
-        assert stepfs("doctor", tmp_path).code == 4
-        assert stepfs("doctor", tmp_path / "nothing").code == 3
-        assert stepfs("doctor", tmp_path / "file").code == 3
-        assert stepfs("doctor", "/proc").code == 4
