@@ -78,7 +78,10 @@ class ProducerActor:
                 )
                 if plan.retire:
                     await producer.retire()
-                    ledger.require(ledger.state.producers[plan.name].retired, f"{plan.name} did not retire")
+                    # A successor may have started since, and lives: what counts is that the log says goodbye.
+                    ledger.require(
+                        (plan.name, producer.epoch + 1) in ledger.farewells, f"{plan.name} did not retire"
+                    )
         except StoreUnreachableError:
             return False
         except FencedError:

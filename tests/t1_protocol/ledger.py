@@ -52,6 +52,7 @@ class Ledger:
     steps: list[StepEntry] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     published: dict[str, int] = field(default_factory=dict)  # producer → its records in the log
+    farewells: set[tuple[str, int]] = field(default_factory=set)  # (producer, epoch) of every retiring commit
     promises: dict[str, int] = field(default_factory=dict)  # group → first step that was promised to it
     floor: FloorRecord | None = None
 
@@ -65,7 +66,7 @@ class Ledger:
         """The same truth about a copy of the store."""
         twin = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, dict | list | Counter):
+            if isinstance(value, dict | list | set):
                 setattr(twin, name, copy.copy(value))
         twin.shared = shared
         shared.watch = twin._watch
@@ -150,6 +151,8 @@ class Ledger:
                 known is None or (commit.next_seq, commit.position) == (known.next_seq, known.position),
                 f"{key}: an epoch commit changed what its producer has done",
             )
+            if commit.retired:
+                self.farewells.add((commit.producer_id, commit.epoch))
         for number, tgb in enumerate(commit.tgbs):
             entry = StepEntry(
                 type(commit.first_step)(commit.first_step + number),

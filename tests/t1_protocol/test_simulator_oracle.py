@@ -1,0 +1,70 @@
+"""The simulator's own judgment: what it must not blame on the code, each found as a seed that broke."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from actors import ProducerActor
+from actors import World as Stage
+from process_store import ProcessStore
+from producer_world import World
+from scenario import ProducerPlan
+from small_world import grow, inside_everywhere, process
+
+from stepfs.format.snapshot import LogState
+from stepfs_producer import commit_loop
+from stepfs_producer.rebase import Incarnation, NothingLeft, Stamp
+
+RECORDS = 3
+
+
+def _plan(*, retire: bool) -> ProducerPlan:
+    return ProducerPlan("r", RECORDS, gap_s=0.0, max_delay_s=5.0, retire=retire, begins_s=0.0, lives=())
+
+
+def _actor(world: World, *, retire: bool) -> ProducerActor:
+    return ProducerActor(Stage(world.ledger, seed=0, total_steps=0), _plan(retire=retire))
+
+
+async def _retires(world: World, store: ProcessStore) -> None:
+    await _actor(world, retire=True).main(store)
+
+
+async def _succeeds(world: World) -> None:
+    await _actor(world, retire=False).main(process(world, "successor"))
+
+
+def _a_successor_everywhere() -> Counter[str]:
+    """How the producer that retires ended, for a successor inside each of its awaits."""
+    endings: Counter[str] = Counter()
+
+    async def look(world: World) -> None:
+        assert world.ledger.published["r"] == RECORDS
+        outlived = world.ledger.farewells and not world.ledger.state.producers["r"].retired
+        endings["fenced"] += world.ledger.counts["fenced"]
+        endings["said goodbye, and its successor lives"] += bool(outlived)
+
+    assert inside_everywhere(grow, _retires, _succeeds, look) > 20
+    return endings
+
+
+def test_a_producer_has_retired_though_its_successor_starts_before_it_hears_so() -> None:
+    """Seeds 501644 and 1006135: its goodbye is in the log, and a start after it is allowed. `retire()` told the truth."""
+    endings = _a_successor_everywhere()
+    assert endings["fenced"] > 10
+    assert endings["said goodbye, and its successor lives"] > 0
+
+
+def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oracle asks the log and not the state that a successor has changed since; it still notices a lie."""
+
+    def pretend(head: LogState, me: Incarnation, _stamp: Stamp) -> NothingLeft:
+        return NothingLeft(replace(head.producers[me.producer_id], retired=True))
+
+    monkeypatch.setattr(commit_loop, "rebase_retire", pretend)
+    with pytest.raises(AssertionError, match="did not retire"):
+        _a_successor_everywhere()
