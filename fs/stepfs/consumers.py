@@ -32,16 +32,16 @@ from stepfs.errors import (
 )
 from stepfs.floor import Floor
 from stepfs.format.ids import Step
-from stepfs.format.keys import consumers_prefix, group_prefix, number_of, numbered
+from stepfs.format.keys import group_prefix, number_of, numbered
 from stepfs.format.records import (
     KEPT_CHECKPOINTS_MAX,
     RECORD_ID_BYTES,
     ConsumerRecord,
     LakeIdentity,
     check_id,
-    decode_consumer,
     encode_consumer,
 )
+from stepfs.group_records import read_latest
 from stepfs.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
 
@@ -212,7 +212,7 @@ class Group:
         if not slots:
             return -1, None
         prefix = group_prefix(self.identity.lake_id, self.name)
-        number, record = await _read_latest(self.store, self.identity, prefix, slots[-1])
+        number, record = await read_latest(self.store, self.identity, prefix, slots[-1])
         if record.group != self.name:
             raise CorruptError(
                 f"the records of group {self.name!r} name {record.group!r}; restore them from a backup"
@@ -276,37 +276,3 @@ def _late(
         return frozenset({*brings, new.need} if new.need < floor.closing else ())
     given_up = max(floor.first_live_step, min(former.need, floor.closing))
     return frozenset(step for step in brings if step < given_up)
-
-
-async def list_groups(store: Store, identity: LakeIdentity) -> dict[str, ConsumerRecord]:
-    """The newest record of every group, retired ones included, by name. `CorruptError` if one is unreadable."""
-    prefix = consumers_prefix(identity.lake_id)
-    newest: dict[str, int] = {}
-    for entry in await store.list(prefix):
-        directory, slash, _ = entry.key.rpartition("/")
-        number = number_of(f"{directory}/", entry.key) if slash else None
-        if number is not None:
-            newest[f"{directory}/"] = max(number, newest.get(f"{directory}/", -1))
-    groups = {}
-    for group, number in newest.items():
-        _, record = await _read_latest(store, identity, group, number)
-        groups[record.group] = record
-    return groups
-
-
-async def _read_latest(
-    store: Store, identity: LakeIdentity, prefix: str, number: int
-) -> tuple[int, ConsumerRecord]:
-    """Slot `number`, or what replaced it if it was trimmed since it was listed; with its number."""
-    while True:
-        key = numbered(prefix, number)
-        data = await store.get(key)
-        if data is not None:
-            lake_id, record = decode_consumer(data, key)
-            if lake_id != identity.lake_id:
-                raise CorruptError(f"{key}: belongs to lake {lake_id}, not {identity.lake_id}")
-            return number, record
-        slots = [n for entry in await store.list(prefix) if (n := number_of(prefix, entry.key)) is not None]
-        if not slots or slots[-1] <= number:
-            raise CorruptError(f"{prefix}: the group's newest record vanished; restore it")
-        number = slots[-1]

@@ -13,10 +13,10 @@ from typing import Final
 
 import trio
 
-from stepfs.consumers import list_groups
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
+from stepfs.group_records import list_groups
 from stepfs.store.api import Store
 from stepfs_producer.pending import Pending
 

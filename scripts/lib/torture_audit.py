@@ -15,9 +15,9 @@ import trio
 from torture_records import notes
 from torture_stage import Stage, run_stepfs
 
-from stepfs.consumers import list_groups
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Step
+from stepfs.group_records import list_groups
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.store.opening import open_store

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stepfs.clock import SystemClock
-from stepfs.consumers import Group, list_groups
+from stepfs.consumers import Group
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.fork import Cut, fork
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE, data_prefix, log_prefix
+from stepfs.group_records import list_groups
 from stepfs.lake import create_lake, open_lake
 from stepfs.log.append import seal
 from stepfs.log.reader import LogReader

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from stepfs.consumers import list_groups
 from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
+from stepfs.group_records import list_groups
 from stepfs.lake import create_lake, open_lake
 from stepfs.reclaim.run import reclaim
 from stepfs.store.local import LocalStore

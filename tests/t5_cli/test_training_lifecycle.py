@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "t4_mount"))
 
 from realmount import STEPFS, mounted, payload, until
 
-from stepfs.consumers import list_groups
 from stepfs.format.ids import Step
 from stepfs.format.keys import data_prefix
+from stepfs.group_records import list_groups
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.store.opening import open_store

@@ -69,7 +69,7 @@ async def _lake_reports(lake: str, endpoint_url: str | None) -> AsyncGenerator[R
     import trio
 
     from stepfs.cli.target import opened_log
-    from stepfs.consumers import list_groups
+    from stepfs.group_records import list_groups
     from stepfs.nodes import list_nodes
 
     async with opened_log(lake, endpoint_url) as log:

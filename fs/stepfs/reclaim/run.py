@@ -20,7 +20,6 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.consumers import list_groups
 from stepfs.errors import CorruptError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.floor import Floor
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
@@ -34,6 +33,7 @@ from stepfs.format.keys import (
 )
 from stepfs.format.records import RECORD_ID_BYTES, ConsumerRecord, FloorRecord, LakeIdentity
 from stepfs.format.snapshot import StepEntry
+from stepfs.group_records import list_groups
 from stepfs.log.reader import LogReader
 from stepfs.log.snapshots import newest_snapshot, write_snapshot
 from stepfs.nodes import forget_nodes
