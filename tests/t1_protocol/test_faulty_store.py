@@ -199,3 +199,41 @@ async def test_watch_sees_each_request_at_its_moment(autojump_clock):
         ("put", ("b",), "put", 2),
         ("delete", ("a", "b"), "2 keys", 0),
     ]
+
+
+async def test_a_list_and_a_delete_of_several_pages_are_several_requests(autojump_clock):
+    """Their pages are of different moments: what appears behind the last page seen is shown, what appears before is not."""
+    shared = ObjectMap(objects={f"d/{n}": b"" for n in range(5)}, _keys=[f"d/{n}" for n in range(5)])
+    one = FaultyStore(shared, page=2)
+    shared.watch = lambda event: shared.put("d/0x", b"") if event.outcome == "2 keys" else None
+    assert [entry.key for entry in await one.list("d/")] == [f"d/{n}" for n in range(5)]
+    assert one.counts.list == 3
+    assert [entry.key for entry in await one.list("d/", after="d/1", limit=3)] == ["d/2", "d/3", "d/4"]
+    shared.watch = None
+    await one.delete(entry.key for entry in await one.list("d/"))
+    assert (one.counts.delete, shared.objects) == (3, {})
+
+
+async def test_half_a_delete_is_no_answer_and_the_rest_goes_with_the_next_attempt(autojump_clock):
+    names = [f"d/{n}" for n in range(20)]
+    shared = ObjectMap(objects=dict.fromkeys(names, b""), _keys=sorted(names))
+    one = FaultyStore(shared, plan=faults.Scripted([("delete", "", faults.HALF_DELETED)]))
+    left = []
+    shared.watch = lambda _: left.append(len(shared.objects))
+    await one.delete(names)
+    assert 0 < left[0] < len(names)
+    assert left[1:] == [0]
+
+
+async def test_a_stale_list_shows_what_stood_then(autojump_clock):
+    one = store(("list", "", faults.stale_list(5.0)))
+    await one.put("d/old", [b""])
+    await one.put("d/kept", [b"x"])
+    await trio.sleep(10.0)
+    await one.put("d/new", [b""])
+    await one.delete(["d/old"])
+    assert [entry.key for entry in await one.list("d/")] == ["d/kept", "d/old"]
+    assert [entry.key for entry in await one.list("d/")] == ["d/kept", "d/new"]
+    assert faults.can_happen(faults.stale_list(1.0), "list")
+    assert not faults.can_happen(faults.stale_list(1.0), "get")
+    assert not faults.can_happen(faults.HALF_DELETED, "list")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from process_store import ProcessStore
 from producer_world import World
-from small_world import NEED, grow, group, inside_everywhere, process
+from small_world import NEED, group, grow, inside_everywhere, process
 from test_reader_hazards import move_on, reaches_the_end
 
 from stepfs.consumers import Group

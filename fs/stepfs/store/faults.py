@@ -29,7 +29,8 @@ class Fault:
     """One way for a request to go wrong.
 
     `applied`: the server carries it out on arrival. `late_s`: it does so this long after arrival instead, when the
-    caller has long given up. `wait_s`: what the caller waits beyond the usual latency.
+    caller has long given up. `wait_s`: what the caller waits beyond the usual latency. `half`: of a batch delete only
+    some keys go. `stale_s`: a LIST shows what stood this long ago.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Fault:
     applied: bool = False
     late_s: float | None = None
     wait_s: float = 0.0
+    half: bool = False
+    stale_s: float = 0.0
 
 
 LOST_REQUEST = Fault("lost request", Told.NOTHING, wait_s=_TIMEOUT_S)
@@ -50,12 +53,19 @@ CONFLICT_409 = Fault("409", Told.CONFLICT)
 FALSE_412 = Fault("412 for a free key", Told.TAKEN)
 OWN_412 = Fault("412 for the own success", Told.TAKEN, applied=True)
 SHORT_BODY = Fault("short body", Told.NOTHING, applied=True)
+PROXY_404 = Fault("404 of a proxy", Told.NOTHING)  # not the store's: the S3 store does not believe it either
+HALF_DELETED = Fault("half a delete", Told.NOTHING, applied=True, half=True)
 STALE_404 = Fault("404 for an object that is there", Told.ABSENT)
 
 
 def delayed(late_s: float, *, wait_s: float = 0.0) -> Fault:
     """Nothing is heard, and the request lands `late_s` after its arrival all the same."""
     return Fault(f"delayed {late_s:g} s", Told.NOTHING, late_s=late_s, wait_s=wait_s)
+
+
+def stale_list(lag_s: float) -> Fault:
+    """A LIST that lags: what was created since is missing, what was deleted since is shown."""
+    return Fault(f"a LIST {lag_s:g} s old", Told.TRUTH, applied=True, stale_s=lag_s)
 
 
 Plan = Callable[[str, str, random.Random], Fault | None]  # (verb, key, the store's own randomness)
@@ -102,4 +112,6 @@ def can_happen(fault: Fault, verb: str) -> bool:
         return verb == "create"
     if fault.told is Told.ABSENT or fault is SHORT_BODY:
         return verb == "get"
-    return True
+    if fault.stale_s:
+        return verb == "list"
+    return verb == "delete" or not fault.half

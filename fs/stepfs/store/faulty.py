@@ -4,113 +4,40 @@
 process's way to it, with its own faults, randomness and counts. Under `trio.testing.MockClock` with deterministic
 scheduling the same seeds give the same trace.
 
-Requests that outlive their sender (delayed ones, and those on the wire when a process is killed) need no task: they
-are kept with the time they land, and carried out before anyone looks at the map at or after that time, which nobody
-can tell from the real thing.
-
 Which awaits may be cancelled: the request travelling (then it may land later, or never) and the answer travelling
 (then it was applied). Applying itself never yields.
 """
 
 from __future__ import annotations
 
-import bisect
-import hashlib
-import heapq
 import random
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import trio
 
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
-from stepfs.store.faults import Plan, Told, no_faults
+from stepfs.store.api import Buffer, Counts, Landed, Put, unheard
+from stepfs.store.faults import Fault, Plan, Told, no_faults
 from stepfs.store.names import check_key, check_prefix
+from stepfs.store.object_map import Event, Listing, ObjectMap
+
+__all__ = ["ATTEMPTS_MAX", "DELETE_BATCH", "Event", "FaultyStore", "ObjectMap", "usual_latency"]
 
 ATTEMPTS_MAX = 3  # of verbs that are retried, as the S3 data client does
 DELETE_BATCH = 1000
 _RETRY_S = 0.2
 _WIRE_LANDS = 0.5  # share of requests of a killed process that are carried out all the same
 _WIRE_S_MAX = 2.0
+_HALF_GOES = 0.5
 
 Latency = Callable[[str, int, random.Random], float]  # (verb, bytes, randomness) → seconds there and back
-Listing = list[Entry]  # inside the class `list` is the verb
 
 
 def usual_latency(verb: str, size: int, rng: random.Random) -> float:
     """About what a real server takes: 2 ms a request, 8 ms a create, 1 GB/s; jittered."""
     base_s = 0.008 if verb == "create" else 0.002
     return base_s * rng.uniform(0.5, 2.0) + size / 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One request as the server saw it; `outcome` is what it did, `fault` what it or the network did wrong."""
-
-    time_us: int
-    actor: str
-    verb: str
-    keys: tuple[str, ...]  # one, or those of a batch delete; the prefix of a list
-    outcome: str
-    fault: str = ""
-    crc: int = 0  # of the body of a create or put
-
-
-@dataclass(slots=True)
-class ObjectMap:
-    """The durable objects, what is still on its way to them, and the trace of all requests."""
-
-    objects: dict[str, bytes] = field(default_factory=dict)
-    trace: list[Event] = field(default_factory=list)
-    watch: Callable[[Event], None] | None = (
-        None  # called after each request, for invariants that hold at every moment
-    )
-    _keys: list[str] = field(default_factory=list)
-    _landing: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
-    _landings: int = 0
-
-    def digest(self) -> str:
-        """Hex digest of the trace: equal for equal runs."""
-        return hashlib.sha256("\n".join(map(repr, self.trace)).encode()).hexdigest()
-
-    def note(self, event: Event) -> None:
-        self.trace.append(event)
-        if self.watch is not None:
-            self.watch(event)
-
-    def land_at(self, time_s: float, effect: Callable[[float], None]) -> None:
-        """Carry out `effect` at virtual time `time_s`."""
-        heapq.heappush(self._landing, (time_s, self._landings, effect))
-        self._landings += 1
-
-    def settle(self, now_s: float) -> None:
-        """Carry out what has landed by `now_s`; call it before looking at `objects` directly."""
-        while self._landing and self._landing[0][0] <= now_s:
-            time_s, _, effect = heapq.heappop(self._landing)
-            effect(time_s)
-
-    def put(self, key: str, body: bytes) -> None:
-        if key not in self.objects:
-            bisect.insort(self._keys, key)
-        self.objects[key] = body
-
-    def remove(self, key: str) -> None:
-        if self.objects.pop(key, None) is not None:
-            del self._keys[bisect.bisect_left(self._keys, key)]
-
-    def select(self, prefix: str, after: str, limit: int | None) -> Listing:
-        """Objects under `prefix` after the key `after`, in key order."""
-        start = bisect.bisect_left(self._keys, prefix)
-        if after >= prefix:
-            start = bisect.bisect_right(self._keys, after)
-        found: Listing = []
-        for key in self._keys[start : None if limit is None else start + limit]:
-            if not key.startswith(prefix):
-                break
-            found.append(Entry(key, len(self.objects[key])))
-        return found
 
 
 class FaultyStore:
@@ -128,7 +55,9 @@ class FaultyStore:
         plan: Plan = no_faults,
         seed: int = 0,
         latency: Latency = usual_latency,
+        page: int | None = None,
     ) -> None:
+        """`page`: how many keys one request lists or deletes; else a LIST is one request, and a delete takes 1000."""
         self.shared = shared if shared is not None else ObjectMap()
         self.url = f"memory://{actor}"
         self.counts = Counts()
@@ -138,6 +67,8 @@ class FaultyStore:
         self.kill: Callable[[], None] = _nobody
         self._actor = actor
         self._latency = latency
+        self._page = page
+        self._fault: Fault | None = None  # of the request whose effect is being carried out
         self._rng = random.Random(f"{seed}/{actor}")  # noqa: S311 (a simulation, not a secret)
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
@@ -194,22 +125,36 @@ class FaultyStore:
     async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> Listing:
         check_prefix(prefix)
         found: Listing = []
+        while limit is None or len(found) < limit:
+            size = min((n for n in (self._page, limit and limit - len(found)) if n is not None), default=None)
+            page = await self._list_page(prefix, found[-1].key if found else after, size)
+            found += page
+            if size is None or len(page) < size:
+                break
+        return found
+
+    async def _list_page(self, prefix: str, after: str, limit: int | None) -> Listing:
+        page: Listing = []
 
         def effect() -> str:
-            found[:] = self.shared.select(prefix, after, limit)
-            return f"{len(found)} keys"
+            stale_s = self._fault.stale_s if self._fault is not None else 0.0
+            page[:] = self.shared.select(prefix, after, limit, stale_s=stale_s)
+            return f"{len(page)} keys"
 
         await self._retried("list", (prefix,), effect)
-        return found
+        return page
 
     async def delete(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
-        for start in range(0, len(names), DELETE_BATCH):
-            batch = names[start : start + DELETE_BATCH]
+        size = self._page or DELETE_BATCH
+        for start in range(0, len(names), size):
+            batch = names[start : start + size]
 
             def effect(batch: Sequence[str] = batch) -> str:
+                half = self._fault is not None and self._fault.half
                 for name in batch:
-                    self.shared.remove(name)
+                    if not half or self._rng.random() < _HALF_GOES:
+                        self.shared.remove(name)
                 return f"{len(batch)} keys"
 
             await self._retried("delete", tuple(batch), effect)
@@ -261,7 +206,9 @@ class FaultyStore:
                 land_later(self._rng.uniform(0.0, _WIRE_S_MAX))
             raise
         self.shared.settle(trio.current_time())
+        self._fault = fault
         outcome = effect() if fault is None or fault.applied else ""
+        self._fault = None
         note(trio.current_time(), outcome or "not applied", fault.name if fault else "")
         if fault is not None and fault.late_s is not None:
             land_later(fault.late_s)

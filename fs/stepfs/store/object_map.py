@@ -1,0 +1,100 @@
+"""What the simulated store holds, and what is still on its way to it: one per lake, shared by all simulated processes.
+
+Requests that outlive their sender (delayed ones, and those on the wire when a process is killed) need no task: they
+are kept with the time they land, and carried out before anyone looks at the map at or after that time, which nobody
+can tell from the real thing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from stepfs.store.api import Entry
+
+Listing = list[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One request as the server saw it; `outcome` is what it did, `fault` what it or the network did wrong."""
+
+    time_us: int
+    actor: str
+    verb: str
+    keys: tuple[str, ...]  # one, or those of a batch delete; the prefix of a list
+    outcome: str
+    fault: str = ""
+    crc: int = 0  # of the body of a create or put
+
+
+@dataclass(slots=True)
+class ObjectMap:
+    """The durable objects, what is still on its way to them, and the trace of all requests."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    trace: list[Event] = field(default_factory=list)
+    watch: Callable[[Event], None] | None = (
+        None  # called after each request, for invariants that hold at every moment
+    )
+    _keys: list[str] = field(default_factory=list)
+    _landing: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
+    _landings: int = 0
+
+    def digest(self) -> str:
+        """Hex digest of the trace: equal for equal runs."""
+        return hashlib.sha256("\n".join(map(repr, self.trace)).encode()).hexdigest()
+
+    def note(self, event: Event) -> None:
+        self.trace.append(event)
+        if self.watch is not None:
+            self.watch(event)
+
+    def land_at(self, time_s: float, effect: Callable[[float], None]) -> None:
+        """Carry out `effect` at virtual time `time_s`."""
+        heapq.heappush(self._landing, (time_s, self._landings, effect))
+        self._landings += 1
+
+    def settle(self, now_s: float) -> None:
+        """Carry out what has landed by `now_s`; call it before looking at `objects` directly."""
+        while self._landing and self._landing[0][0] <= now_s:
+            time_s, _, effect = heapq.heappop(self._landing)
+            effect(time_s)
+
+    def put(self, key: str, body: bytes) -> None:
+        if key not in self.objects:
+            bisect.insort(self._keys, key)
+        self.objects[key] = body
+
+    def remove(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            del self._keys[bisect.bisect_left(self._keys, key)]
+
+    def select(self, prefix: str, after: str, limit: int | None, *, stale_s: float = 0.0) -> Listing:
+        """Objects under `prefix` after the key `after`, in key order; with `stale_s` those of so long ago."""
+        if stale_s and self.trace:
+            return self._select_past(prefix, after, limit, self.trace[-1].time_us - round(stale_s * 1e6))
+        start = bisect.bisect_left(self._keys, prefix)
+        if after >= prefix:
+            start = bisect.bisect_right(self._keys, after)
+        found: Listing = []
+        for key in self._keys[start : None if limit is None else start + limit]:
+            if not key.startswith(prefix):
+                break
+            found.append(Entry(key, len(self.objects[key])))
+        return found
+
+    def _select_past(self, prefix: str, after: str, limit: int | None, at_us: int) -> Listing:
+        """What `select` would have found at `at_us`. A key that is deleted twice is shown once more, which is harmless."""
+        found = {entry.key: entry for entry in self.select(prefix, after, None)}
+        for event in takewhile(lambda event: event.time_us > at_us, reversed(self.trace)):
+            for key in event.keys:
+                if event.outcome in {"created", "put"}:
+                    found.pop(key, None)
+                elif event.verb == "delete" and event.outcome and key.startswith(prefix) and key > after:
+                    found.setdefault(key, Entry(key, 0))
+        return [found[key] for key in sorted(found)][:limit]
