@@ -6,8 +6,9 @@ greatest, and the sleeper starts over. There are no leases: a group counts until
 
 A record that makes a group need *earlier* steps races with a reclaimer that is giving those steps up. Both write
 first and look afterwards: the reclaimer announces the step it closes at and then lists the groups, the group writes
-its record and then reads the floor. At least one of them sees the other. A step that is on record already, but may
-have got there unseen (a writer died, its request landed late), is made safe by taking the reclaimer's next floor slot.
+its record and then reads the floor. At least one of them sees the other. A group that sees an announcement above a
+step it brings takes the reclaimer's next floor slot (`Floor.take_back`): the reclaimer starts over and lists again,
+and an announcement whose reclaimer is dead stands in nobody's way. Only what is gone already is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ _log = logging.getLogger("stepfs.checkpoints")
 _ROUNDS_MAX: Final = 32
 _RETRY_S: Final = 0.05
 
-Change = Callable[[ConsumerRecord | None, Step], ConsumerRecord]  # (newest record, closing) → next record
+Change = Callable[
+    [ConsumerRecord | None, Step], ConsumerRecord
+]  # (newest record, first live step) → next record
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +83,19 @@ class Group:
             try:
                 return await self._write(self._joined)
             except WithdrawnError:
-                continue  # a reclaimer closed further meanwhile; what is live after that is still all there is
+                continue  # a reclaimer advanced meanwhile; what is live after that is still all there is
         raise RefusedError(f"group {self.name!r}: reclaimers keep moving; try again")
 
     async def add(self, next_step: Step, *, keep: int | None = None) -> ConsumerRecord:
         """A durable checkpoint exists that resumes at `next_step`. `keep` drops all but the greatest `keep`.
 
-        Raises `WithdrawnError` when steps it needs are being reclaimed already.
+        Raises `WithdrawnError` when steps it needs are reclaimed already.
         """
         if keep is not None and keep < 1:
             raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
 
-        def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
-            base = self._joined(old, closing)
+        def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
+            base = self._joined(old, first_live)
             kept = sorted({*base.kept, next_step})[-keep if keep else 0 :]
             self._check_number(len(kept))
             return self._next(base, kept=tuple(kept))
@@ -103,9 +106,9 @@ class Group:
         """That checkpoint is gone. `AbsentError` if it was not kept."""
         seen = False  # a second look may find it gone by our own record, which somebody followed at once (hazard 2)
 
-        def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
+        def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
             nonlocal seen
-            del closing
+            del first_live
             if old is None or old.retired or not (seen or next_step in old.kept):
                 raise AbsentError(f"group {self.name!r} keeps no checkpoint with next step {next_step}")
             seen = True
@@ -117,8 +120,8 @@ class Group:
         """The kept checkpoints are exactly these now (a watched checkpoint directory)."""
         self._check_number(len(kept))
 
-        def change(old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
-            base = self._joined(old, closing)
+        def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
+            base = self._joined(old, first_live)
             return self._next(base, kept=tuple(sorted(kept)), start=base.need)
 
         return await self._write(change, brings=kept)
@@ -133,7 +136,7 @@ class Group:
     async def retire(self) -> ConsumerRecord:
         """The run is over: the group no longer holds anything back. Idempotent."""
 
-        def change(old: ConsumerRecord | None, _closing: Step) -> ConsumerRecord:
+        def change(old: ConsumerRecord | None, _first_live: Step) -> ConsumerRecord:
             if old is None:
                 raise AbsentError(f"there is no group {self.name!r} in {self.store.url}; see `stepfs status`")
             return self._next(old, retired=True)
@@ -151,8 +154,8 @@ class Group:
             number, old = await self.newest()
             if not landed:
                 former = old
-            record = change(old, floor.closing)
-            late = _late(former, record, brings, floor)
+            record = change(old, floor.first_live_step)
+            late = _gone(former, record, brings, floor)
             if not late:
                 outcome = await self._take(number + 1, record)
                 if outcome is not None:
@@ -160,15 +163,18 @@ class Group:
                 if not outcome:
                     continue
                 await floor.refresh()
-                late = _late(former, record, brings, floor)
+                late = _gone(former, record, brings, floor)
             if late:
                 await self._withdraw(former, landed, late)
                 raise WithdrawnError(
-                    f"group {self.name!r}: steps from {record.need} on are needed, but those below {floor.closing} are "
-                    "being reclaimed; nothing was recorded. Resume from a later checkpoint, or start a new lake"
+                    f"group {self.name!r}: steps from {record.need} on are needed, but those below "
+                    f"{floor.first_live_step} are reclaimed; nothing was recorded. Resume from a later checkpoint, or "
+                    "start a new lake"
                 )
-            unseen = any(step < floor.closing for step in brings)  # on record before, but perhaps too late
-            if unseen and not isinstance(await floor.renew(self.clock), Mine):
+            # The announcer may have listed the groups before our record, or an equal one of a dead writer, landed.
+            brought = {*brings, record.need} if former is None or former.retired else brings
+            announced = not record.retired and any(step < floor.closing for step in brought)
+            if announced and not isinstance(await floor.take_back(self.clock), Mine):
                 continue
             await self._trim(number + 1)
             return record
@@ -232,15 +238,15 @@ class Group:
         except StepfsError as error:  # what counts stands; the next change trims again
             _log.info("group %r: old records stay for now: %s", self.name, error)
 
-    def _joined(self, old: ConsumerRecord | None, closing: Step) -> ConsumerRecord:
-        """The group's live record, or a fresh one that needs everything not being given up."""
+    def _joined(self, old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
+        """The group's live record, or a fresh one that needs every live step."""
         if old is not None and not old.retired:
             return old
         return ConsumerRecord(
             record_id=entropy.token(RECORD_ID_BYTES),
             group=self.name,
             kept=(),
-            start=closing,
+            start=first_live,
             retired=False,
             time_ms=self.clock.now_ms(),
         )
@@ -263,16 +269,15 @@ class Group:
         )
 
 
-def _late(
+def _gone(
     former: ConsumerRecord | None, new: ConsumerRecord, brings: frozenset[Step], floor: Floor
 ) -> frozenset[Step]:
-    """What of `new` comes too late: steps that are gone, or that were not needed before and are being given up.
+    """What of `new` comes too late: steps below the first live one.
 
     Only what this call brings counts: a checkpoint that somebody else has added is theirs to answer for.
     """
     if new.retired:
         return frozenset()
     if former is None or former.retired:
-        return frozenset({*brings, new.need} if new.need < floor.closing else ())
-    given_up = max(floor.first_live_step, min(former.need, floor.closing))
-    return frozenset(step for step in brings if step < given_up)
+        return frozenset({*brings, new.need} if new.need < floor.first_live_step else ())
+    return frozenset(step for step in brings if step < floor.first_live_step)

@@ -43,7 +43,7 @@ class SealedError(RefusedError):
 
 
 class WithdrawnError(RefusedError):
-    """A checkpoint needs steps that are being reclaimed; the record was withdrawn. Resume from a later one."""
+    """A checkpoint needs steps that are reclaimed; the record was withdrawn. Resume from a later one."""
 
 
 class CorruptError(StepfsError):

@@ -39,7 +39,7 @@ class Floor:
 
     @property
     def closing(self) -> Step:
-        """Steps below this are being given up: no group may newly need one."""
+        """Steps below this are announced to go: a group that newly needs one takes the announcement back first."""
         return self.record.closing if self.record else Step(0)
 
     @property
@@ -75,13 +75,21 @@ class Floor:
             self.number, self.record = number, record
         return outcome
 
-    async def renew(self, clock: Clock) -> Outcome:
-        """Take the next slot and change nothing: a reclaimer that announced in the newest record, and may have listed
-        the groups before one of them wrote, cannot advance from there any more and starts over.
+    async def take_back(self, clock: Clock) -> Outcome:
+        """Take the next slot, and with it the announcement of the newest record: nothing is being given up any more.
+
+        A reclaimer advances only in the slot directly after its own closing record. Whoever takes that slot makes it
+        start over and list the groups again; earlier announcements ended in the same way. So the record in that slot
+        may lower `closing` to the first live step, and no clock has to say whether the announcer still lives.
         """
         assert self.record is not None
         return await self.append(
-            replace(self.record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=clock.now_ms())
+            replace(
+                self.record,
+                record_id=entropy.token(RECORD_ID_BYTES),
+                closing=self.first_live_step,
+                time_ms=clock.now_ms(),
+            )
         )
 
     def _key(self, number: int) -> str:

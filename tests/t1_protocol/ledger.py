@@ -200,14 +200,16 @@ class Ledger:
         former, self.floor = self.floor, record
         if former is not None:
             self.require(
-                (record.floor, record.first_live_step, record.closing)
-                >= (former.floor, former.first_live_step, former.closing)
-                and record.first_live_step >= former.first_live_step
-                and record.closing >= former.closing,
+                record.floor >= former.floor and record.first_live_step >= former.first_live_step,
                 f"{key}: the floor went backwards",
             )
+        self.require(record.closing >= record.first_live_step, f"{key}: closes below its first live step")
         if record.first_live_step > (former.first_live_step if former else 0):
             self.counts["reclaims"] += 1
+            self.require(
+                former is not None and former.closing >= record.first_live_step,
+                f"{key}: gives up steps below {record.first_live_step} that the record before did not announce",
+            )
         self.require(record.floor <= self.state.version, f"{key}: floor {record.floor} above the head")
         self.require(
             record.first_live_step <= self.first_needed,

@@ -93,7 +93,7 @@ def on_record_is_enough(patch: pytest.MonkeyPatch) -> None:
         del floor, clock
         return Mine()
 
-    patch.setattr(Floor, "renew", nothing)
+    patch.setattr(Floor, "take_back", nothing)
 
 
 def any_slot(patch: pytest.MonkeyPatch) -> None:

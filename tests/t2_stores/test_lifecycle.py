@@ -75,7 +75,7 @@ async def test_only_what_every_group_has_behind_it_goes(lake_url: str) -> None:
     assert [await read_step(reader, step) for step in range(10, 30)] == [
         payloads(step) for step in range(10, 30)
     ]
-    with pytest.raises(WithdrawnError, match="being reclaimed"):
+    with pytest.raises(WithdrawnError, match="are reclaimed"):
         await fast.add(Step(9))
     assert (await list_groups(store, identity))["fast"].kept == (25,)
     await slow.retire()

@@ -125,7 +125,7 @@ def test_what_cannot_be_right_is_told_to_the_caller(lake):
         await reclaim(store, await open_lake(store))
 
     trio.run(give_up)
-    with pytest.raises(WithdrawnError, match="being reclaimed"):
+    with pytest.raises(WithdrawnError, match="are reclaimed"):
         hook(Step(20))
     hook(35)
     assert kept(lake) == [30, 35]

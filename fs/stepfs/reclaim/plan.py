@@ -38,8 +38,8 @@ def least_need(groups: Mapping[str, ConsumerRecord], floor: Floor, next_step: St
     if not live:
         return Need(None, "no group has registered: every step may still be needed")
     for group in live:
-        # A need between first_live_step and closing is kept: whoever closed there saw it and starts over, or is stopped
-        # by our own records. Only what is gone cannot be had.
+        # A need between first_live_step and closing is kept: its writer takes the announcement back, and our own records
+        # end it as well. Only what is gone cannot be had.
         if group.need < floor.first_live_step:
             raise RefusedError(
                 f"group {group.group!r} needs step {group.need}, but steps below {floor.first_live_step} were reclaimed "

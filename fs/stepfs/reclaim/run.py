@@ -3,7 +3,7 @@
     closing record at X  →  list the groups again  →  make sure a confirmed snapshot stands at or above the new floor
     →  floor record in the slot directly after our own closing record  →  delete: data, index, log, snapshots
 
-A group that appears after the closing record sees it and withdraws; one that appeared before is in the second list.
+A group that appears after the closing record sees it and takes it back; one that appeared before is in the second list.
 Another reclaimer's record in the slot after ours means our list is stale: start over. Deletion works from LISTs, so
 what a killed reclaimer left, temporary objects of dead producers and resurrected slots go too. Index segments and
 log versions go last: they are what tells the next run which data was to go.
@@ -178,7 +178,7 @@ async def _append(
         record_id=entropy.token(RECORD_ID_BYTES),
         floor=max(lowest, floor.floor),
         first_live_step=first_live,
-        closing=max(closing, floor.closing),
+        closing=closing,  # earlier announcements ended when their next slot was taken
         deleted_bytes=floor.deleted_bytes + freed,
         time_ms=clock.now_ms(),
     )
