@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import servers
 import trio
 from faultproxy import FaultProxy
 from hypothesis import settings
+from ownmounts import enter_own_mount_namespace
+from trio.testing import MockClock
 
 settings.register_profile("stepfs", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("stepfs")
 
 # A script that runs the tests with `&` has SIGINT ignored, here and in every process the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    enter_own_mount_namespace()
 
 
 class _Unannounced(logging.Handler):
@@ -47,6 +55,29 @@ def expected_log_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
     for root in roots:
         root.removeHandler(handler)
     assert not handler.messages, f"unannounced log messages: {handler.messages}"
+
+
+@pytest.fixture
+def patient_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """Virtual time that jumps when nothing is left to do, and stands still while a worker thread is at work.
+
+    `autojump_clock` would jump over every deadline while a thread looks at the disk, however short that takes.
+    """
+    clock = MockClock(autojump_threshold=0)
+    run_sync, working = trio.to_thread.run_sync, 0
+
+    async def waited_for(*args: Any, **options: Any) -> Any:
+        nonlocal working
+        working += 1
+        clock.autojump_threshold = math.inf
+        try:
+            return await run_sync(*args, **options)
+        finally:
+            working -= 1
+            clock.autojump_threshold = math.inf if working else 0
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", waited_for)
+    return clock
 
 
 @pytest.fixture(scope="session")

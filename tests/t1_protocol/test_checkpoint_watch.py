@@ -22,12 +22,6 @@ from stepfs.lake import create_lake
 from stepfs.store.faulty import FaultyStore
 
 
-@pytest.fixture
-def patient_clock() -> MockClock:
-    """Looking takes a thread, which a clock that jumps at once would not wait for."""
-    return MockClock(autojump_threshold=0.01)
-
-
 class Directory:
     """What a node sees; None while the volume is away."""
 

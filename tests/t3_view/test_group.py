@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import trio
 from faketable import FakeTable
-from trio.testing import MockClock
 
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
@@ -28,12 +27,6 @@ from stepfs.nodes import BEAT_S, forget_nodes, list_nodes, write_node
 from stepfs.reclaim.run import reclaim
 from stepfs.store.faulty import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
-
-
-@pytest.fixture
-def patient_clock():
-    """Looking at a checkpoint directory takes a thread, which a clock that jumps at once would not wait for."""
-    return MockClock(autojump_threshold=0.01)
 
 
 @dataclass

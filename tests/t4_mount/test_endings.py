@@ -14,6 +14,8 @@ from realmount import STEPFS, clear, gone_within, make_lake, mounted, payload, p
 
 from stepfs.mount import mountinfo
 from stepfs.mount.daemon import _LOG_BYTES_MAX
+from stepfs.mount.detach import unmount
+from stepfs.mount.unmount import unmount_and_wait
 
 
 @pytest.fixture
@@ -48,6 +50,26 @@ def test_a_busy_mount_is_left_exactly_as_it_was(lake, tmp_path):
         assert mount.steps()
         assert stepfs("unmount", mount.directory).returncode == 0
         assert stepfs("unmount", mount.directory).returncode == 3
+
+
+def test_a_mount_that_is_busy_for_a_moment_is_unmounted(lake, tmp_path, monkeypatch):
+    """`df`, `stepfs doctor` and others look at every mount of the machine."""
+    met = []
+
+    def end_the_look_when_met(directory, *, lazy):
+        try:
+            unmount(directory, lazy=lazy)
+        except OSError as error:
+            met.append(error.errno)
+            look.close()
+            raise
+
+    monkeypatch.setattr("stepfs.mount.unmount.unmount", end_the_look_when_met)
+    with mounted(lake, tmp_path / "m") as mount:
+        look = mount.file(0, 0).open("rb")
+        unmount_and_wait(mount.directory)
+        assert met == [errno.EBUSY]
+        assert_nothing_is_left(mount)
 
 
 def test_after_kill_9_a_new_mount_on_the_same_directory_works(lake, tmp_path):

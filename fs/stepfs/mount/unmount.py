@@ -1,7 +1,8 @@
 """`stepfs unmount`: take the mount away, and return when its daemon and its cache are gone.
 
 The daemon is found through the mount itself (`.stepfs/config.json`), never through a pid file that may lie; a pid
-is believed only together with its start time. A busy mount stays exactly as it was.
+is believed only together with its start time. A busy mount stays exactly as it was; one that is busy for a moment only,
+because `df` or `stepfs doctor` looks at it, is not refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from stepfs.mount.stale import is_dead
 GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
 _USERS_SHOWN: Final = 3
+_BUSY_S: Final = 1.0  # a look at all mounts of the machine, as by `df`, holds this one no longer
+_BUSY_RETRY_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
 
 def _detach(directory: Path, *, lazy: bool) -> None:
     try:
-        unmount(directory, lazy=lazy)
+        _unmount_once_idle(directory, lazy=lazy)
     except OSError as error:
         if error.errno == errno.EBUSY:
             users = ", ".join(users_of(directory)[:_USERS_SHOWN])
@@ -106,6 +109,18 @@ def _detach(directory: Path, *, lazy: bool) -> None:
         raise RefusedError(
             f"{directory}: cannot unmount ({error.strerror}); do it as the user who mounted"
         ) from error
+
+
+def _unmount_once_idle(directory: Path, *, lazy: bool) -> None:
+    """Unmount; while something uses the mount, try again for a moment."""
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            return unmount(directory, lazy=lazy)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(_BUSY_RETRY_S)
 
 
 def _pidfd(daemon: Daemon) -> int | None:
