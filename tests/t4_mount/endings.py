@@ -51,7 +51,7 @@ def kill_then_mount_again(mount):
 
 
 def run_though_busy(*command):
-    """Where the tests have no mount namespace of their own, another test's look at all mounts keeps it for a moment."""
+    """The daemon's own look at what it primes keeps the mount for a moment; so does another process's at all mounts."""
     done = []
 
     def taken_away():

@@ -68,7 +68,7 @@ def test_a_mount_that_is_busy_for_a_moment_is_unmounted(lake, tmp_path, monkeypa
     with mounted(lake, tmp_path / "m") as mount:
         look = mount.file(0, 0).open("rb")
         unmount_and_wait(mount.directory)
-        assert met == [errno.EBUSY]
+        assert set(met) == {errno.EBUSY}  # also for as long as the daemon itself primes pages
         assert_nothing_is_left(mount)
 
 
