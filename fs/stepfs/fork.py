@@ -20,7 +20,7 @@ from stepfs import entropy
 from stepfs.clock import Clock
 from stepfs.consumers import Group
 from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
-from stepfs.format.commit import CommitKind, Origin, chain_digest, encode_commit
+from stepfs.format.commit import CommitKind, Origin, chain_digest
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import floor_prefix, log_prefix, new_lake_id, numbered, segment_key, snapshot_prefix
 from stepfs.format.records import RECORD_ID_BYTES, FloorRecord, LakeIdentity, encode_floor
@@ -36,6 +36,7 @@ from stepfs.format.snapshot import (
 from stepfs.lake import create_lake, open_lake, refuse_existing
 from stepfs.log.append import ownerless
 from stepfs.log.reader import LogReader
+from stepfs.log.rehearsal import rehearsed
 from stepfs.sequence import Unknown, take_slot
 from stepfs.store.api import Store
 
@@ -166,7 +167,7 @@ async def _fill(
         total_records=sum(entry.tgb.records for entry in live),
     )
     commit = replace(ownerless(head, CommitKind.ORIGIN, clock), origin=origin)
-    body = encode_commit(commit)
+    body = rehearsed(head, commit)
     digest = chain_digest(commit.prev_digest, body)
     segments = [
         Segment(SegmentIndex(first_segment + number), digest, tuple(part)) for number, part in enumerate(full)

@@ -2,7 +2,7 @@
 
     unresolved?  the same bytes to the same slot again, before anything else is looked at (hazard 5)
     follow       the head, read until a probe misses
-    rebase       what may be written on top of it (pure, rebase.py)
+    rebase       what may be written on top of it (pure, rebase.py), read back as a reader would (stepfs.log.rehearsal)
     create       log/<head+1>, exactly once; ambiguity is settled by reading the slot (stepfs.sequence)
     floor        by whatever branch the slot is mine: only a floor that has not passed it makes it Committed (hazard 1)
 
@@ -24,12 +24,14 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.format.commit import COMMIT_ID_BYTES, Commit, encode_commit
+from stepfs.errors import StepfsError
+from stepfs.format.commit import COMMIT_ID_BYTES, Commit
 from stepfs.format.ids import Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs.log.apply import ChainError
 from stepfs.log.reader import LogReader
+from stepfs.log.rehearsal import rehearsed
 from stepfs.sequence import Lost as SlotLost
 from stepfs.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
@@ -98,12 +100,16 @@ class Committer:
         await self._follow()
         followed_s = trio.current_time()
         stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms())
-        made = rebase(self.head, stamp)
+        try:
+            made = rebase(self.head, stamp)
+            body = rehearsed(self.head, made) if isinstance(made, Commit) else b""
+        except StepfsError:
+            if await self._trustworthy():
+                raise
+            return Lost()
         if not isinstance(made, Commit):
             return made if await self._trustworthy() else Lost()
-        self._unresolved = _Attempt(
-            made, numbered(log_prefix(made.lake_id), made.version), encode_commit(made)
-        )
+        self._unresolved = _Attempt(made, numbered(log_prefix(made.lake_id), made.version), body)
         outcome = await self._take(self._unresolved)
         self.exposure_s = self._answered_s - followed_s
         return outcome

@@ -17,12 +17,12 @@ from typing import Final
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind
 from stepfs.format.descriptor import Descriptor
-from stepfs.format.ids import PRODUCERS_MAX, Epoch, Version
+from stepfs.format.ids import POSITION_BYTES_MAX, PRODUCERS_MAX, TOTAL_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState
 
 COMMIT_DESCRIPTOR_BYTES_MAX: Final = 8 << 20  # a commit of more slices than this holds fewer TGBs
 
-POSITIONS_BYTES_MAX: Final = 32 << 20  # of all producers, when another one comes: snapshots carry them
+POSITIONS_BYTES_MAX: Final = 32 << 20  # of all producers together: every snapshot carries them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: S
     """The next data commit: as many of `pending`, in order of seq, as one commit holds.
 
     `CorruptError` if the log lacks what this incarnation knows to be in it: a gap in seq is never bridged.
+    `RefusedError` if the lake has no room for the totals or the position after it.
     """
     mine = _live_state(head, me)
     if isinstance(mine, Fenced):
@@ -89,6 +90,10 @@ def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: S
         return Sealed()
     _check_dense(rest, mine)
     taken = rest[: _fitting(rest)]
+    total_bytes = head.total_bytes + sum(item.payload_bytes for item in taken)
+    total_records = head.total_records + sum(item.records for item in taken)
+    _check_totals(total_bytes, total_records)
+    _check_growth(head, mine, taken[-1].position)
     return Commit(
         version=Version(head.version + 1),
         lake_id=head.lake_id,
@@ -103,8 +108,8 @@ def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: S
         first_step=head.next_step,
         tgbs=tuple(item.tgb for item in taken),
         time_ms=_next_time(head, stamp),
-        total_bytes=head.total_bytes + sum(item.payload_bytes for item in taken),
-        total_records=head.total_records + sum(item.records for item in taken),
+        total_bytes=total_bytes,
+        total_records=total_records,
     )
 
 
@@ -138,8 +143,39 @@ def rebase_retire(head: LogState, me: Incarnation, stamp: Stamp) -> Commit | Ref
     return _epoch_commit(head, me.producer_id, me.incarnation, stamp, retired=True)
 
 
+def _check_totals(total_bytes: int, total_records: int) -> None:
+    """What a reader could not add up must not be written: one commit too many and nobody could read the lake."""
+    if max(total_bytes, total_records) > TOTAL_MAX:
+        raise RefusedError(
+            f"the lake is full: with this commit it would count {total_bytes} bytes and {total_records} records in all its "
+            f"steps, at most {TOTAL_MAX} of each fit; `stepfs fork` it (a fork counts live steps only) or start another"
+        )
+
+
+def _check_growth(head: LogState, mine: ProducerState, position: bytes) -> None:
+    """Positions grow after a producer has joined; a snapshot with too many bytes of them could never be written.
+
+    Positions that stay or shrink always pass, also in a lake that is beyond the limit. The sum is made only where it
+    can matter: with up to 512 producers it cannot.
+    """
+    grown = len(position) - len(mine.position)
+    if grown <= 0 or len(head.producers) * POSITION_BYTES_MAX <= POSITIONS_BYTES_MAX:
+        return
+    size = _positions_bytes(head) + grown
+    if size > POSITIONS_BYTES_MAX:
+        raise RefusedError(
+            f"producer {mine.producer_id!r}: a position of {len(position)} bytes does not fit: those of the "
+            f"{len(head.producers)} producer ids of this lake would take {size} bytes, at most {POSITIONS_BYTES_MAX} fit; "
+            "start again with smaller positions (keep the state elsewhere and commit its name), or use another lake"
+        )
+
+
+def _positions_bytes(head: LogState) -> int:
+    return sum(len(producer.position) for producer in head.producers.values())
+
+
 def _check_room(head: LogState) -> None:
-    size = sum(len(producer.position) for producer in head.producers.values())
+    size = _positions_bytes(head)
     if len(head.producers) >= PRODUCERS_MAX or size > POSITIONS_BYTES_MAX:
         raise RefusedError(
             f"the lake knows {len(head.producers)} producer ids, with {size} bytes of positions, and can take no more; "

@@ -16,8 +16,8 @@ import trio
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.format.codec import unpack
-from stepfs.format.descriptor import Descriptor
-from stepfs.format.ids import INTEGER_MAX, POSITION_BYTES_MAX
+from stepfs.format.descriptor import Descriptor, descriptor_bytes
+from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX
 from stepfs.format.keys import data_key
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import TgbImage, build
@@ -43,6 +43,12 @@ def freeze(batch: Sequence[Payload], *, slices: int, bytes_max: int) -> tuple[by
     if size > bytes_max:
         raise UsageError(
             f"a batch of {size} bytes exceeds max_pending_bytes={bytes_max}; make smaller batches or raise the limit"
+        )
+    checksums = descriptor_bytes([view.nbytes for view in views])
+    if checksums > DESCRIPTOR_BYTES_MAX:
+        raise UsageError(
+            f"a batch of {size} bytes in {slices} slices needs {checksums} bytes of checksums in the log, at most "
+            f"{DESCRIPTOR_BYTES_MAX} fit; make smaller batches"
         )
     return tuple(
         payload if isinstance(payload, bytes) else view.tobytes()
@@ -73,7 +79,8 @@ def check_records(records: Sequence[int] | None, *, slices: int) -> tuple[int, .
         not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 2**32 for count in counts
     ):
         raise UsageError("record counts are integers from 0 to 4294967295")
-    assert sum(counts) <= INTEGER_MAX
+    if sum(counts) > RECORDS_MAX:
+        raise UsageError(f"{sum(counts)} records in one batch; at most {RECORDS_MAX} can be counted")
     return counts
 
 
@@ -81,7 +88,8 @@ def pack_position(position: object) -> bytes:
     """A position as stored: msgpack of at most 64 KiB that reads back."""
     try:
         packed: bytes = msgpack.packb(position, use_bin_type=True)
-        unpack(packed, "position")
+        if len(packed) <= POSITION_BYTES_MAX:
+            unpack(packed, "position")
     except (TypeError, ValueError, OverflowError, CorruptError) as error:
         raise UsageError(
             f"position does not fit msgpack ({error}); use numbers, text, bytes, lists and dicts of them"

@@ -9,30 +9,34 @@
 
 The checksum is verified before msgpack sees a byte. Unknown map keys are ignored within a format version; an
 unknown kind or a higher version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
-`CorruptError`, never another exception, never an allocation larger than a small multiple of the input.
+`CorruptError`, never another exception, never an allocation larger than a small multiple of the input (`shape.py`).
+
+Format 2 is format 1 with a running total above 2⁵³: only the objects that hold such a total are written in it, so
+that readers which cannot take the number ask for an upgrade instead of calling the object corrupt.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
 
 import msgpack
 from crc32c import crc32c
 
-from stepfs.errors import CorruptError, NewerFormatError, RefusedError
-from stepfs.format.ids import ID_BYTES_MAX, INTEGER_MAX
+from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError
+from stepfs.format.ids import ID_BYTES_MAX, INTEGER_MAX, TOTAL_MAX
+from stepfs.format.shape import check_shape
 
 MAGIC: Final = b"stepfs"
 FORMAT_VERSION: Final = 1
+WIDE_VERSION: Final = 2  # holds a total above INTEGER_MAX
 OBJECT_BYTES_MAX: Final = 256 << 20
 _HEADER = struct.Struct("<6sBBII")
-_CONTAINER_ITEMS_MAX: Final = (
-    1 << 14
-)  # times msgpack's 511 levels, 8 bytes each: what a hostile object can claim
+_CONTAINER_ITEMS_MAX: Final = 1 << 14
 
+T = TypeVar("T")
 Value = None | bool | int | float | str | bytes | list["Value"] | dict["Value", "Value"]
 
 
@@ -49,14 +53,39 @@ class Kind(enum.IntEnum):
     NODE = 8
 
 
-def encode(kind: Kind, body: Mapping[str, object]) -> bytes:
-    """Envelope one map. `RefusedError` if it is larger than readers accept."""
+_WIDE_KINDS: Final = {Kind.COMMIT, Kind.SNAPSHOT, Kind.FLOOR}
+
+
+def encode(kind: Kind, body: Mapping[str, object], *, totals: Iterable[int] = ()) -> bytes:
+    """Envelope one map. `RefusedError` if it is larger than readers accept.
+
+    `totals`: the values in `body` that may exceed `INTEGER_MAX`; one that does makes the object format 2.
+    """
     packed: bytes = msgpack.packb(body, use_bin_type=True)
     if len(packed) > OBJECT_BYTES_MAX:  # no reader would take it
         raise RefusedError(
             f"a {kind.name.lower()} of {len(packed)} bytes is not written; at most {OBJECT_BYTES_MAX} can be read"
         )
-    return _HEADER.pack(MAGIC, kind, FORMAT_VERSION, len(packed), crc32c(packed)) + packed
+    wide = any(total > INTEGER_MAX for total in totals)
+    assert not wide or kind in _WIDE_KINDS
+    version = WIDE_VERSION if wide else FORMAT_VERSION
+    return _HEADER.pack(MAGIC, kind, version, len(packed), crc32c(packed)) + packed
+
+
+def readable(kind: Kind, data: bytes, value: T, decoder: Callable[[bytes, str], T]) -> bytes:
+    """`data`, if every reader gets `value` out of it; else `RefusedError`.
+
+    The last line of an encoder: what is written once can never be corrected, and one object that readers refuse stops
+    all of them.
+    """
+    name = kind.name.lower()
+    try:
+        found = decoder(data, f"a new {name}")
+    except StepfsError as error:
+        raise RefusedError(f"a {name} that no reader would accept is not written: {error}") from error
+    if found != value:
+        raise RefusedError(f"a {name} that readers would misread is not written; report this")
+    return data
 
 
 def decode(kind: Kind, data: bytes, what: str) -> Fields:
@@ -66,9 +95,10 @@ def decode(kind: Kind, data: bytes, what: str) -> Fields:
     magic, got_kind, version, length, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise CorruptError(f"{what}: not a stepfs object (magic {magic!r})")
-    if version > FORMAT_VERSION:
+    newest = WIDE_VERSION if got_kind in _WIDE_KINDS else FORMAT_VERSION
+    if version > newest:
         raise NewerFormatError(
-            f"{what}: written in format {version}, this stepfs reads up to {FORMAT_VERSION}; upgrade stepfs"
+            f"{what}: written in format {version}, this stepfs reads up to {newest}; upgrade stepfs"
         )
     if version == 0:
         raise CorruptError(f"{what}: says format 0, which never was")
@@ -85,7 +115,8 @@ def decode(kind: Kind, data: bytes, what: str) -> Fields:
 
 
 def unpack(body: bytes | memoryview, what: str) -> Value:
-    """Msgpack → value, bounded in depth by msgpack's own stack and in width here."""
+    """Msgpack → value, bounded in depth by msgpack's own stack, in width here, and in memory by `check_shape`."""
+    check_shape(body, what)
     try:
         value: Value = msgpack.unpackb(
             body,
@@ -116,6 +147,10 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self.bad(name, f"an integer in [{low}, {high}]")
         return value
+
+    def total(self, name: str) -> int:
+        """A running total. Above `INTEGER_MAX` in format 1 too: writers before format 2 made such objects."""
+        return self.integer(name, high=TOTAL_MAX)
 
     def text(self, name: str, *, bytes_max: int = ID_BYTES_MAX) -> str:
         value = self._map.get(name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.codec import Fields, Kind, decode, encode
+from stepfs.format.codec import Fields, Kind, decode, encode, readable
 from stepfs.format.descriptor import Descriptor, descriptor_body, read_descriptor
 from stepfs.format.ids import POSITION_BYTES_MAX, Epoch, Step, Version
 
@@ -89,7 +89,7 @@ def chain_digest(prev_digest: bytes, body: bytes) -> bytes:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """Commit → the bytes of its log object."""
+    """Commit → the bytes of its log object. `RefusedError` if readers would not accept them."""
     assert len(commit.commit_id) == len(commit.incarnation) == COMMIT_ID_BYTES
     assert len(commit.prev_digest) == DIGEST_BYTES
     assert len(commit.position) <= POSITION_BYTES_MAX
@@ -114,7 +114,8 @@ def encode_commit(commit: Commit) -> bytes:
     }
     if commit.origin is not None:
         body["origin"] = origin_body(commit.origin)
-    return encode(Kind.COMMIT, body)
+    data = encode(Kind.COMMIT, body, totals=(commit.total_bytes, commit.total_records))
+    return readable(Kind.COMMIT, data, commit, decode_commit)
 
 
 def decode_commit(data: bytes, what: str) -> Commit:
@@ -144,8 +145,8 @@ def decode_commit(data: bytes, what: str) -> Commit:
         first_step=Step(fields.integer("first_step")),
         tgbs=tgbs,
         time_ms=fields.integer("time"),
-        total_bytes=fields.integer("bytes"),
-        total_records=fields.integer("records"),
+        total_bytes=fields.total("bytes"),
+        total_records=fields.total("records"),
         retired=fields.boolean("retired"),
         origin=read_origin(fields.map("origin")) if kind is CommitKind.ORIGIN else None,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Final
 
 from stepfs.errors import CorruptError
@@ -77,6 +78,11 @@ class Descriptor:
         return sum(entry[3] for entry in _SLICE.iter_unpack(self.packed_slices))
 
 
+def descriptor_bytes(lengths: Sequence[int]) -> int:
+    """Bytes that slices of these lengths take in the log: `packed_slices` and `packed_blocks` together."""
+    return len(lengths) * _SLICE.size + sum(map(block_count, lengths)) * _CRC.size
+
+
 def pack_slices(slices: Sequence[SliceRef]) -> tuple[bytes, bytes]:
     """Slices → (packed_slices, packed_blocks)."""
     packed = b"".join(_SLICE.pack(s.offset, s.length, s.crc32c, s.records) for s in slices)
@@ -88,13 +94,12 @@ def check_packed(packed_slices: bytes, packed_blocks: bytes, *, size: int, what:
     """Refuse slices that do not fit their object or whose block checksums are not exactly as many as needed."""
     if len(packed_slices) % _SLICE.size or not 0 < len(packed_slices) // _SLICE.size <= SLICES_MAX:
         raise CorruptError(f"{what}: slice table of {len(packed_slices)} bytes")
-    blocks = 0
-    for offset, length, _crc, _records in _SLICE.iter_unpack(packed_slices):
-        if length > SLICE_BYTES_MAX or offset + length > size:
-            raise CorruptError(
-                f"{what}: a slice [{offset}, +{length}) lies outside its object of {size} bytes"
-            )
-        blocks += block_count(length)
+    words = struct.unpack(f"<{len(packed_slices) // 8}Q", packed_slices)  # offset, length, the rest
+    offsets, lengths = words[::3], words[1::3]
+    longest = max(lengths)
+    if longest > SLICE_BYTES_MAX or max(map(add, offsets, lengths)) > size:
+        raise CorruptError(f"{what}: a slice lies outside its object of {size} bytes")
+    blocks = sum(map(block_count, lengths)) if longest > BLOCK_BYTES else 0
     if len(packed_blocks) != blocks * _CRC.size:
         raise CorruptError(f"{what}: {len(packed_blocks)} bytes of block checksums for {blocks} blocks")
 

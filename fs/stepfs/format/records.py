@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.errors import CorruptError, UsageError
-from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.codec import Kind, decode, encode, readable
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX, Step, Version
 
 RECORD_ID_BYTES: Final = 16
@@ -73,7 +73,7 @@ def check_id(identifier: str, what: str) -> str:
 
 
 def encode_lake(identity: LakeIdentity) -> bytes:
-    return encode(
+    data = encode(
         Kind.LAKE,
         {
             "lake": identity.lake_id,
@@ -82,6 +82,7 @@ def encode_lake(identity: LakeIdentity) -> bytes:
             "created": identity.created_ms,
         },
     )
+    return readable(Kind.LAKE, data, identity, decode_lake)
 
 
 def decode_lake(data: bytes, what: str) -> LakeIdentity:
@@ -95,7 +96,7 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
 
 
 def encode_floor(lake_id: str, record: FloorRecord) -> bytes:
-    return encode(
+    data = encode(
         Kind.FLOOR,
         {
             "lake": lake_id,
@@ -106,7 +107,9 @@ def encode_floor(lake_id: str, record: FloorRecord) -> bytes:
             "deleted_bytes": record.deleted_bytes,
             "time": record.time_ms,
         },
+        totals=(record.deleted_bytes,),
     )
+    return readable(Kind.FLOOR, data, (lake_id, record), decode_floor)
 
 
 def decode_floor(data: bytes, what: str) -> tuple[str, FloorRecord]:
@@ -117,13 +120,13 @@ def decode_floor(data: bytes, what: str) -> tuple[str, FloorRecord]:
         floor=Version(fields.integer("floor")),
         first_live_step=Step(fields.integer("first_live_step")),
         closing=Step(fields.integer("closing")),
-        deleted_bytes=fields.integer("deleted_bytes"),
+        deleted_bytes=fields.total("deleted_bytes"),
         time_ms=fields.integer("time"),
     )
 
 
 def encode_consumer(lake_id: str, record: ConsumerRecord) -> bytes:
-    return encode(
+    data = encode(
         Kind.CONSUMER,
         {
             "lake": lake_id,
@@ -135,6 +138,7 @@ def encode_consumer(lake_id: str, record: ConsumerRecord) -> bytes:
             "time": record.time_ms,
         },
     )
+    return readable(Kind.CONSUMER, data, (lake_id, record), decode_consumer)
 
 
 def decode_consumer(data: bytes, what: str) -> tuple[str, ConsumerRecord]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stepfs.errors import CorruptError
-from stepfs.format.codec import Fields, Kind, decode, encode
+from stepfs.format.codec import Fields, Kind, decode, encode, readable
 from stepfs.format.commit import (
     COMMIT_ID_BYTES,
     DIGEST_BYTES,
@@ -148,10 +148,10 @@ def pack_ref(segment: Segment) -> bytes:
 
 
 def encode_segment(lake_id: str, segment: Segment) -> bytes:
-    """Segment → the bytes of its index object."""
+    """Segment → the bytes of its index object. `RefusedError` if readers would not accept them."""
     assert len(segment.entries) == SEGMENT_STEPS
     producers = sorted({entry.producer_id for entry in segment.entries})
-    return encode(
+    data = encode(
         Kind.SEGMENT,
         {
             "lake": lake_id,
@@ -161,6 +161,7 @@ def encode_segment(lake_id: str, segment: Segment) -> bytes:
             "steps": _entry_bodies(segment.entries, producers),
         },
     )
+    return readable(Kind.SEGMENT, data, (lake_id, segment), decode_segment)
 
 
 def decode_segment(data: bytes, what: str) -> tuple[str, Segment]:
@@ -174,9 +175,9 @@ def decode_segment(data: bytes, what: str) -> tuple[str, Segment]:
 
 
 def encode_snapshot(state: LogState) -> bytes:
-    """State → the bytes of its snapshot object."""
+    """State → the bytes of its snapshot object. `RefusedError` if readers would not accept them."""
     producers = sorted({entry.producer_id for entry in state.tail})
-    return encode(
+    data = encode(
         Kind.SNAPSHOT,
         {
             "lake": state.lake_id,
@@ -195,7 +196,9 @@ def encode_snapshot(state: LogState) -> bytes:
             "producers": producers,
             "steps": _entry_bodies(state.tail, producers),
         },
+        totals=(state.total_bytes, state.total_records),
     )
+    return readable(Kind.SNAPSHOT, data, state, decode_snapshot)
 
 
 def decode_snapshot(data: bytes, what: str) -> LogState:
@@ -218,8 +221,8 @@ def decode_snapshot(data: bytes, what: str) -> LogState:
         digest=fields.binary("digest", size=DIGEST_BYTES),
         next_step=next_step,
         time_ms=fields.integer("time"),
-        total_bytes=fields.integer("bytes"),
-        total_records=fields.integer("records"),
+        total_bytes=fields.total("bytes"),
+        total_records=fields.total("records"),
         sealed=fields.boolean("sealed"),
         producers={producer.producer_id: producer for producer in producers},
         origins=tuple(read_origin(item) for item in fields.maps("origins", items_max=255)),

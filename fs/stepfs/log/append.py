@@ -14,12 +14,13 @@ import trio
 from stepfs import entropy
 from stepfs.clock import Clock
 from stepfs.errors import RefusedError, StoreUnreachableError
-from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind, encode_commit
+from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs.log.apply import ChainError
 from stepfs.log.reader import LogReader
+from stepfs.log.rehearsal import rehearsed
 from stepfs.sequence import Lost, Mine, take_slot
 
 _ROUNDS_MAX: Final = 64
@@ -67,7 +68,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) 
                 return False
             await reader.reopen()  # what says that it is done may be a reclaimed slot, taken again
             continue
-        body = encode_commit(commit)
+        body = rehearsed(reader.head, commit)
         outcome = await take_slot(
             reader.store, numbered(log_prefix(reader.identity.lake_id), commit.version), body
         )

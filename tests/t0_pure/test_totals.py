@@ -1,0 +1,131 @@
+"""Running totals of any size: written so that every reader takes them, or refused before they are written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from t0_pure.test_rebase import LAKE, ME, STAMP, durable, fresh
+
+from stepfs.errors import CorruptError, RefusedError, UsageError
+from stepfs.format import codec
+from stepfs.format.codec import FORMAT_VERSION, WIDE_VERSION, Kind
+from stepfs.format.commit import Commit, decode_commit, encode_commit
+from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
+from stepfs.format.ids import (
+    DESCRIPTOR_BYTES_MAX,
+    INTEGER_MAX,
+    RECORDS_MAX,
+    SLICES_MAX,
+    TOTAL_MAX,
+    Step,
+    Version,
+)
+from stepfs.format.records import FloorRecord, decode_floor, encode_floor
+from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
+from stepfs.log.rehearsal import rehearsed
+from stepfs_producer.rebase import rebase
+from stepfs_producer.tgb_writer import check_records, freeze
+
+VERSION_AT = 7  # in the envelope
+
+
+def at(total_bytes: int, total_records: int) -> LogState:
+    return replace(fresh(), total_bytes=total_bytes, total_records=total_records)
+
+
+def next_commit(head: LogState) -> Commit:
+    commit = rebase(head, [durable(0)], ME, STAMP)
+    assert isinstance(commit, Commit)
+    return commit
+
+
+@pytest.mark.parametrize(
+    ("head", "version"),
+    [
+        (at(0, 0), FORMAT_VERSION),
+        (at(INTEGER_MAX - 7, INTEGER_MAX - 1), FORMAT_VERSION),
+        (at(INTEGER_MAX - 6, 0), WIDE_VERSION),
+        (at(0, INTEGER_MAX), WIDE_VERSION),
+        (at(TOTAL_MAX - 7, TOTAL_MAX - 1), WIDE_VERSION),
+    ],
+)
+def test_only_objects_with_a_total_above_2_to_the_53_are_format_2(head: LogState, version: int) -> None:
+    commit = next_commit(head)
+    body = rehearsed(head, commit)
+    assert body[VERSION_AT] == version
+    assert decode_commit(body, "x") == commit
+    after = replace(head, total_bytes=commit.total_bytes, total_records=commit.total_records)
+    snapshot = encode_snapshot(after)
+    assert snapshot[VERSION_AT] == version
+    assert decode_snapshot(snapshot, "x") == after
+
+
+def test_a_floor_record_counts_as_far_as_the_lake() -> None:
+    record = FloorRecord(b"i" * 16, Version(1), Step(1), Step(1), INTEGER_MAX, 1)
+    assert encode_floor(LAKE, record)[VERSION_AT] == FORMAT_VERSION
+    more = replace(record, deleted_bytes=INTEGER_MAX + 1)
+    assert encode_floor(LAKE, more)[VERSION_AT] == WIDE_VERSION
+    assert decode_floor(encode_floor(LAKE, more), "x") == (LAKE, more)
+
+
+@pytest.mark.parametrize("head", [at(TOTAL_MAX - 6, 0), at(0, TOTAL_MAX)], ids=["bytes", "records"])
+def test_a_full_lake_refuses_the_append_and_says_what_to_do(head: LogState) -> None:
+    with pytest.raises(RefusedError, match=r"the lake is full.*stepfs fork"):
+        rebase(head, [durable(0)], ME, STAMP)
+
+
+def test_a_total_that_a_former_writer_left_in_format_1_is_read() -> None:
+    commit = next_commit(at(INTEGER_MAX, 0))
+    stored = encode_commit(commit)
+    former = stored[:VERSION_AT] + bytes([FORMAT_VERSION]) + stored[VERSION_AT + 1 :]
+    assert decode_commit(former, "x") == commit
+
+
+def test_what_one_append_may_count_is_bounded() -> None:
+    per_slice = RECORDS_MAX // SLICES_MAX
+    assert sum(check_records([per_slice] * SLICES_MAX, slices=SLICES_MAX)) == RECORDS_MAX
+    with pytest.raises(UsageError, match="at most 1099511627776 can be counted"):
+        check_records([per_slice] * (SLICES_MAX - 1) + [per_slice + 1], slices=SLICES_MAX)
+
+
+def test_a_batch_whose_checksums_no_segment_could_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepfs_producer.tgb_writer.DESCRIPTOR_BYTES_MAX", 24 * 2 - 1)
+    with pytest.raises(UsageError, match="48 bytes of checksums in the log, at most 47 fit"):
+        freeze([b"a", b"b"], slices=2, bytes_max=9)
+    assert 24 * SLICES_MAX < DESCRIPTOR_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"time_ms": INTEGER_MAX + 1},
+        {"next_seq": INTEGER_MAX + 1},
+        {"total_bytes": TOTAL_MAX + 1},
+        {"producer_id": "x" * 257},
+        {"tgbs": ()},
+        {"tgbs": (replace(durable(0).tgb, size=3),)},
+        {"total_records": 7},
+        {"first_step": Step(5)},
+        {"epoch": 9},
+        {"prev_digest": b"?" * 32},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_no_commit_that_a_reader_refuses_gets_as_far_as_the_store(wrong: dict[str, object]) -> None:
+    head = fresh()
+    with pytest.raises(RefusedError, match="is not written"):
+        rehearsed(head, replace(next_commit(head), **wrong))  # type: ignore[arg-type]
+
+
+def test_no_encoder_returns_what_its_decoder_refuses() -> None:
+    head = fresh()
+    broken = Descriptor(256, "key", 99, 0, *pack_slices([SliceRef(0, 1, 1, 1, ())]))
+    with pytest.raises(RefusedError, match="a snapshot that no reader would accept"):
+        encode_snapshot(replace(head, next_step=Step(3)))
+    with pytest.raises(RefusedError, match="a commit that no reader would accept"):
+        encode_commit(replace(next_commit(head), tgbs=(broken,)))
+    with pytest.raises(RefusedError, match="a floor that no reader would accept"):
+        encode_floor(LAKE, FloorRecord(b"i" * 16, Version(1), Step(1), Step(1), TOTAL_MAX + 1, 1))
+    with pytest.raises(CorruptError):
+        decode_commit(codec.encode(Kind.COMMIT, {}), "x")
