@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
-from stepfs import entropy
+from stepfs import entropy, retention
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import (
     AbsentError,
@@ -43,6 +44,7 @@ from stepfs.format.records import (
     encode_consumer,
 )
 from stepfs.group_records import read_latest
+from stepfs.retention import Order
 from stepfs.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
 
@@ -75,30 +77,41 @@ class Group:
         return (await self.newest())[1]
 
     async def register(self) -> ConsumerRecord:
-        """Make the group exist; it keeps every live step until its first checkpoint. Idempotent."""
+        """Make the group exist; it keeps every live step until its first checkpoint. Idempotent.
+
+        What the record returned needs is there for good, whoever wrote that record.
+        """
         for _ in range(_ROUNDS_MAX):
-            found = await self.read()
-            if found is not None and not found.retired:
-                return found
             try:
-                return await self._write(self._joined)
+                return await self._write(self._joined, whole=True)
             except WithdrawnError:
                 continue  # a reclaimer advanced meanwhile; what is live after that is still all there is
         raise RefusedError(f"group {self.name!r}: reclaimers keep moving; try again")
 
     async def add(self, next_step: Step, *, keep: int | None = None) -> ConsumerRecord:
-        """A durable checkpoint exists that resumes at `next_step`. `keep` drops all but the greatest `keep`.
+        """A durable checkpoint exists that resumes at `next_step`. With `keep`, so many of those recorded last stay.
 
-        Raises `WithdrawnError` when steps it needs are reclaimed already.
+        Checkpoints beyond `next_step` do not count and stay, too: see `retention`. Raises `WithdrawnError` when steps
+        it needs are reclaimed already.
         """
         if keep is not None and keep < 1:
             raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
+        return await self._reorder(lambda order: retention.add(order, next_step, keep), next_step)
 
+    async def resumed(self, next_step: Step) -> ConsumerRecord:
+        """Training goes on from the checkpoint at `next_step`, which is kept from now on if it was not.
+
+        Nothing is dropped: one can still go back to a greater checkpoint, until the trainer has passed it with `keep`.
+        Raises `WithdrawnError` when steps it needs are reclaimed already.
+        """
+        return await self._reorder(lambda order: retention.resume(order, next_step), next_step)
+
+    async def _reorder(self, change_order: Callable[[Order], Order], next_step: Step) -> ConsumerRecord:
         def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
             base = self._joined(old, first_live)
-            kept = sorted({*base.kept, next_step})[-keep if keep else 0 :]
-            self._check_number(len(kept))
-            return self._next(base, kept=tuple(kept))
+            record = retention.with_order(base, change_order(base.order))
+            self._check_number(len(record.kept))
+            return record
 
         return await self._write(change, brings=frozenset({next_step}))
 
@@ -112,19 +125,32 @@ class Group:
             if old is None or old.retired or not (seen or next_step in old.kept):
                 raise AbsentError(f"group {self.name!r} keeps no checkpoint with next step {next_step}")
             seen = True
-            return self._next(old, kept=tuple(s for s in old.kept if s != next_step), start=old.need)
+            kept = frozenset(old.kept) - {next_step}
+            return replace(retention.with_order(old, retention.set_to(old.order, kept)), start=old.need)
 
         return await self._write(change)
 
     async def replace(self, kept: frozenset[Step]) -> ConsumerRecord:
-        """The kept checkpoints are exactly these now (a watched checkpoint directory)."""
-        self._check_number(len(kept))
+        """The kept checkpoints are exactly these now."""
+        return await self.revise(lambda _: kept, brings=kept)
+
+    async def revise(
+        self, change_kept: Callable[[frozenset[Step]], frozenset[Step]], *, brings: frozenset[Step]
+    ) -> ConsumerRecord:
+        """The kept checkpoints become what `change_kept` makes of those kept now, whoever has changed them meanwhile.
+
+        `brings`: which of them the caller vouches for. Raises `WithdrawnError`, with those that come too late.
+        """
 
         def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
             base = self._joined(old, first_live)
-            return self._next(base, kept=tuple(sorted(kept)), start=base.need)
+            kept = change_kept(frozenset(base.kept))
+            self._check_number(len(kept))
+            if kept == frozenset(base.kept):
+                return base
+            return replace(retention.with_order(base, retention.set_to(base.order, kept)), start=base.need)
 
-        return await self._write(change, brings=kept)
+        return await self._write(change, brings=brings)
 
     def _check_number(self, kept: int) -> None:
         if kept > KEPT_CHECKPOINTS_MAX:
@@ -139,46 +165,93 @@ class Group:
         def change(old: ConsumerRecord | None, _first_live: Step) -> ConsumerRecord:
             if old is None:
                 raise AbsentError(f"there is no group {self.name!r} in {self.store.url}; see `stepfs status`")
-            return self._next(old, retired=True)
+            return replace(old, retired=True)
 
         return await self._write(change)
 
-    async def _write(self, change: Change, *, brings: frozenset[Step] = frozenset()) -> ConsumerRecord:
-        """Make `change` the newest record; `brings` are the checkpoints that it may add."""
+    async def _write(
+        self, change: Change, *, brings: frozenset[Step] = frozenset(), whole: bool = False
+    ) -> ConsumerRecord:
+        """Make `change` the newest record, or return that one if it says the same already.
+
+        `brings` are the checkpoints that it may add; with `whole`, the caller relies on all that the record needs. A
+        record that is found is believed as far as one that is written: after a look at the floor, taken afterwards.
+        """
         floor = Floor(self.store, self.identity)
         former: ConsumerRecord | None = None
         landed: set[bytes] = set()  # records of this call that were, for a moment at least, the newest
         for attempt in range(_ROUNDS_MAX):
             await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
             await floor.refresh()
-            number, old = await self.newest()
+            slots = await self._slots()
+            number, found = await self._newest_of(slots)
+            old = found and retention.surviving(found, floor.first_live_step)
             if not landed:
                 former = old
             record = change(old, floor.first_live_step)
             late = _gone(former, record, brings, floor)
             if not late:
-                outcome = await self._take(number + 1, record)
-                if outcome is not None:
-                    landed.add(record.record_id)
-                if not outcome:
+                placed = await self._place(record, number, found, landed)
+                if placed is None:
                     continue
+                number, record = placed
                 await floor.refresh()
                 late = _gone(former, record, brings, floor)
             if late:
                 await self._withdraw(former, landed, late)
                 raise WithdrawnError(
-                    f"group {self.name!r}: steps from {record.need} on are needed, but those below "
+                    f"group {self.name!r}: steps from {min(late)} on are needed, but those below "
                     f"{floor.first_live_step} are reclaimed; nothing was recorded. Resume from a later checkpoint, or "
-                    "start a new lake"
+                    "start a new lake",
+                    late,
                 )
-            # The announcer may have listed the groups before our record, or an equal one of a dead writer, landed.
-            brought = {*brings, record.need} if former is None or former.retired else brings
-            announced = not record.retired and any(step < floor.closing for step in brought)
-            if announced and not isinstance(await floor.take_back(self.clock), Mine):
-                continue
-            await self._trim(number + 1)
-            return record
+            relied = {*brings, record.need} if whole or former is None or former.retired else brings
+            if record.retired or await self._is_safe(relied, floor):
+                self._tell_left_out(found, old, floor)
+                if landed or slots[:-1]:  # else there is nothing to trim
+                    await self._trim(number)
+                return record
         raise RefusedError(f"group {self.name!r} is being changed by others all the time; try again")
+
+    async def _place(
+        self, record: ConsumerRecord, newest: int, found: ConsumerRecord | None, landed: set[bytes]
+    ) -> tuple[int, ConsumerRecord] | None:
+        """(slot, record) of what is the newest now and says `record`: found there, or written. None: others were faster."""
+        if found is not None and retention.equal(record, found):
+            return newest, found
+        record = self._next(record)
+        outcome = await self._take(newest + 1, record)
+        if outcome is not None:
+            landed.add(record.record_id)
+        return (newest + 1, record) if outcome else None
+
+    async def _is_safe(self, relied: AbstractSet[Step], floor: Floor) -> bool:
+        """Whether no reclaimer can give up what is `relied` on, which was on record before `floor` was refreshed.
+
+        An announcer may have listed the groups before the record, or an equal one of a dead writer, landed: then the
+        floor's next slot decides. Ours takes the announcement back; anybody else's but its own advance ended it too.
+        """
+        need = min(relied, default=floor.closing)
+        if need >= floor.closing:
+            return True
+        number = floor.number
+        if isinstance(await floor.take_back(self.clock), Mine):
+            return True
+        await floor.refresh()
+        return floor.number > number and need >= floor.first_live_step
+
+    def _tell_left_out(
+        self, found: ConsumerRecord | None, survives: ConsumerRecord | None, floor: Floor
+    ) -> None:
+        gone = sorted(set(found.kept) - set(survives.kept)) if found and survives else []
+        if gone:
+            _log.warning(
+                "group %r: the checkpoints at %s are left out: steps below %d were reclaimed before they were on record; "
+                "resume from a later one",
+                self.name,
+                gone,
+                floor.first_live_step,
+            )
 
     async def _withdraw(
         self, former: ConsumerRecord | None, landed: set[bytes], late: frozenset[Step]
@@ -189,8 +262,8 @@ class Group:
             if newest.record_id in landed:
                 restored = self._next(former or newest, retired=former is None or former.retired)
             elif late & set(newest.kept):
-                rest = tuple(step for step in newest.kept if step not in late)
-                restored = self._next(newest, kept=rest or (former.kept if former else ()))
+                rest = tuple(step for step in newest.order if step not in late)
+                restored = self._next(retention.with_order(newest, rest or (former.order if former else ())))
             else:
                 return
             if await self._take(number + 1, restored):
@@ -214,7 +287,9 @@ class Group:
 
     async def newest(self) -> tuple[int, ConsumerRecord | None]:
         """(slot, newest record); (-1, None) if the group was never registered."""
-        slots = await self._slots()
+        return await self._newest_of(await self._slots())
+
+    async def _newest_of(self, slots: list[int]) -> tuple[int, ConsumerRecord | None]:
         if not slots:
             return -1, None
         prefix = group_prefix(self.identity.lake_id, self.name)
@@ -252,19 +327,14 @@ class Group:
         )
 
     def _next(
-        self,
-        old: ConsumerRecord,
-        *,
-        kept: tuple[Step, ...] | None = None,
-        start: Step | None = None,
-        retired: bool = False,
+        self, old: ConsumerRecord, *, kept: tuple[Step, ...] | None = None, retired: bool | None = None
     ) -> ConsumerRecord:
+        """`old` as a record of its own."""
+        record = old if kept is None else retention.with_order(old, retention.set_to(old.order, kept))
         return replace(
-            old,
+            record,
             record_id=entropy.token(RECORD_ID_BYTES),
-            kept=old.kept if kept is None else kept,
-            start=old.start if start is None else start,
-            retired=retired,
+            retired=record.retired if retired is None else retired,
             time_ms=self.clock.now_ms(),
         )
 
@@ -278,6 +348,5 @@ def _gone(
     """
     if new.retired:
         return frozenset()
-    if former is None or former.retired:
-        return frozenset({*brings, new.need} if new.need < floor.first_live_step else ())
-    return frozenset(step for step in brings if step < floor.first_live_step)
+    needed = {*brings, new.need} if former is None or former.retired else brings
+    return frozenset(step for step in needed if step < floor.first_live_step)

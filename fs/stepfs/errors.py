@@ -43,7 +43,14 @@ class SealedError(RefusedError):
 
 
 class WithdrawnError(RefusedError):
-    """A checkpoint needs steps that are reclaimed; the record was withdrawn. Resume from a later one."""
+    """A checkpoint needs steps that are reclaimed; the record was withdrawn. Resume from a later one.
+
+    `late`: the next steps of the checkpoints that came too late.
+    """
+
+    def __init__(self, message: str, late: frozenset[int] = frozenset()) -> None:
+        super().__init__(message)
+        self.late = late
 
 
 class CorruptError(StepfsError):

@@ -4,6 +4,7 @@
     durable = CheckpointHook("/mnt/run", keep=2)             # tells the lake what is durable, so the rest can go
     dcp.save({"model": model, "stream": stream}, checkpoint_id=path)
     durable(stream.next_step)                                # or durable.after(dcp.async_save(…), stream.next_step)
+    durable.resumed(stream.next_step)                        # after `dcp.load`: from here on training goes on
 
 torch is imported inside functions, so that producers and trainers that never call them do not need it. The resume
 state is one integer and an identity, equal on all ranks (compare torchtitan 816, where it
@@ -12,6 +13,7 @@ is shaped by rank and worker and survives no change of either): it can be saved 
 
 from __future__ import annotations
 
+import enum
 import io
 import json
 import logging
@@ -95,6 +97,14 @@ class StreamState:
         self.next_step = next_step
 
 
+class _Event(enum.Enum):
+    """What happened to a checkpoint."""
+
+    SAVED = "saved"
+    RESUMED = "resumed"
+    DROPPED = "dropped"
+
+
 class CheckpointHook:
     """Tells the lake which checkpoints are durable. Every rank may call it; rank 0 speaks.
 
@@ -111,7 +121,7 @@ class CheckpointHook:
         endpoint_url: str | None = None,
     ) -> None:
         """`where`: a mount, whose group it is unless `group` says otherwise, or a lake's URL. `keep`: as many of the
-        newest checkpoints as the trainer keeps; None if it keeps all, or says `dropped`.
+        checkpoints saved last as the trainer keeps; None if it keeps all, or says `dropped`.
 
         `UsageError` without a group, `AbsentError` if `where` is not a mount.
         """
@@ -124,12 +134,20 @@ class CheckpointHook:
             raise UsageError(f"whose checkpoints are these? Name a group, or mount {where} with --group")
         self._group = group
         self._keep = keep
-        self._unsaid: list[tuple[int, bool]] = []  # (next step, whether that checkpoint was dropped)
+        self._unsaid: list[tuple[int, _Event]] = []  # next step of a checkpoint, and what became of it
         self._speaking = threading.Lock()  # futures call back from threads of their own
 
     def __call__(self, next_step: int) -> None:
         """A checkpoint that resumes at `next_step` is durable: call it when `dcp.save` has returned."""
-        self._say(next_step, drop=False)
+        self._say(next_step, _Event.SAVED)
+
+    def resumed(self, next_step: int) -> None:
+        """Training goes on from the checkpoint at `next_step`: call it after loading one, before the next is saved.
+
+        That checkpoint is kept from now on. Greater ones stay until the trainer has passed them, but no longer count
+        among the `keep` newest: they are of a branch that was left. `WithdrawnError` when its steps are reclaimed.
+        """
+        self._say(next_step, _Event.RESUMED)
 
     def after(self, future: Future[object], next_step: int) -> None:
         """The same, once what `dcp.async_save` returned is done; a save that failed is not recorded."""
@@ -142,13 +160,13 @@ class CheckpointHook:
 
     def dropped(self, next_step: int) -> None:
         """The checkpoint that resumed at `next_step` was deleted."""
-        self._say(next_step, drop=True)
+        self._say(next_step, _Event.DROPPED)
 
-    def _say(self, next_step: int, *, drop: bool) -> None:
+    def _say(self, next_step: int, event: _Event) -> None:
         if _rank() != 0:
             return
         with self._speaking:
-            self._unsaid.append((next_step, drop))
+            self._unsaid.append((next_step, event))
             try:
                 trio.run(self._record)
             except StoreUnreachableError as error:
@@ -162,9 +180,12 @@ class CheckpointHook:
         try:
             log = await LogReader.open(store, await open_lake(store))
             while self._unsaid:
-                next_step, drop = self._unsaid[0]
+                next_step, event = self._unsaid[0]
+                drop, resumed = event is _Event.DROPPED, event is _Event.RESUMED
                 try:
-                    await record_checkpoint(log, self._group, next_step, keep=self._keep, drop=drop)
+                    await record_checkpoint(
+                        log, self._group, next_step, keep=self._keep, drop=drop, resumed=resumed
+                    )
                 except AbsentError:
                     if not drop:
                         raise

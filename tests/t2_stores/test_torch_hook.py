@@ -59,6 +59,37 @@ def test_keep_and_dropped_are_followed(lake):
     assert kept(lake, "every") == [20, 30]
 
 
+def test_after_a_roll_back_what_was_saved_last_is_kept_whatever_its_number(lake):
+    """The greatest two of {20, 30, 35} would hide the steps from 10 on, and let them be reclaimed."""
+    hook = CheckpointHook(lake, group="run", keep=2)
+    for next_step in (10, 30, 35):
+        hook(next_step)
+    CheckpointHook(lake, group="run").resumed(
+        15
+    )  # another process; its checkpoint was not on record any more
+    hook(20)
+    assert kept(lake) == [15, 20, 30, 35]
+    hook(40)
+    assert kept(lake) == [20, 40]
+
+
+@pytest.mark.logs("checkpoint 20 is recorded with the next one")
+def test_what_could_not_be_said_is_said_in_order(lake, monkeypatch):
+    hook = CheckpointHook(lake, group="run", keep=2)
+    hook(20)
+    hook(30)
+    hook(35)
+
+    async def away(*_args: object, **_options: object) -> None:
+        raise StoreUnreachableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", away)
+        hook.resumed(20)
+    hook(40)
+    assert kept(lake) == [20, 40]
+
+
 def test_a_mount_says_which_lake_and_group_it_is(lake, tmp_path):
     with pytest.raises(AbsentError, match="not a stepfs mount"):
         CheckpointHook(tmp_path)

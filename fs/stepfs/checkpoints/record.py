@@ -32,15 +32,27 @@ def mounted_lake(directory: Path) -> MountedLake:
 
 
 async def record_checkpoint(
-    log: LogReader, group: str, next_step: int, *, keep: int | None = None, drop: bool = False
+    log: LogReader,
+    group: str,
+    next_step: int,
+    *,
+    keep: int | None = None,
+    drop: bool = False,
+    resumed: bool = False,
 ) -> ConsumerRecord:
-    """A checkpoint of `group` that resumes at `next_step` is durable, or with `drop` is gone.
+    """A checkpoint of `group` that resumes at `next_step` is durable; with `drop` it is gone, with `resumed` training
+    goes on from it. `keep` belongs to the first of these.
 
     Refuses a step nobody can have consumed yet: it would let the lake delete what was never read.
     """
+    assert not (drop and resumed)
     check_next_step(next_step, log.state.next_step)
     run = Group.of(log.store, log.identity, group)
-    return await (run.drop(Step(next_step)) if drop else run.add(Step(next_step), keep=keep))
+    if drop:
+        return await run.drop(Step(next_step))
+    if resumed:
+        return await run.resumed(Step(next_step))
+    return await run.add(Step(next_step), keep=keep)
 
 
 def check_next_step(next_step: int, committed: int) -> None:

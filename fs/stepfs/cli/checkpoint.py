@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
 from stepfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from stepfs.format.records import ConsumerRecord
+    from stepfs.log.reader import LogReader
 
 
 def checkpoint(
@@ -28,9 +34,21 @@ def checkpoint(
     keep: Annotated[
         int | None,
         typer.Option(
-            "--keep", envvar="STEPFS_KEEP", metavar="K", min=1, help="Keep the greatest K; drop others."
+            "--keep",
+            envvar="STEPFS_KEEP",
+            metavar="K",
+            min=1,
+            help="Of the checkpoints at or below NEXT, keep the K recorded last.",
         ),
     ] = None,
+    resumed: Annotated[
+        bool,
+        typer.Option(
+            "--resumed",
+            envvar="STEPFS_RESUMED",
+            help="Training goes on from the checkpoint at NEXT, which is kept; greater ones stay until it has passed them.",
+        ),
+    ] = False,
     drop: Annotated[
         bool, typer.Option("--drop", envvar="STEPFS_DROP", help="The checkpoint at NEXT is gone.")
     ] = False,
@@ -46,39 +64,35 @@ def checkpoint(
     """
     import trio
 
-    from stepfs.checkpoints.record import mounted_lake
+    from stepfs.checkpoints.record import mounted_lake, record_checkpoint
+    from stepfs.consumers import Group
 
-    if (
-        (next_step is None) != retire
-        or (drop and (retire or keep is not None))
-        or (retire and keep is not None)
-    ):
-        raise UsageError("give NEXT (with --keep K or --drop if wanted), or --retire alone")
+    said = [drop, resumed, retire, keep is not None].count(True)
+    if (next_step is None) != retire or said > 1:
+        raise UsageError("give NEXT (with one of --keep K, --resumed, --drop if wanted), or --retire alone")
     lake = target
     if not is_lake(target):
         mounted = mounted_lake(Path(target))
         lake, endpoint_url = mounted.lake, endpoint_url or mounted.endpoint_url
-    trio.run(_checkpoint, lake, endpoint_url, group, next_step, keep, drop, as_json)
+
+    async def change(log: LogReader) -> ConsumerRecord:
+        if next_step is None:
+            return await Group.of(log.store, log.identity, group).retire()
+        return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
+
+    _show(group, trio.run(_changed, lake, endpoint_url, change), as_json=as_json)
 
 
-async def _checkpoint(
-    lake: str,
-    endpoint_url: str | None,
-    name: str,
-    next_step: int | None,
-    keep: int | None,
-    drop: bool,
-    as_json: bool,
-) -> None:
-    from stepfs.checkpoints.record import record_checkpoint
+async def _changed(
+    lake: str, endpoint_url: str | None, change: Callable[[LogReader], Awaitable[ConsumerRecord]]
+) -> ConsumerRecord:
     from stepfs.cli.target import opened_log
-    from stepfs.consumers import Group
 
     async with opened_log(lake, endpoint_url) as log:
-        if next_step is None:
-            record = await Group.of(log.store, log.identity, name).retire()
-        else:
-            record = await record_checkpoint(log, name, next_step, keep=keep, drop=drop)
+        return await change(log)
+
+
+def _show(name: str, record: ConsumerRecord, *, as_json: bool) -> None:
     kept = list(record.kept)
     if as_json:
         document = {"group": name, "need": record.need, "kept": kept, "retired": record.retired}

@@ -142,6 +142,10 @@ class Fields:
         self._map = value
         self._what = what
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a key that older writers do not know is there."""
+        return name in self._map
+
     def integer(self, name: str, *, low: int = 0, high: int = INTEGER_MAX) -> int:
         value = self._map.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.errors import CorruptError, UsageError
-from stepfs.format.codec import Kind, decode, encode, readable
+from stepfs.format.codec import Kind, Value, decode, encode, readable
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX, Step, Version
 
 RECORD_ID_BYTES: Final = 16
 KEPT_CHECKPOINTS_MAX: Final = 4096
 _EXT: Final = re.compile(r"^(\.[A-Za-z0-9_-]{1,15}){1,3}$")
+_NOT_KNOWN: Final = Step(0)
 _LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")
 
 
@@ -50,11 +51,18 @@ class ConsumerRecord:
     )
     retired: bool
     time_ms: int
+    recorded: tuple[Step, ...] = ()  # `kept` in the order of recording; empty when that is ascending
+    opened: Step = _NOT_KNOWN  # one past the greatest step that a reader of the group has opened
 
     @property
     def need(self) -> Step:
         """First step this group may still read. Meaningless when retired."""
         return min(self.kept, default=self.start)
+
+    @property
+    def order(self) -> tuple[Step, ...]:
+        """The kept checkpoints, the one recorded last at the end."""
+        return self.recorded or self.kept
 
 
 def check_ext(ext: str) -> str:
@@ -126,19 +134,21 @@ def decode_floor(data: bytes, what: str) -> tuple[str, FloorRecord]:
 
 
 def encode_consumer(lake_id: str, record: ConsumerRecord) -> bytes:
-    data = encode(
-        Kind.CONSUMER,
-        {
-            "lake": lake_id,
-            "id": record.record_id,
-            "group": record.group,
-            "kept": list(record.kept),
-            "start": record.start,
-            "retired": record.retired,
-            "time": record.time_ms,
-        },
-    )
-    return readable(Kind.CONSUMER, data, (lake_id, record), decode_consumer)
+    body: dict[str, Value] = {
+        "lake": lake_id,
+        "id": record.record_id,
+        "group": record.group,
+        "kept": list(record.kept),
+        "start": record.start,
+        "retired": record.retired,
+        "time": record.time_ms,
+    }
+    # Keys that older readers do not know are written only where they say something.
+    if record.order != record.kept:
+        body["recorded"] = list(record.order)
+    if record.opened:
+        body["opened"] = record.opened
+    return readable(Kind.CONSUMER, encode(Kind.CONSUMER, body), (lake_id, record), decode_consumer)
 
 
 def decode_consumer(data: bytes, what: str) -> tuple[str, ConsumerRecord]:
@@ -147,6 +157,9 @@ def decode_consumer(data: bytes, what: str) -> tuple[str, ConsumerRecord]:
     kept = fields.integers("kept", items_max=KEPT_CHECKPOINTS_MAX)
     if kept != sorted(set(kept)):
         raise CorruptError(f"{what}: kept checkpoints are not ascending and distinct")
+    recorded = fields.integers("recorded", items_max=KEPT_CHECKPOINTS_MAX) if "recorded" in fields else kept
+    if sorted(recorded) != kept:
+        raise CorruptError(f"{what}: the order of recording names other checkpoints than are kept")
     return fields.text("lake"), ConsumerRecord(
         record_id=fields.binary("id", size=RECORD_ID_BYTES),
         group=fields.text("group"),
@@ -154,4 +167,6 @@ def decode_consumer(data: bytes, what: str) -> tuple[str, ConsumerRecord]:
         start=Step(fields.integer("start")),
         retired=fields.boolean("retired"),
         time_ms=fields.integer("time"),
+        recorded=() if recorded == kept else tuple(Step(next_step) for next_step in recorded),
+        opened=Step(fields.integer("opened") if "opened" in fields else 0),
     )

@@ -1,0 +1,67 @@
+"""`stepfs checkpoint`: what is kept after a save, a resume and a drop, and what the command refuses."""
+
+from __future__ import annotations
+
+import pytest
+from lakes import SLICES, commit, stepfs
+
+
+@pytest.fixture
+def lake(file_url: str) -> str:
+    assert stepfs("init", file_url, "--slices", SLICES).code == 0
+    commit(file_url, range(12))
+    return file_url
+
+
+def checkpoint(lake: str, *arguments: object) -> list[int]:
+    ended = stepfs("checkpoint", lake, "--group", "run", "--json", *arguments)
+    assert ended.code == 0, ended.err
+    return ended.document["kept"]
+
+
+def test_a_roll_back_loses_neither_what_training_resumed_from_nor_what_it_saves_next(lake):
+    checkpoint(lake, 9)
+    assert checkpoint(lake, 10, "--keep", 2) == [9, 10]
+    assert checkpoint(lake, 4, "--resumed") == [4, 9, 10]
+    assert checkpoint(lake, 5, "--keep", 2) == [4, 5, 9, 10]
+    assert stepfs("reclaim", lake, "--json").document["first_live_step"] == 4
+    assert checkpoint(lake, 11, "--keep", 2) == [5, 11]
+
+
+def test_what_training_resumed_from_counts_as_newer_than_what_it_left(lake):
+    for step in (8, 9, 10):
+        checkpoint(lake, step)
+    checkpoint(lake, 8, "--resumed")
+    assert checkpoint(lake, 11, "--keep", 2) == [8, 11]
+
+
+def test_a_drop_is_of_that_checkpoint_alone(lake):
+    checkpoint(lake, 4)
+    checkpoint(lake, 9)
+    assert checkpoint(lake, 4, "--drop") == [9]
+    again = stepfs("checkpoint", lake, "--group", "run", 4, "--drop")
+    assert (again.code, "keeps no checkpoint" in again.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["4", "--resumed", "--drop"],
+        ["4", "--resumed", "--keep", "2"],
+        ["4", "--drop", "--keep", "2"],
+        ["4", "--retire"],
+        ["--retire", "--resumed"],
+        ["--resumed"],
+    ],
+)
+def test_one_thing_is_said_at_a_time(lake, arguments):
+    ended = stepfs("checkpoint", lake, "--group", "run", *arguments)
+    assert (ended.code, "give NEXT" in ended.err) == (2, True)
+
+
+def test_resuming_where_steps_are_reclaimed_is_refused_and_changes_nothing(lake):
+    checkpoint(lake, 9)
+    stepfs("reclaim", lake)
+    ended = stepfs("checkpoint", lake, "--group", "run", 4, "--resumed")
+    assert (ended.code, "are reclaimed; nothing was recorded" in ended.err) == (4, True)
+    assert checkpoint(lake, 9) == [9]
