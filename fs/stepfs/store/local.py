@@ -4,7 +4,8 @@ Create-if-absent is `link(2)` of a fully written, fsynced temporary file: the na
 bytes, for exactly one of any number of racing processes or hosts. A network file system may send a link twice and
 report EEXIST for our own success; the link count of the temporary file and the bytes tell. Rejected:
 `O_CREAT|O_EXCL` (shows a partial object), `renameat2(RENAME_NOREPLACE)` (not on network file systems), `O_TMPFILE`
-(same, and it leaves no name to count links of), lock files (outlive their holder).
+(same, and it leaves no name to count links of), lock files (outlive their holder). Where the fsync of a directory
+failed, the create is UNKNOWN, and a read of the object fails until that fsync has succeeded.
 
 Temporary files live in a hidden directory that listing never shows; what a crash leaves there is collected, by age
 on the file system's own clock. Calls run in worker threads and are never abandoned: a cancelled caller waits for its
@@ -49,6 +50,7 @@ class LocalStore:
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._root_seen = False  # from then on its absence is a lost mount, not an empty lake
         self._stale_collected = False
+        self._unsynced: set[Path] = set()  # directories whose newest names may not be durable
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         self.counts.note("get", key)
@@ -94,6 +96,7 @@ class LocalStore:
 
     def _get(self, key: str, bytes_max: int) -> bytes | None:
         with self._explained(f"read {key}"):
+            self._sync_again(self.root / key)
             handle = self._open(key)
             if handle is None:
                 return None
@@ -169,10 +172,11 @@ class LocalStore:
                     return Put.EXISTS
             except OSError as error:
                 if error.errno in _AMBIGUOUS:
+                    self._unsynced.add(target.parent)
                     return Put.UNKNOWN
                 raise
             try:
-                sync_directory(target.parent)
+                self._sync(target)
             except OSError:
                 return Put.UNKNOWN  # visible, maybe not durable
             return Put.CREATED
@@ -201,7 +205,7 @@ class LocalStore:
                     except FileNotFoundError:
                         self._make_directory(target.parent)
                         continue
-                    sync_directory(target.parent)
+                    self._sync(target)
                     return
             finally:
                 with suppress(OSError):
@@ -263,7 +267,22 @@ class LocalStore:
         for path in reversed(missing):
             with suppress(FileExistsError, FileNotFoundError):  # by someone else: the caller loops
                 path.mkdir()
-                sync_directory(path.parent)
+                self._sync(path)
+
+    def _sync(self, path: Path) -> None:
+        """Make the name of `path` durable, and those above it."""
+        try:
+            sync_directory(path.parent)
+        except OSError:
+            self._unsynced.add(path.parent)
+            raise
+        self._sync_again(path)
+
+    def _sync_again(self, path: Path) -> None:
+        for directory in self._unsynced.intersection(path.parents):
+            with suppress(FileNotFoundError):  # pruned: no name is left in it
+                sync_directory(directory)
+            self._unsynced.discard(directory)
 
     def _check_root(self) -> None:
         if self._root_seen and not self.root.is_dir():

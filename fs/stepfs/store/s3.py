@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from stepfs import entropy
-from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
+from stepfs.errors import CorruptError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.s3_clients import COMMIT_THREADS_MAX, DATA_THREADS_MAX, Clients
@@ -34,6 +34,7 @@ from stepfs.store.s3_errors import (
     is_skewed,
     is_transient,
 )
+from stepfs.store.s3_rights import Rights
 from stepfs.store.s3_upload import SINGLE_BYTES_MAX, Upload, byte_views
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class S3Store:
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._sending = threading.local()  # verb and keys of the call this thread is busy with
         self._lock = threading.Lock()
+        self._rights = Rights()
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         name = self._name(key)
@@ -97,8 +99,9 @@ class S3Store:
                 found = await self._call("get", (key,), fetch)
             except FAILURES as error:
                 if is_absent(error):
+                    self._rights.prove("get", [key])
                     return None
-                await self._after_break(error, attempt, f"read {key}")
+                await self._after_break(error, attempt, key)
             else:
                 self._add_read(len(found))
                 return found
@@ -124,10 +127,11 @@ class S3Store:
                 raise
             except FAILURES as error:
                 if is_absent(error):
+                    self._rights.prove("get", [key])
                     return None
                 if is_past_end(error) or landing.room == 0:
                     break
-                await self._after_break(error, attempt, f"read {key}")
+                await self._after_break(error, attempt, key)
             else:
                 break
             finally:
@@ -144,7 +148,9 @@ class S3Store:
         except FAILURES as error:
             outcome = create_outcome(error)
             if outcome is None:
-                raise explain(error, self.url, f"create {key}") from error
+                raise self._explain(error, "create", key) from error
+            if outcome is Put.EXISTS:
+                self._rights.prove("create", [key])
             return outcome
         return Put.CREATED
 
@@ -162,7 +168,7 @@ class S3Store:
             else:
                 await upload.send_pieces(self._clients.data, call)
         except FAILURES as error:
-            raise explain(error, self.url, f"write {key}") from error
+            raise self._explain(error, "put", key, "write") from error
         finally:
             upload.abandoned.set()  # a thread that is still sending stops
 
@@ -179,7 +185,7 @@ class S3Store:
                     "list", (prefix,), lambda: self._clients.data().list_objects_v2(**request)
                 )
             except FAILURES as error:
-                raise explain(error, self.url, f"list {prefix or 'the lake'}") from error
+                raise self._explain(error, "list", prefix) from error
             for item in page.get("Contents", []):
                 found.append(Entry(item["Key"].removeprefix(self._prefix), item["Size"]))
             if not page.get("IsTruncated"):
@@ -197,11 +203,14 @@ class S3Store:
             try:
                 failed = await self._call("delete", batch, partial(self._delete, batch))
             except FAILURES as error:
-                raise explain(error, self.url, f"delete {batch[0]}") from error
+                raise self._explain(error, "delete", batch[0]) from error
             if not failed:
+                self._rights.prove("delete", batch)
                 return
             for key, code in failed.items():
-                if not is_transient(code):
+                if not is_transient(code) and not (
+                    code == "AccessDenied" and self._rights.proven("delete", key)
+                ):
                     raise RefusedError(
                         f"cannot delete {key} in {self.url} ({code}); check the rights of this role"
                     )
@@ -236,12 +245,19 @@ class S3Store:
                 return work()  # with a fresh signature; the server did nothing for the stale one
 
         limiter = self._commit_threads if verb == "create" else self._threads
-        return await trio.to_thread.run_sync(labelled, limiter=limiter, abandon_on_cancel=abandon)
+        result = await trio.to_thread.run_sync(labelled, limiter=limiter, abandon_on_cancel=abandon)
+        if verb != "delete":  # which answers for each key
+            self._rights.prove(verb, keys)
+        return result
 
-    async def _after_break(self, error: Exception, attempt: int, doing: str) -> None:
+    def _explain(self, error: Exception, verb: str, key: str, doing: str = "") -> StepfsError:
+        passing = self._rights.passing(error, verb, key)
+        return explain(error, self.url, f"{doing or verb} {key or 'the lake'}", passing=passing)
+
+    async def _after_break(self, error: Exception, attempt: int, key: str) -> None:
         """Wait before asking again for a body that did not arrive whole; raise for every other error."""
         if not broke_in_body(error) or attempt == _ATTEMPTS_MAX - 1:
-            raise explain(error, self.url, doing) from error
+            raise self._explain(error, "get", key, "read") from error
         await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
 
     def _name(self, key: str) -> str:

@@ -19,16 +19,26 @@ FAILURES: Final = (
     HTTPError,
     OSError,
 )  # what a request may end in
+CREDENTIALS: Final = (  # had, and not to be renewed just now
+    boto.CredentialRetrievalError,
+    boto.SSOError,
+    boto.TokenRetrievalError,
+)
+_EXPIRED: Final = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidToken",
+    "RequestExpired",
+    "TokenRefreshRequired",
+}
 _SETTINGS: Final = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
-    boto.CredentialRetrievalError,
+    *CREDENTIALS,
     boto.ProfileNotFound,
     boto.ConfigNotFound,
     boto.ConfigParseError,
     boto.InvalidConfigError,
-    boto.SSOError,
-    boto.TokenRetrievalError,
     boto.InvalidRegionError,
 )
 _TRANSIENT_4XX: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
@@ -74,8 +84,35 @@ def code_of(error: Exception) -> str:
 
 
 def is_absent(error: Exception) -> bool:
-    """The object (not the bucket) is not there."""
-    return status_of(error) == HTTPStatus.NOT_FOUND and code_of(error) != "NoSuchBucket"
+    """The object (not the bucket) is not there, and the store itself says so."""
+    if status_of(error) != HTTPStatus.NOT_FOUND or code_of(error) == "NoSuchBucket":
+        return False
+    return not is_foreign(error)
+
+
+def is_foreign(error: Exception) -> bool:
+    """A 404 that no S3 server sent: a proxy's page, a gateway without a route.
+
+    AWS, Ceph, MinIO, SeaweedFS answer a GET of an absent key with an XML error that names NoSuchKey, TOS with NotFound.
+    A 404 with another body, or none, counts as the store's only with an S3 request id: gateways such as Envoy answer an
+    unknown route with an empty 404. (Some mocks of S3 do so for absent keys, too; they cannot hold a lake.)
+    """
+    if not isinstance(error, boto.ClientError) or status_of(error) != HTTPStatus.NOT_FOUND:
+        return False
+    if code_of(error).startswith("NoSuch") or code_of(error) == "NotFound":
+        return False
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return "x-amz-request-id" not in headers
+
+
+def is_expired(error: Exception) -> bool:
+    """Credentials that were good, or could not be renewed."""
+    return isinstance(error, CREDENTIALS) or code_of(error) in _EXPIRED
+
+
+def is_forbidden(error: Exception) -> bool:
+    """The server refuses these credentials this action."""
+    return status_of(error) in _FORBIDDEN
 
 
 def is_past_end(error: Exception) -> bool:
@@ -106,7 +143,7 @@ def create_outcome(error: Exception) -> Put | None:
     if status == HTTPStatus.PRECONDITION_FAILED:
         return Put.EXISTS
     if status == HTTPStatus.CONFLICT:
-        return Put.RETRY
+        return Put.EXISTS if code_of(error).endswith("AlreadyExists") else Put.RETRY
     definite = HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.INTERNAL_SERVER_ERROR
     if (definite and not _is_transient(error)) or status == HTTPStatus.NOT_IMPLEMENTED:
         return None
@@ -123,15 +160,24 @@ def is_transient(code: str) -> bool:
     return code in _TRANSIENT_CODES
 
 
-def explain(error: Exception, url: str, doing: str) -> StepfsError:
-    """The error to raise (from `error`) when `doing` ('read a/b', …) failed on the store `url`."""
+def explain(error: Exception, url: str, doing: str, *, passing: bool = False) -> StepfsError:
+    """The error to raise (from `error`) when `doing` ('read a/b', …) failed on the store `url`.
+
+    `passing`: this was allowed before (`s3_rights`), so a refusal for want of rights is waited for like an outage.
+    """
     code, status = code_of(error), status_of(error)
     said = f"({code or status})"
     kind: type[StepfsError] = RefusedError
     if code == "NoSuchBucket":
         bucket = url.removeprefix("s3://").partition("/")[0]
         return AbsentError(f"bucket {bucket} does not exist; create it first, stepfs never does")
-    if isinstance(error, _SETTINGS):
+    if passing:
+        kind = StoreUnreachableError
+        why = f"{_one_line(error)}; it was allowed before; renew the credentials of this role if it stays so"
+    elif is_foreign(error):
+        kind = StoreUnreachableError
+        why = "the answer (404) is no S3 server's; look for a proxy in between, check AWS_ENDPOINT_URL_S3"
+    elif isinstance(error, _SETTINGS):
         why = f"{_one_line(error)}; {_CHECK_KEYS}"
     elif is_distrusted(error):
         why = f"{_one_line(error)}; set AWS_CA_BUNDLE to its authority's certificate, or correct the URL"
@@ -139,7 +185,7 @@ def explain(error: Exception, url: str, doing: str) -> StepfsError:
         why = f"this machine's clock is wrong {said}; set it"
     elif code in _WRONG_REGION:
         why = f"the bucket is in another region {said}; set AWS_REGION to it"
-    elif status in _FORBIDDEN or code in {"ExpiredToken", "InvalidToken"}:
+    elif is_forbidden(error) or is_expired(error):
         why = f"the server refuses these credentials or this action {said}; {_CHECK_KEYS}"
     elif not _is_transient(error) and (400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED):
         why = f"the server refuses the request: {_one_line(error)}; see what `stepfs doctor` says about it"

@@ -1,0 +1,58 @@
+"""A create on file:// is an answer only once its name is durable."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from stepfs import sequence
+from stepfs.store import local
+from stepfs.store.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "lake")
+
+
+@pytest.mark.parametrize("where", ["log", "."])
+async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch, where):
+    """The directory's fsync fails: the object is there to be read, and must not settle the question yet."""
+    await store.put("lake", [b"x"])
+    real, failing = local.sync_directory, [True]
+
+    def sync(directory):
+        if failing and directory == store.root / where:
+            raise OSError(5, "Input/output error")
+        real(directory)
+
+    monkeypatch.setattr(local, "sync_directory", sync)
+    monkeypatch.setattr(sequence, "_RETRY_S", (0.0, 0.0))
+    unsettled = await sequence.take_slot(store, "log/1", b"mine")
+    assert isinstance(unsettled, sequence.Unknown)
+    assert "input/output error" in unsettled.why
+    assert isinstance(await sequence.take_slot(store, "log/1", b"mine"), sequence.Unknown)
+    failing.clear()
+    synced = []
+    monkeypatch.setattr(
+        local, "sync_directory", lambda directory: (synced.append(directory), real(directory))
+    )
+    assert await sequence.take_slot(store, "log/1", b"mine") == sequence.Mine()
+    assert store.root / where in synced
+
+
+async def test_a_link_that_may_have_happened_is_synced_before_it_counts(store, monkeypatch):
+    await store.create("log/0", b"x")
+    link, synced, real = os.link, [], local.sync_directory
+
+    def broken(*arguments, **options):
+        link(*arguments, **options)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("stepfs.store.local.os.link", broken)
+    monkeypatch.setattr(
+        local, "sync_directory", lambda directory: (synced.append(directory), real(directory))
+    )
+    assert await sequence.take_slot(store, "log/1", b"mine") == sequence.Mine()
+    assert synced == [store.root / "log"]

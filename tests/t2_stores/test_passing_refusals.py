@@ -1,0 +1,153 @@
+"""A refusal that passes is borne like an outage; one that lasts is told at once; a proxy's 404 is neither."""
+
+from __future__ import annotations
+
+import pytest
+import servers
+from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError
+from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, stub_s3, xml_error
+
+from stepfs import sequence
+from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.store.api import Put
+from stepfs.store.s3 import S3Store
+from stepfs.store.s3_clients import Clients
+
+FORBIDDEN = xml_error(403, "AccessDenied")
+EXPIRED = xml_error(400, "ExpiredToken")
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with stub_s3() as server:
+        yield server
+
+
+@pytest.fixture
+async def store(stub):
+    opened = S3Store(servers.BUCKET, "lake", endpoint_url=stub.endpoint_url)
+    yield opened
+    await opened.aclose()
+
+
+def calls(store, where="x/log/1"):
+    prefix = where.rpartition("/")[0] + "/"
+    return {
+        "get": lambda: store.get(where),
+        "read": lambda: store.read_into(where, 0, memoryview(bytearray(1))),
+        "create": lambda: store.create(where, b"x"),
+        "put": lambda: store.put(where, [b"x"]),
+        "list": lambda: store.list(prefix),
+        "delete": lambda: store.delete([where]),
+    }
+
+
+def well(method, path):
+    if method == "GET" and "list-type" in path:
+        return Answer(body=b"<ListBucketResult></ListBucketResult>")
+    if method == "POST":
+        return Answer(body=b"<DeleteResult></DeleteResult>")
+    return ABSENT if method == "GET" else Answer(headers={"ETag": '"x"'})
+
+
+@pytest.mark.parametrize("refusal", [FORBIDDEN, EXPIRED], ids=["403", "expired token"])
+@pytest.mark.parametrize("verb", ["get", "read", "create", "put", "list", "delete"])
+async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refused(store, stub, verb, refusal):
+    call = calls(store)[verb]
+    stub.answer = lambda _method, _path: refusal
+    with pytest.raises(RefusedError, match="the server refuses these credentials"):
+        await call()
+    stub.answer = well
+    await call()
+    stub.answer = lambda _method, _path: refusal
+    with pytest.raises(StoreUnreachableError, match=r"(AccessDenied|ExpiredToken).*it was allowed before"):
+        await call()
+    stub.answer = well
+    await call()
+
+
+@pytest.mark.parametrize("verb", ["create", "put", "list", "delete"])
+async def test_a_right_elsewhere_or_to_do_something_else_proves_nothing(store, stub, verb):
+    stub.answer = well
+    await store.get("x/log/1")
+    await calls(store, "x/data/p/1")[verb]()
+    stub.answer = lambda _method, _path: FORBIDDEN
+    with pytest.raises(RefusedError):
+        await calls(store)[verb]()
+    stub.answer = lambda _method, _path: EXPIRED  # denies everything alike
+    with pytest.raises(StoreUnreachableError, match="ExpiredToken"):
+        await calls(store)[verb]()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CredentialRetrievalError(provider="web-identity", error_msg="no token"),
+        TokenRetrievalError(provider="sso", error_msg="expired"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_credentials_that_cannot_be_renewed_just_now_are_waited_for(store, stub, monkeypatch, error):
+    def fail(*_arguments):
+        raise error
+
+    sound = Clients.data, Clients.commit
+    for proven in (False, True):
+        monkeypatch.setattr(Clients, "data", fail)
+        monkeypatch.setattr(Clients, "commit", fail)
+        with pytest.raises(StoreUnreachableError if proven else RefusedError, match=r"(no token|expired)"):
+            await store.get("x/log/1")
+        with pytest.raises(StoreUnreachableError if proven else RefusedError):
+            await store.create("x/log/1", b"x")
+        monkeypatch.setattr(Clients, "data", sound[0])
+        monkeypatch.setattr(Clients, "commit", sound[1])
+        await store.get("x/log/1")
+
+
+async def test_a_slot_that_was_refused_for_a_moment_is_undecided_not_given_up(store, stub):
+    stub.answer = well
+    assert await sequence.take_slot(store, "x/log/1", b"x") == sequence.Mine()
+    stub.answer = lambda _method, _path: EXPIRED
+    outcome = await sequence.take_slot(store, "x/log/2", b"x")
+    assert isinstance(outcome, sequence.Unknown)
+    assert "ExpiredToken" in outcome.why
+
+
+@pytest.mark.parametrize("page", [HTML_404, XHTML_404, EMPTY_404], ids=["html", "xhtml", "empty"])
+async def test_a_404_that_is_not_the_stores_is_not_absence(store, stub, page):
+    stub.answer = lambda _method, _path: page
+    for verb, call in calls(store).items():
+        with pytest.raises(StoreUnreachableError, match="no S3 server's; look for a proxy"):
+            await call()
+        assert verb
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ABSENT,
+        xml_error(404, "NotFound"),
+        Answer(404, headers={"x-amz-request-id": "1"}),
+    ],
+    ids=["NoSuchKey", "NotFound", "request id"],
+)
+async def test_what_a_server_says_of_an_absent_key_is_absence(store, stub, answer):
+    stub.answer = lambda _method, _path: answer
+    assert await store.get("x/log/1") is None
+    assert await store.read_into("x/log/1", 0, memoryview(bytearray(1))) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("ConditionalRequestConflict", Put.RETRY),
+        ("OperationAborted", Put.RETRY),
+        ("FileAlreadyExists", Put.EXISTS),
+        ("ObjectAlreadyExists", Put.EXISTS),
+    ],
+)
+async def test_a_409_that_means_taken_is_told_from_one_that_means_retry(store, stub, code, outcome):
+    stub.answer = lambda _method, _path: xml_error(409, code)
+    assert await store.create("x/log/1", b"x") is outcome
