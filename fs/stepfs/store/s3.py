@@ -208,9 +208,7 @@ class S3Store:
                 self._rights.prove("delete", batch)
                 return
             for key, code in failed.items():
-                if not is_transient(code) and not (
-                    code == "AccessDenied" and self._rights.proven("delete", key)
-                ):
+                if not is_transient(code):
                     raise RefusedError(
                         f"cannot delete {key} in {self.url} ({code}); check the rights of this role"
                     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from stepfs.store.s3_errors import is_expired, is_forbidden
+from stepfs.store.s3_errors import is_expired, is_forbidden, is_skewed
 
 _DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deeper
 
@@ -26,13 +26,13 @@ class Rights:
         self._proven.update((verb, _prefix(key)) for key in keys)
 
     def passing(self, error: Exception, verb: str, key: str) -> bool:
-        """Whether `error` denies what was allowed before. Expired credentials deny everything alike."""
+        """Whether `error` denies what was allowed before. Expired credentials deny everything alike.
+
+        Not a wrong clock: that one does not mend itself.
+        """
         if is_expired(error):
             return bool(self._proven)
-        return is_forbidden(error) and self.proven(verb, key)
-
-    def proven(self, verb: str, key: str) -> bool:
-        return (verb, _prefix(key)) in self._proven
+        return is_forbidden(error) and not is_skewed(error) and (verb, _prefix(key)) in self._proven
 
 
 def _prefix(key: str) -> str:
