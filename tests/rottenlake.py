@@ -15,6 +15,7 @@ from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.node import NodeRecord
 from stepfs.lake import create_lake, open_lake
 from stepfs.log.reader import LogReader
+from stepfs.log.snapshots import write_snapshot
 from stepfs.nodes import write_node
 from stepfs.reclaim.run import reclaim
 from stepfs.store.opening import open_store
@@ -41,9 +42,11 @@ def build(directory: Path) -> None:
     async def clean_up() -> None:
         store = open_store(url)
         identity = await open_lake(store)
+        reader = await LogReader.open(store, identity)
+        state = reader.state
+        await write_snapshot(store, identity, state, reader.segments, reader.floor)  # the second
         await Group.of(store, identity, "g").add(Step(FIRST))
-        await reclaim(store, identity)
-        state = (await LogReader.open(store, identity)).state
+        assert (await reclaim(store, identity)).floor > 0
         record = NodeRecord("g", "host", "/m", 1, "0", Step(state.next_step), Step(0), 0, 1)
         await write_node(store, identity, record)
         await store.aclose()

@@ -68,7 +68,10 @@ def _snapshots(ledger: Ledger, keys: set[str]) -> None:
         ledger.require(version >= ledger.floor_version, f"{key} is kept; the floor is {ledger.floor_version}")
         digest = decode(Kind.SNAPSHOT, ledger.shared.objects[key], key).binary("digest")
         usable += ledger.digests[Version(version)] == digest
-    ledger.require(usable > 0 or ledger.floor_version == 0, "no snapshot is left to start from")
+    ledger.require(
+        usable >= 2 or ledger.floor_version == 0,
+        f"{usable} snapshots are left to start from; one may be damaged",
+    )
 
 
 def _names(shared: ObjectMap, prefix: str) -> set[str]:

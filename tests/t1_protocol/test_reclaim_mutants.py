@@ -121,10 +121,11 @@ def deletes_first(patch: pytest.MonkeyPatch) -> None:
 def no_snapshot(patch: pytest.MonkeyPatch) -> None:
     """The floor is raised without making sure that anybody can still start from somewhere."""
 
-    async def hope(reader: LogReader, lowest: Version) -> None:
-        del reader, lowest
+    async def hope(reader: LogReader, lowest: Version) -> Version:
+        del reader
+        return lowest
 
-    patch.setattr(run_room, "_ensure_snapshot", hope)
+    patch.setattr(run_room, "ensure_snapshots", hope)
 
 
 def impatient_orphans(patch: pytest.MonkeyPatch) -> None:

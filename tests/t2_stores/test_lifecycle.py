@@ -7,9 +7,10 @@ import pytest
 from stepfs.clock import SystemClock
 from stepfs.consumers import Group
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
-from stepfs.fork import Cut, fork
+from stepfs.fork import fork
+from stepfs.format.fork_marker import FORKING, Cut
 from stepfs.format.ids import Step
-from stepfs.format.keys import LAKE, data_prefix, log_prefix
+from stepfs.format.keys import LAKE, data_prefix, log_prefix, number_of, snapshot_prefix
 from stepfs.group_records import list_groups
 from stepfs.lake import create_lake, open_lake
 from stepfs.log.append import seal
@@ -95,9 +96,16 @@ async def test_the_log_stays_short_and_producers_and_readers_go_on(lake_url: str
     report = await reclaim(store, identity)
     assert report.first_live_step == 40
     assert await store.list(data_prefix(identity.lake_id)) == []
-    assert len(await store.list(log_prefix(identity.lake_id))) == 1
     await produce(lake_url, 5, first=40)
+    for step in (42, 44):
+        await group.add(Step(step), keep=1)
+        await reclaim(store, identity)
+    prefixes = (snapshot_prefix(identity.lake_id), log_prefix(identity.lake_id))
+    snapshots, log = [[number_of(at, entry.key) for entry in await store.list(at)] for at in prefixes]
     reader = await LogReader.open(store, identity)
+    assert len(snapshots) == 2, "one of them may be damaged"
+    assert snapshots[0]
+    assert log == [*range(snapshots[0], reader.state.version + 1)]
     assert reader.state.next_step == 45
     assert await read_step(reader, 44) == payloads(44)
     assert reader.state.producers["p"].next_seq == 45
@@ -161,7 +169,11 @@ async def test_a_fork_that_fails_holds_nothing_of_its_parent(
     assert await list_groups(store, identity) == {}
     target = open_store(f"{file_url}-b")
 
+    create = target.create
+
     async def full(key: str, body: bytes) -> Put:
+        if key.startswith(FORKING):
+            return await create(key, body)
         raise StoreUnreachableError("no space left on device")
 
     monkeypatch.setattr(target, "create", full)

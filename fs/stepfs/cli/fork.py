@@ -11,7 +11,7 @@ from stepfs.cli.options import EndpointUrl
 from stepfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepfs.fork import Cut
+    from stepfs.format.fork_marker import Cut
 
 _POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
 _SKIP = re.compile(r"([0-9]{1,15}):([0-9]{0,15})")
@@ -46,7 +46,7 @@ def fork(
 
 
 def _cut(step: int, skip: str | None) -> Cut:
-    from stepfs.fork import Cut
+    from stepfs.format.fork_marker import Cut
     from stepfs.format.ids import INTEGER_MAX, Step
 
     if skip is None:

@@ -51,6 +51,7 @@ class Kind(enum.IntEnum):
     CONSUMER = 6
     TGB_INDEX = 7
     NODE = 8
+    FORK = 9
 
 
 _WIDE_KINDS: Final = {Kind.COMMIT, Kind.SNAPSHOT, Kind.FLOOR}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final
 
 from stepfs.errors import AbsentError, CorruptError
@@ -24,7 +25,7 @@ from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake import check_identity
 from stepfs.log.apply import ChainError, apply
 from stepfs.log.segments import Segments
-from stepfs.log.snapshots import newest_snapshot
+from stepfs.log.snapshots import PassedOver, newest_snapshot
 from stepfs.log.tail import list_versions, read_versions
 from stepfs.store.api import Store
 
@@ -34,6 +35,14 @@ _PROBES_BEFORE_LIST: Final = 4
 _LISTS_PER_CATCH_UP: Final = 4
 _MISSES_PER_FLOOR_PROBE: Final = 50
 _REOPENS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LogDamage:
+    """The first version that cannot be followed, and why."""
+
+    version: Version
+    why: str
 
 
 class LogReader:
@@ -46,28 +55,47 @@ class LogReader:
         self.head = state
         self.first_live_step = floor.first_live_step
         self.segments = Segments(store, identity)
+        self.damage: LogDamage | None = None  # where the log ends for a reader that was opened until there
         self._floor = floor
         self._lowest_unconfirmed: Version | None = None
         self._misses = 0
 
     @classmethod
-    async def open(cls, store: Store, identity: LakeIdentity) -> LogReader:
-        """Newest snapshot that the log confirms, plus the short tail; floor-checked."""
+    async def open(cls, store: Store, identity: LakeIdentity, *, until_damage: bool = False) -> LogReader:
+        """Newest snapshot that the log confirms, plus the short tail; floor-checked.
+
+        With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` says so. Such a
+        reader is no base for anything but a fork: do not `poll` it.
+        """
         floor = Floor(store, identity)
         await floor.refresh()
         for _ in range(_REOPENS_MAX):
-            reader = cls(store, identity, floor, await newest_snapshot(store, identity, floor))
+            passed_over = PassedOver()
+            start = await newest_snapshot(store, identity, floor, passed_over=passed_over)
+            reader = cls(store, identity, floor, start)
             try:
-                await reader._read_listed()
-            except ChainError:
-                if not await floor.refresh():
+                while (behind := await reader._read_listed()) is not None:
+                    await reader._fill_gap(behind)
+                reader._reaches(passed_over)
+            except CorruptError as error:
+                if await floor.refresh():
+                    continue
+                if not until_damage:
                     raise
-                continue
+                reader.damage = LogDamage(Version(reader.head.version + 1), str(error))
             if await reader.confirm():
                 return reader
         raise CorruptError(
             f"{store.url}: the floor keeps passing the log; run `stepfs verify` and look at reclaimers"
         )
+
+    def _reaches(self, passed_over: PassedOver) -> None:
+        """`CorruptError` unless the log goes on to the version of a damaged snapshot: what was committed once stays."""
+        if passed_over.newest is not None and self.head.version < passed_over.newest:
+            raise CorruptError(
+                f"{self.store.url}: log version {self.head.version + 1} is missing, and the snapshot of version "
+                f"{passed_over.newest} that would stand in for it is damaged ({passed_over.why}); restore either"
+            )
 
     @property
     def floor(self) -> Floor:
@@ -199,14 +227,27 @@ class LogReader:
             return entry.time_ms
         return self.state.segment_ref(SegmentIndex(step // SEGMENT_STEPS))[0]
 
-    async def _read_listed(self) -> None:
-        """Read everything beyond `head` that a LIST shows, several GETs at once."""
+    async def _fill_gap(self, behind: Version) -> None:
+        """Read what a LIST left out before the version it showed behind a gap. `CorruptError` if that is not there.
+
+        Slots are taken in order, so a missing one was lost; a writer that took it would begin a second history.
+        """
+        while self.head.version + 1 < behind:
+            if not await self._probe():
+                raise CorruptError(
+                    f"{self.store.url}: log version {self.head.version + 1} is missing, but version {behind} is there; "
+                    "restore it"
+                )
+
+    async def _read_listed(self) -> Version | None:
+        """Read everything beyond `head` that a LIST shows, several GETs at once; what it shows behind a gap, if any."""
         first = Version(self.head.version + 1)
         self._touch(first)
-        versions = await list_versions(self.store, self.identity.lake_id, first)
+        versions, behind = await list_versions(self.store, self.identity.lake_id, first)
         async with aclosing(read_versions(self.store, self.identity.lake_id, versions)) as bodies:
             async for key, body in bodies:
                 self.extend(decode_commit(body, key), body)
+        return behind
 
     def _touch(self, version: Version) -> None:
         if self._lowest_unconfirmed is None or version < self._lowest_unconfirmed:

@@ -3,18 +3,23 @@
 A snapshot is written by the producer whose commit filled an index segment (or every `_VERSIONS_MAX` versions), only
 after that commit was Committed, so what it says is history. The segments it refers to are written first. Contents
 are a function of the history alone: two writers agree, a stale writer is harmless, and the digest decides (hazard 11).
+
+A damaged snapshot is passed over for an older one, and reclaim keeps two that can be read, with the log from the older
+one on (reclaim/snapshots.py). The log must then reach the version of the damaged one: a shorter log has a hole.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final
 
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.floor import Floor
 from stepfs.format.commit import chain_digest, decode_commit
-from stepfs.format.ids import SegmentIndex, Version
+from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
 from stepfs.format.keys import log_prefix, number_of, numbered, segment_key, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import (
@@ -44,10 +49,51 @@ def snapshot_due(before: LogState, after: LogState) -> bool:
     return after.version // _VERSIONS_MAX > max(before.version, 0) // _VERSIONS_MAX
 
 
+@dataclass(slots=True)
+class PassedOver:
+    """Snapshots that are there and cannot be read."""
+
+    newest: Version | None = None
+    why: str = ""
+
+    def note(self, version: Version, error: CorruptError) -> None:
+        if self.newest is None or version > self.newest:
+            self.newest, self.why = version, str(error)
+
+
 async def newest_snapshot(
-    store: Store, identity: LakeIdentity, floor: Floor, *, at_most: Version | None = None
+    store: Store,
+    identity: LakeIdentity,
+    floor: Floor,
+    *,
+    at_most: Version | None = None,
+    passed_over: PassedOver | None = None,
 ) -> LogState:
     """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none)."""
+    async with aclosing(
+        confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)
+    ) as states:
+        async for state in states:
+            return state
+    if floor.floor > 0:
+        if await floor.refresh():
+            # What was listed has been reclaimed since; the reclaimer left a newer snapshot behind.
+            return await newest_snapshot(store, identity, floor, at_most=at_most, passed_over=passed_over)
+        raise CorruptError(
+            f"{store.url}: the log starts at version {floor.floor} and no readable snapshot covers what was before; "
+            "restore the newest object under snapshot/"
+        )
+    return genesis(identity.lake_id, identity.slices)
+
+
+async def confirmed_snapshots(
+    store: Store,
+    identity: LakeIdentity,
+    *,
+    at_most: Version | None = None,
+    passed_over: PassedOver | None = None,
+) -> AsyncGenerator[LogState, None]:
+    """Snapshots whose digest the log confirms, newest first; two GETs each, when asked for."""
     prefix = snapshot_prefix(identity.lake_id)
     for version in await _candidates(store, prefix, at_most):
         key = numbered(prefix, version)
@@ -58,18 +104,11 @@ async def newest_snapshot(
             continue
         except CorruptError as error:
             _log.warning("snapshot %s is unreadable, using an older one: %s", key, error)
+            if passed_over is not None:
+                passed_over.note(version, error)
             continue
         if state is not None:
-            return state
-    if floor.floor > 0:
-        if await floor.refresh():
-            # What was listed has been reclaimed since; the reclaimer left a newer snapshot behind.
-            return await newest_snapshot(store, identity, floor, at_most=at_most)
-        raise CorruptError(
-            f"{store.url}: the log starts at version {floor.floor} and no readable snapshot covers what was before; "
-            "restore the newest object under snapshot/"
-        )
-    return genesis(identity.lake_id, identity.slices)
+            yield state
 
 
 async def _candidates(store: Store, prefix: str, at_most: Version | None) -> list[Version]:
@@ -102,12 +141,31 @@ async def _read_confirmed(
     if data is None or body is None:
         return None
     state = decode_snapshot(data, key)
-    commit = decode_commit(body, log_key)
     if (state.lake_id, state.version, state.slices) != (identity.lake_id, version, identity.slices):
         raise CorruptError(f"{key}: snapshot of lake {state.lake_id} at version {state.version}")
-    if chain_digest(commit.prev_digest, body) != state.digest:
+    try:
+        digest = chain_digest(decode_commit(body, log_key).prev_digest, body)
+    except CorruptError:
+        # The next commit names the digest as well: a commit that a snapshot covers is not needed to follow the log.
+        following = await _digest_before(store, identity, Version(version + 1))
+        if following is None:
+            raise
+        digest = following
+    if digest != state.digest:
         raise ChainError(f"{key}: digest differs from the log's")
     return state
+
+
+async def _digest_before(store: Store, identity: LakeIdentity, version: Version) -> bytes | None:
+    """The digest that commit `version` continues; None if there is no such commit. `CorruptError` if it is damaged."""
+    key = numbered(log_prefix(identity.lake_id), version)
+    body = await store.get(key)
+    if body is None:
+        return None
+    commit = decode_commit(body, key)
+    if (commit.lake_id, commit.version) != (identity.lake_id, version):
+        raise CorruptError(f"{key}: is version {commit.version} of lake {commit.lake_id}")
+    return commit.prev_digest
 
 
 async def write_snapshot(
@@ -138,10 +196,12 @@ async def _write_snapshot(
     base = await newest_snapshot(store, identity, floor, at_most=state.version)
     if base.version == state.version:
         return
-    wanted = range(base.sealed_segments, state.sealed_segments)
+    live = max(base.sealed_segments, floor.first_live_step // SEGMENT_STEPS)  # the base may be an old one
+    wanted = range(live, state.sealed_segments)
     found = {SegmentIndex(index): segments.get(SegmentIndex(index)) for index in wanted}
     if any(segment is None for segment in found.values()):
-        found |= await _rebuild(store, identity, base, state.version)
+        rebuilt = await _rebuild(store, identity, base, state.version)
+        found |= {index: segment for index, segment in rebuilt.items() if index in wanted}
     for segment in found.values():
         assert segment is not None
         await _create(

@@ -15,9 +15,10 @@ from stepfs.store.api import Store
 _AT_ONCE: Final = 16
 
 
-async def list_versions(store: Store, lake_id: str, first: Version) -> list[Version]:
-    """Versions from `first` on without a gap, as LIST shows them. A gap ends the stretch: what lies behind it is
-    either being created out of our sight or left over from a reclaim that is still deleting.
+async def list_versions(store: Store, lake_id: str, first: Version) -> tuple[list[Version], Version | None]:
+    """Versions from `first` on without a gap, as LIST shows them; and the first version behind a gap, if there is one.
+
+    A LIST that lags, or a reclaim that is still deleting, shows gaps as well as a lost object does.
     """
     prefix = log_prefix(lake_id)
     after = numbered(prefix, first - 1) if first > 0 else prefix
@@ -27,9 +28,9 @@ async def list_versions(store: Store, lake_id: str, first: Version) -> list[Vers
         if number is None:
             continue
         if number != first + len(versions):
-            break
+            return versions, Version(number)
         versions.append(Version(number))
-    return versions
+    return versions, None
 
 
 async def read_versions(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from stepfs.clock import Clock
 from stepfs.consumers import Group
 from stepfs.errors import AbsentError
-from stepfs.fork import group_name
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.origins import OriginStores
+from stepfs.unfinished_fork import group_name
 
 
 async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock) -> None:

@@ -1,6 +1,6 @@
 """One reclaim, in the order that makes a kill anywhere, and a second reclaimer at any time, harmless.
 
-    closing record at X  →  list the groups again  →  make sure a confirmed snapshot stands at or above the new floor
+    closing record at X  →  list the groups again  →  make sure of two confirmed snapshots at or above the new floor
     →  floor record in the slot directly after our own closing record  →  delete: data, index, log, snapshots
 
 A group that appears after the closing record sees it and takes it back; one that appeared before is in the second list.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -35,11 +35,11 @@ from stepfs.format.records import RECORD_ID_BYTES, ConsumerRecord, FloorRecord, 
 from stepfs.format.snapshot import StepEntry
 from stepfs.group_records import list_groups
 from stepfs.log.reader import LogReader
-from stepfs.log.snapshots import newest_snapshot, write_snapshot
 from stepfs.nodes import forget_nodes
 from stepfs.origins import OriginStores
 from stepfs.reclaim.fork import release_origins
 from stepfs.reclaim.plan import Need, furthest_need, least_need, sort_objects, watermarks
+from stepfs.reclaim.snapshots import ensure_snapshots
 from stepfs.sequence import Mine, Unknown
 from stepfs.store.api import Entry, Store
 
@@ -152,22 +152,8 @@ async def _advance(reader: LogReader, to: Step, clock: Clock) -> bool:
     freed = 0
     async for entry in _entries(reader, floor.first_live_step, to):
         freed += entry.tgb.payload_bytes if entry.tgb.origin == 0 else 0
-    await _ensure_snapshot(reader, lowest)
+    lowest = await ensure_snapshots(reader, lowest)
     return await _append(floor, clock, lowest=lowest, first_live=to, closing=to, freed=freed)
-
-
-async def _ensure_snapshot(reader: LogReader, lowest: Version) -> None:
-    """A snapshot that the log confirms stands at `lowest` or later; one is written if there is none."""
-    floor = replace(reader.floor)  # a copy: looking must not move the record that our next slot follows
-    found = await newest_snapshot(reader.store, reader.identity, floor, at_most=reader.state.version)
-    if found.version >= lowest:
-        return
-    await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, floor)
-    found = await newest_snapshot(reader.store, reader.identity, floor, at_most=reader.state.version)
-    if found.version < lowest:
-        raise CorruptError(
-            f"{reader.store.url}: no readable snapshot at version {lowest} or later; nothing was deleted"
-        )
 
 
 async def _append(

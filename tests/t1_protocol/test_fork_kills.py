@@ -1,0 +1,249 @@
+"""A fork that is killed at any of its awaits is finished or undone by the next start of the same fork.
+
+Parent and fork are two stores of one process, so its awaits are counted over both.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import trio
+from process_store import ProcessStore
+from producer_world import SLICES, World, feed
+from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, grow, process, small
+
+from stepfs.clock import TrioClock
+from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.fork import fork
+from stepfs.format.fork_marker import FORKING, Cut
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.keys import LAKE
+from stepfs.format.records import LakeIdentity
+from stepfs.group_records import list_groups
+from stepfs.lake import open_lake
+from stepfs.log.reader import LogReader
+from stepfs.store.faults import LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
+from stepfs.store.faulty import ObjectMap
+from stepfs.unfinished_fork import group_name
+
+CUT = Cut(Step(10), Step(10), Step(12))
+AROUND = [*range(NEED, 10), *range(12, STEPS)]
+
+
+async def reclaimed(world: World) -> None:
+    """The first live step is in the middle of a segment."""
+    await grow(world)
+    await clean(world)
+
+
+@dataclass
+class Stores:
+    """One process's doors to the parent and to the place of the fork; a kill closes both."""
+
+    parent: ProcessStore
+    child: ProcessStore
+
+    @classmethod
+    def of(cls, world: World, place: ObjectMap, name: str) -> Stores:
+        return cls(process(world, name), ProcessStore(place, actor=f"{name} there"))
+
+    @property
+    def pauses(self) -> int:
+        return self.parent.pauses + self.child.pauses
+
+    async def fork(self, identity: LakeIdentity, cut: Cut = CUT) -> LakeIdentity:
+        parent = await LogReader.open(self.parent, identity)
+        return await fork(parent, self.child, cut, TrioClock())
+
+
+async def forked_until(world: World, place: ObjectMap, name: str, kill_at: int) -> bool:
+    """Fork, killed at the await of that number over both stores; whether it got through."""
+    stores = Stores.of(world, place, name)
+    with trio.CancelScope() as scope:
+        for store in (stores.parent, stores.child):
+            step = store._pause
+
+            async def counted(seconds: float, step=step) -> None:  # type: ignore[no-untyped-def]
+                if stores.pauses + 1 == kill_at:
+                    scope.cancel()
+                    stores.parent.dead = stores.child.dead = True  # after kill -9 no clean-up code runs
+                    await trio.lowlevel.checkpoint()
+                await step(seconds)
+
+            store._pause = counted  # type: ignore[method-assign]
+        try:
+            await stores.fork(world.identity)
+        except StoreUnreachableError:
+            assert stores.child.dead
+    return not stores.child.dead
+
+
+async def holders(world: World) -> set[str]:
+    groups = await list_groups(process(world, "operator"), world.identity)
+    return {name for name, record in groups.items() if name.startswith("fork:") and not record.retired}
+
+
+async def is_whole(world: World, place: ObjectMap, steps: list[int]) -> LakeIdentity:
+    """A stranger reads in the fork what those steps of the parent hold, and nothing of another fork is left."""
+    stores = Stores.of(world, place, "stranger")
+    identity = await open_lake(stores.child)
+    reader = await LogReader.open(stores.child, identity)
+    assert reader.state.next_step - reader.first_live_step == len(steps)
+    for step, of_parent in enumerate(steps, start=reader.first_live_step):
+        entry, truth = await reader.entry(Step(step)), world.ledger.steps[of_parent]
+        assert (entry.tgb.key, entry.producer_id) == (truth.tgb.key, truth.producer_id)
+        ref = entry.tgb.slice(SliceIndex(SLICES - 1))
+        assert await stores.parent.read_into(entry.tgb.key, ref.offset, memoryview(bytearray(ref.length)))
+    assert await holders(world) == {group_name(identity.lake_id)}
+    strays = {key for key in place.objects if not key.startswith((f"{identity.lake_id}/", "probe/"))}
+    assert strays == {LAKE}
+    return identity
+
+
+def test_a_fork_killed_at_any_await_is_finished_or_undone_by_the_next() -> None:
+    finished = 0
+
+    async def one(kill_at: int, world: World) -> bool:
+        nonlocal finished
+        place = ObjectMap()
+        through = await forked_until(world, place, "victim", kill_at)
+        began = LAKE in place.objects
+        if began and not through:
+            finished += 1
+        before = (await open_lake(ProcessStore(place, actor="look"))).lake_id if began else None
+        if began and not any(key.startswith(FORKING) for key in place.objects):  # nothing is left to finish
+            with pytest.raises(RefusedError, match="is a lake already"):
+                await Stores.of(world, place, "next").fork(world.identity)
+        else:
+            made = await Stores.of(world, place, "next").fork(world.identity)
+            assert before in {None, made.lake_id}
+        await is_whole(world, place, AROUND)
+        await clean(world)
+        assert not world.ledger.broken, world.ledger.broken
+        return through
+
+    for kill_at in range(1, PAUSES_MAX):
+        if small(partial(one, kill_at), on=reclaimed, seed=kill_at):
+            break
+    assert kill_at > 40
+    assert finished > 1, "it was also killed between the lake's identity and its end"
+
+
+def test_two_forks_to_one_place_leave_one_lake_whoever_is_killed_when() -> None:
+    """All of another fork happens inside each await of the first, which then lives on or dies."""
+
+    async def one(at: int, world: World) -> bool:
+        place = ObjectMap()
+        first = Stores.of(world, place, "first")
+
+        async def other() -> None:
+            with suppress(RefusedError):
+                await Stores.of(world, place, "second").fork(world.identity)
+
+        (first.child if at > 0 else first.parent).inside[abs(at)] = other
+        try:
+            await first.fork(world.identity)
+        except RefusedError as error:
+            assert "is a lake already" in str(error)  # noqa: PT017 (some of these awaits come after the other's end)
+        if first.child.inside or first.parent.inside:
+            return False
+        await is_whole(world, place, AROUND)
+        return True
+
+    for side in (1, -1):
+        reached = 0
+        while small(partial(one, side * (reached + 1)), on=reclaimed, seed=reached):
+            reached += 1
+        assert reached > 5
+
+
+@pytest.mark.parametrize("fault", [LOST_RESPONSE, OWN_412, THROTTLED_503])
+def test_a_store_that_answers_ambiguously_gives_one_whole_fork(fault: object) -> None:
+    """However often it takes: what is there in the end is one fork, and one group holds the parent."""
+
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        for attempt in range(20):
+            stores = Stores.of(world, place, f"fork {attempt}")
+            stores.child.plan = Weighted({fault: 0.3})  # type: ignore[dict-item]
+            try:
+                await stores.fork(world.identity)
+            except (StoreUnreachableError, RefusedError):
+                continue
+            break
+        await world.settle()
+        with pytest.raises(RefusedError, match="is a lake already"):
+            await Stores.of(world, place, "last").fork(world.identity)
+        await is_whole(world, place, AROUND)
+
+    small(scenario, on=reclaimed)
+
+
+def test_a_fork_of_a_fork_killed_at_any_await() -> None:
+    """The grandchild's data lies two origins away; its group is in the child."""
+
+    async def one(kill_at: int, world: World) -> bool:
+        place, below = ObjectMap(), ObjectMap()
+        child = await Stores.of(world, place, "child").fork(world.identity)
+        twin = World(place, child, world.ledger)
+        through = await forked_until(twin, below, "victim", kill_at)
+        if not through:
+            await Stores.of(twin, below, "next").fork(child, CUT)
+        there = ProcessStore(below, actor="stranger")
+        reader = await LogReader.open(there, await open_lake(there))
+        assert len(reader.state.origins) == 2
+        assert (await reader.entry(Step(NEED))).tgb.origin == 2
+        groups = await list_groups(ProcessStore(place, actor="operator"), child)
+        live = {name for name, record in groups.items() if not record.retired}
+        assert live == {group_name(reader.identity.lake_id)}
+        return through
+
+    for kill_at in range(3, PAUSES_MAX, 3):
+        if small(partial(one, kill_at), on=reclaimed, seed=kill_at):
+            break
+    assert kill_at > 40
+
+
+def test_a_fork_of_another_cut_is_refused_where_a_killed_one_was_finished() -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        made = await Stores.of(world, place, "first").fork(world.identity)
+        with pytest.raises(RefusedError, match="is a lake already"):
+            await Stores.of(world, place, "second").fork(world.identity, Cut(Step(9), Step(9), Step(9)))
+        assert (await is_whole(world, place, AROUND)).lake_id == made.lake_id
+        assert not [key for key in place.objects if key.startswith(FORKING)]
+
+    small(scenario, on=reclaimed)
+
+
+def test_reclaimers_that_advance_inside_any_await_stop_no_fork() -> None:
+    """The fork's group comes after them or before them, and the fork is of what is live by then."""
+
+    async def one(at: int, world: World) -> bool:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "fork")
+
+        async def further() -> None:
+            async with world.producer("d") as producer:
+                await feed(producer, 2)
+            await checkpoint(world, "run", 10)
+            await clean(world)
+
+        stores.parent.inside[at] = further
+        await stores.fork(world.identity)
+        if stores.parent.inside:
+            return False
+        child = ProcessStore(place, actor="stranger")
+        reader = await LogReader.open(child, await open_lake(child))
+        for step in range(reader.first_live_step, reader.state.next_step):
+            key = (await reader.entry(Step(step))).tgb.key
+            assert key in world.shared.objects, f"step {step} was deleted under the fork"
+        return True
+
+    reached = 0
+    while small(partial(one, reached + 1), on=reclaimed, seed=reached):
+        reached += 1
+    assert reached > 10
