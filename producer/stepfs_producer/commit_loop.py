@@ -32,6 +32,7 @@ _log = logging.getLogger("stepfs.producer")
 IDENTITY_CHECK_S: Final = (
     60.0  # a lake dropped and recreated is noticed within this, while committing (hazard 7)
 )
+LOSSES_WORTH_SAYING: Final = 32
 
 
 @dataclass(slots=True)
@@ -73,7 +74,8 @@ class CommitLoop:
         self._snapshots = snapshots
         self._changed = changed
         self._identity_checked_s = trio.current_time()
-        self._said_defeated = False
+        self._said_giving_way = False
+        self._said_losing = False
 
     @property
     def head(self) -> LogState:
@@ -113,7 +115,7 @@ class CommitLoop:
         started_s = trio.current_time()
         self.tally.attempts += 1
         outcome = await self._committer.attempt(self._rebase)
-        self._pacer.note_head(self.head, self._me.producer_id)
+        self._pacer.note_head(self.head, self._me.producer_id, trio.current_time())
         exposure_s = self._committer.exposure_s
         match outcome:
             case Committed():
@@ -125,6 +127,7 @@ class CommitLoop:
             case Lost():
                 self.tally.lost += 1
                 self._pacer.lost(ended_s=trio.current_time(), exposure_s=exposure_s)
+                self._say_if_losing()
             case Undecided():
                 self.tally.undecided += 1
                 await self._patience.bear(unanswered(self._store, outcome))
@@ -134,7 +137,7 @@ class CommitLoop:
             case refusal:
                 raise self._error_of(refusal)
         self._patience.rewarded()
-        self._say_if_defeated()
+        self._say_if_giving_way()
 
     def _rebase(self, head: LogState, stamp: Stamp) -> Commit | Refusal:
         ready = self._pending.ready()
@@ -168,14 +171,26 @@ class CommitLoop:
             case _:
                 raise AssertionError(outcome)
 
-    def _say_if_defeated(self) -> None:
-        if self._pacer.defeated and not self._said_defeated:
-            self._said_defeated = True
+    def _say_if_giving_way(self) -> None:
+        if self._pacer.gives_way and not self._said_giving_way:
+            self._said_giving_way = True
             _log.warning(
-                "producer %r: %d others commit here, which asks for %.3g s between commits, but max_delay is %.3g s: commits "
-                "will collide; raise max_delay",
+                "producer %r: %d others commit here and a commit takes %.3g s, so batches wait about %.3g s for theirs, longer "
+                "than max_delay (%.3g s): sooner, commits would only collide; run fewer producers, or raise max_delay",
                 self._me.producer_id,
                 self._pacer.others,
+                self._pacer.exposure_s,
                 self._pacer.interval_s,
                 self._pacer.delay_max_s,
+            )
+
+    def _say_if_losing(self) -> None:
+        if self._pacer.losses >= LOSSES_WORTH_SAYING and not self._said_losing:
+            self._said_losing = True
+            _log.warning(
+                "producer %r lost %d commits in a row to others: each takes %.3g s from reading the head to the store's answer, "
+                "which is long beside theirs; move it nearer to the store, or run fewer producers",
+                self._me.producer_id,
+                self._pacer.losses,
+                self._pacer.exposure_s,
             )

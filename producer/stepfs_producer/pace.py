@@ -16,13 +16,17 @@ N̂  distinct producers in the recent log, from the versions of their newest com
     most recent count if the n-th is at most `AGE_FACTOR` n + `AGE_SLACK` versions old, so the window grows with what it
     finds. Counting commits instead is only neutrally stable: slow producers see fast ones, slow down further, and
     stay slow.
-v̂  lower median of the last own exposures: some servers let the loser of a race wait for seconds, and a mean would
-    answer one such wait with a minute of silence.
+v̂  the lower of two lower medians of own exposures. The longer one forgives a server that makes losers wait for
+    seconds; the shorter one forgets an outage after two attempts. It at most doubles per attempt, so T after an
+    outage lasts no longer than the outage did.
 
-Limits. A TGB waits at most `delay_max_s` for its attempt, pace or no pace; if T exceeds that, the bound defeats the
-pacing and the producer says so. After a loss: a random, doubling pause of a few exposures, at most T; from the second
-loss in a row T is stretched as well, because N̂ or v̂ is evidently too small. Times are seconds on one monotonic
-clock that the caller reads; nothing here reads a clock.
+Fairness. T wins over `delay_max_s`: a bound shorter than T makes producers collide, and then all wait longer. A
+*turn* is N̂ versions, and the log shows how long the others take for one. T is at most `TURNS_MAX` turns, so a producer
+with longer exposures than the others tries about as often as they do. A loser retries after a random pause that
+doubles per loss, up to T. Once its own turn is over, the limit falls with the square of the overdue turns: losing
+raises priority. Only few can be overdue at a time, because a turn contains a commit of everyone who is not.
+
+Times are seconds on one monotonic clock that the caller reads; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -30,9 +34,9 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from stepfs.format.ids import Version
 from stepfs.format.snapshot import LogState
 
 LOAD: Final = 0.2
@@ -40,11 +44,16 @@ INTERVAL_S_MIN: Final = 0.02
 JITTER: Final = 0.15
 AGE_FACTOR: Final = 2
 AGE_SLACK: Final = 4
-RECENT_MS: Final = 60_000  # who last committed longer ago than this (on the log's own clock) is no contender
+RECENT_MS: Final = (
+    60_000  # a producer silent for longer than this, and than RECENT_INTERVALS, is no contender
+)
+RECENT_INTERVALS: Final = 3
 EXPOSURES_KEPT: Final = 15
-STRETCH_UP: Final = 1.25
-STRETCH_DOWN: Final = 0.75
-STRETCH_MAX: Final = 4.0
+EXPOSURES_RECENT: Final = 3
+EXPOSURE_S_MIN: Final = 0.001  # doubling has to start somewhere
+TURNS_MAX: Final = 2.0
+RATE_VERSIONS_MIN: Final = 16  # fewer versions than this say too little about the others' rate
+CROWDED_SHARE_MIN: Final = 0.25  # of T
 BACKOFF_EXPOSURES: Final = 2.0
 _DOUBLINGS_MAX: Final = 10
 
@@ -60,13 +69,15 @@ def contenders(ages: Iterable[int]) -> int:
     return found
 
 
-def ages(head: LogState, me: str) -> list[int]:
-    """Versions since the last commit of every producer that may be at work, `me` excluded."""
-    oldest = Version(head.version)
+def ages(head: LogState, me: str, recent_ms: float = RECENT_MS) -> list[int]:
+    """Versions since the last commit of every producer that may be at work, `me` excluded.
+
+    recent_ms: by the log's own clock; who committed nothing for longer has stopped.
+    """
     return [
-        oldest - producer.version
+        head.version - producer.version
         for name, producer in head.producers.items()
-        if name != me and not producer.retired and head.time_ms - producer.time_ms <= RECENT_MS
+        if name != me and not producer.retired and head.time_ms - producer.time_ms <= recent_ms
     ]
 
 
@@ -75,17 +86,34 @@ def interval_s(others: int, exposure_s: float, load: float = LOAD) -> float:
     return max(INTERVAL_S_MIN, others * exposure_s / load)
 
 
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How often a producer tries to commit, and why. Seconds."""
+
+    others: int  # producers at work beside this one
+    exposure_s: float  # of one attempt
+    interval_s: float  # between two attempts that succeed
+    gives_way: bool  # max_delay is shorter than that, and batches wait longer than it says
+
+
 class Pacer:
-    """The pace of one producer."""
+    """The pace of one producer. `draw` is its only randomness."""
 
     def __init__(self, *, delay_max_s: float, draw: Draw) -> None:
         self.delay_max_s = delay_max_s
         self.others = 0
+        self.exposure_s = 0.0  # v̂
+        self.losses = 0  # in a row
         self._draw = draw
         self._exposures: deque[float] = deque(maxlen=EXPOSURES_KEPT)
-        self._losses = 0
-        self._stretch = 1.0
-        self._paced_until_s = float("-inf")
+        self._seen: tuple[float, int] | None = (
+            None  # when the others' rate was last measured, and the version then
+        )
+        self._versions_per_s = 0.0
+        self._turn_version = 0  # of the own last commit, or what was the head when this producer came
+        self._age = 0  # versions since then
+        self._jitter = 1.0
+        self._started_s = float("-inf")  # of the last attempt that won
         self._backed_off_until_s = float("-inf")
 
     @property
@@ -93,40 +121,79 @@ class Pacer:
         """T as of now, without jitter."""
         if not self._exposures:
             return 0.0
-        return interval_s(self.others, statistics.median_low(self._exposures)) * self._stretch
+        own_s = interval_s(self.others, self.exposure_s)
+        if not self._versions_per_s:
+            return own_s
+        return max(INTERVAL_S_MIN, min(own_s, TURNS_MAX * (self.others + 1) / self._versions_per_s))
 
     @property
-    def defeated(self) -> bool:
-        """The hard bound on delay is shorter than the pace: attempts will collide more than they should."""
+    def gives_way(self) -> bool:
+        """The bound on delay is shorter than the pace, so batches wait longer than it says."""
         return self.interval_s > self.delay_max_s
 
-    def note_head(self, head: LogState, me: str) -> None:
-        """Count the contenders in the log as just read."""
-        self.others = contenders(ages(head, me))
+    @property
+    def pacing(self) -> Pacing:
+        return Pacing(self.others, self.exposure_s, self.interval_s, self.gives_way)
+
+    @property
+    def recent_ms(self) -> float:
+        """How long a producer may be silent and still be a contender: a long T must not hide the others."""
+        return max(RECENT_MS, 1000.0 * RECENT_INTERVALS * self.interval_s)
+
+    def note_head(self, head: LogState, me: str, now_s: float) -> None:
+        """Learn from the log as just read."""
+        mine = head.producers.get(me)
+        others = contenders(ages(head, me, self.recent_ms))
+        self.note(now_s, head.version, others, None if mine is None else mine.version)
+
+    def note(self, now_s: float, version: int, others: int, mine: int | None) -> None:
+        """The same from numbers: the head's version, the contenders, and the version of the own last commit."""
+        self.others = others
+        if self._seen is None:
+            self._seen = (now_s, version)
+            self._turn_version = version
+        self._turn_version = max(self._turn_version, mine if mine is not None else 0)
+        self._age = version - self._turn_version
+        since_s, before = self._seen
+        if version - before >= RATE_VERSIONS_MIN and now_s > since_s:
+            self._versions_per_s = (version - before) / (now_s - since_s)
+            self._seen = (now_s, version)
 
     def won(self, *, started_s: float, exposure_s: float) -> None:
         """An attempt that began at `started_s` committed."""
-        self._exposures.append(exposure_s)
-        self._losses = 0
-        self._stretch = max(1.0, self._stretch * STRETCH_DOWN)
-        jitter = self._draw(1.0 - JITTER, 1.0 + JITTER)
-        self._paced_until_s = started_s + self.interval_s * jitter
-        self._backed_off_until_s = float("-inf")
+        self._measure(exposure_s)
+        self.losses = 0
+        self._jitter = self._draw(1.0 - JITTER, 1.0 + JITTER)
+        self._started_s = started_s
 
     def lost(self, *, ended_s: float, exposure_s: float) -> None:
         """An attempt was lost to another producer, and that was known at `ended_s`."""
-        self._exposures.append(exposure_s)
-        self._losses += 1
-        if self._losses > 1:
-            self._stretch = min(STRETCH_MAX, self._stretch * STRETCH_UP)
-        typical_s = statistics.median_low(self._exposures)
-        doubled_s = BACKOFF_EXPOSURES * typical_s * 2.0 ** min(self._losses, _DOUBLINGS_MAX)
-        # With nobody else in view yet T is 0; racing starts still need to be pulled apart.
-        longest_s = min(max(self.interval_s, BACKOFF_EXPOSURES * typical_s), doubled_s)
-        self._backed_off_until_s = ended_s + self._draw(0.0, longest_s)
-        self._paced_until_s = self._backed_off_until_s
+        self._measure(exposure_s)
+        self.losses += 1
+        shortest_s = (
+            BACKOFF_EXPOSURES * self.exposure_s
+        )  # racing starts see nobody yet and must be pulled apart
+        overdue = max(1.0, self._age / (self.others + 1))
+        longest_s = max(shortest_s, self.interval_s / overdue**2)
+        doubled_s = shortest_s * 2.0 ** min(self.losses, _DOUBLINGS_MAX)
+        self._backed_off_until_s = ended_s + self._draw(0.0, min(longest_s, doubled_s))
 
     def due_s(self, *, oldest_s: float, crowded: bool) -> float:
-        """When to try, given since when the oldest TGB waits; the past means now."""
-        paced_s = self._paced_until_s if not crowded else float("-inf")
-        return max(self._backed_off_until_s, min(paced_s, oldest_s + self.delay_max_s))
+        """When to try, given since when the oldest TGB waits; the past means now.
+
+        crowded: much is pending. Such a producer may commit more often, as far as the log has load to spare.
+        """
+        if self.losses:
+            return self._backed_off_until_s
+        pace_s = self.interval_s * self._jitter
+        if crowded:
+            pace_s *= min(1.0, max(CROWDED_SHARE_MIN, self._versions_per_s * self.exposure_s / LOAD))
+        due_s = self._started_s + pace_s
+        return due_s if self.gives_way else min(due_s, oldest_s + self.delay_max_s)
+
+    def _measure(self, exposure_s: float) -> None:
+        grown_s = max(2.0 * self.exposure_s, EXPOSURE_S_MIN) if self._exposures else exposure_s
+        self._exposures.append(exposure_s)
+        recent = list(self._exposures)[-EXPOSURES_RECENT:]
+        median_s = min(statistics.median_low(self._exposures), statistics.median_low(recent))
+        self.exposure_s = min(grown_s, median_s)

@@ -19,7 +19,7 @@ from stepfs.store.opening import open_store
 from stepfs_producer.commit_loop import Tally
 from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS, Limits
 from stepfs_producer.live import Live
-from stepfs_producer.pace import Pacer
+from stepfs_producer.pace import Pacer, Pacing
 from stepfs_producer.patience import Patience
 from stepfs_producer.recovery import START_GIVE_UP_S, start
 from stepfs_producer.tgb_writer import Payload, check_records, freeze, pack_position, unpack_position
@@ -30,7 +30,8 @@ class AsyncProducer:
 
     lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
     unique among live processes. max_pending_bytes: payload bytes held in memory, also the largest batch. max_delay:
-    seconds a durable batch waits for its commit attempt at most. max_lead, max_lead_bytes: how far, in steps or
+    seconds a durable batch waits at most for its first commit attempt, unless more producers share the log than can
+    commit that often (logged once; see `pacing`). max_lead, max_lead_bytes: how far, in steps or
     payload bytes, the lake may run ahead of its slowest consumer group. uploads: how many at once. give_up_after:
     seconds without an answer from the store until `StoreUnreachableError`. store, clock, pacer: instead of the
     URL's, the machine's and `stepfs_producer.pace`'s (simulations, benchmarks);
@@ -176,6 +177,11 @@ class AsyncProducer:
     def tally(self) -> Tally:
         """Attempts of this incarnation so far and what they came to."""
         return self._running.loop.tally
+
+    @property
+    def pacing(self) -> Pacing:
+        """How often this producer commits at present; `gives_way` if that is less often than `max_delay` asks."""
+        return self._pacer.pacing
 
     @property
     def _running(self) -> Live:

@@ -61,6 +61,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, p
         except StoreUnreachableError as error:
             await patience.bear(error)
             continue
+        pacer.note_head(committer.head, producer_id, trio.current_time())
         match outcome:
             case Committed(after=after):
                 state = after.producers[producer_id]

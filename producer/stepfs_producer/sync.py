@@ -23,7 +23,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Store
 from stepfs_producer.commit_loop import Tally
 from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS
-from stepfs_producer.pace import Pacer
+from stepfs_producer.pace import Pacer, Pacing
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.tgb_writer import Payload
 
@@ -161,6 +161,12 @@ class Producer:
         """Attempts of this incarnation so far and what they came to."""
         self._refuse_fork()
         return self._async.tally
+
+    @property
+    def pacing(self) -> Pacing:
+        """How often this producer commits at present; see `AsyncProducer.pacing`."""
+        self._refuse_fork()
+        return self._async.pacing
 
     def _run(self, entered: Future[None]) -> None:
         try:

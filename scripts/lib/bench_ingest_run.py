@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import bench_ingest_bandwidth as bandwidth  # noqa: E402
 import bench_ingest_growth as growth  # noqa: E402
 import bench_ingest_pace as pace  # noqa: E402
+import bench_ingest_paced as paced  # noqa: E402
 import bench_ingest_simulated as simulated  # noqa: E402
 import servers  # noqa: E402 - how tests start SeaweedFS is how it is started
 import trio  # noqa: E402
@@ -32,8 +33,8 @@ from stepfs.cli.failure import reported  # noqa: E402
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARTS = ("growth", "bandwidth", "simulated", "pace", "cold")
-USUAL = "growth,bandwidth,simulated,pace"
+PARTS = ("growth", "bandwidth", "paced", "simulated", "pace", "cold")
+USUAL = "growth,bandwidth,paced,simulated,pace"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +101,8 @@ def measure(part: str, options: argparse.Namespace, report: Report, directory: P
         case "bandwidth":
             sizes, total = ((8,), 64) if quick else ((8, 64), 1024)
             trio.run(bandwidth.run, report, f"{url}/bandwidth", sizes, total, 1 if quick else 3)
+        case "paced":
+            paced.run(report, (16, 64) if quick else paced.PRODUCERS)
         case "simulated":
             sizes = ((1, 20), (4, 20)) if quick else ((1, 50), (4, 50), (16, 50), (64, 200), (256, 6))
             simulated.run(report, sizes)

@@ -1,139 +1,37 @@
-"""The pacing of many producers on one log, as a discrete-event model: no store, no tasks, seconds of a made-up clock.
+"""What the pacing comes to with many producers: few lost attempts, and nobody who waits much longer than the others.
 
-An attempt reads the head at a quarter of its round trips and creates at three quarters; it wins if nobody created in
-between. Appends arrive at random. The real `Pacer` decides when to try.
+`pacemodel` is the model; T is the interval that the pacing's own model names.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
+from pacemodel import Model, Result, around
 
-from stepfs_producer.pace import Pacer, contenders
+from stepfs_producer.pace import LOAD, Pacer, interval_s
 
-Exposure = Callable[[float, random.Random], float]  # (now, randomness) → seconds an attempt is exposed
-
-
-@dataclass
-class Node:
-    pacer: Pacer
-    period_s: float
-    pending: list[float] = field(default_factory=list)
-    latencies: list[float] = field(default_factory=list)
-    last_version: int = -(10**9)
-    commits: int = 0
-    lost: int = 0
-    busy: bool = False
-    gone: bool = False
+TEN_MS = around(0.01)
 
 
-@dataclass
-class Result:
-    nodes: list[Node]
-
-    @property
-    def lost_share(self) -> float:
-        lost = sum(node.lost for node in self.nodes)
-        return lost / max(1, lost + sum(node.commits for node in self.nodes))
-
-    @property
-    def spread(self) -> float:
-        commits = [node.commits for node in self.nodes]
-        return max(commits) / max(1, min(commits))
-
-    def latency_s(self, share: float) -> float:
-        found = sorted(latency for node in self.nodes for latency in node.latencies)
-        return found[int(len(found) * share)]
+def simulate(count: int, *, seconds: float, period_s: float = 0.3) -> Result:
+    return Model([period_s] * count, TEN_MS, delay_max_s=60.0, seed=count).run(seconds)
 
 
-class Model:
-    """Producers, an event queue, and a head that is just a number."""
-
-    def __init__(self, periods_s: list[float], exposure: Exposure, *, delay_max_s: float, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.exposure = exposure
-        self.head = 0
-        self.warm_s = 0.0
-        self.events: list[tuple[float, int, Callable[[float], None]]] = []
-        self.nodes = [
-            Node(Pacer(delay_max_s=delay_max_s, draw=self.rng.uniform), period) for period in periods_s
-        ]
-        for node in self.nodes:
-            self.at(self.rng.uniform(0, node.period_s), self.append, node)
-
-    def at(self, time_s: float, what: Callable[..., None], *arguments: object) -> None:
-        heapq.heappush(
-            self.events,
-            (time_s, len(self.events) + self.rng.getrandbits(32), lambda now: what(now, *arguments)),
-        )
-
-    def run(self, seconds: float) -> Result:
-        self.warm_s = seconds / 4
-        while self.events and self.events[0][0] < seconds:
-            now, _, event = heapq.heappop(self.events)
-            event(now)
-        return Result(self.nodes)
-
-    def append(self, now: float, node: Node) -> None:
-        node.pending.append(now)
-        self.at(now + self.rng.expovariate(1 / node.period_s), self.append, node)
-        self.arm(now, node)
-
-    def arm(self, now: float, node: Node) -> None:
-        if not node.busy and not node.gone and node.pending:
-            node.busy = True
-            due_s = node.pacer.due_s(oldest_s=node.pending[0], crowded=False)
-            self.at(max(now, due_s), self.start, node)
-
-    def start(self, now: float, node: Node) -> None:
-        exposed_s = self.exposure(now, self.rng)
-        self.at(now + exposed_s / 2, self.read, node, now, exposed_s)
-
-    def read(self, now: float, node: Node, started_s: float, exposed_s: float) -> None:
-        node.pacer.others = contenders(self.head - n.last_version for n in self.nodes if n is not node)
-        self.at(now + exposed_s, self.create, node, started_s, exposed_s, self.head, len(node.pending))
-
-    def create(
-        self, now: float, node: Node, started_s: float, exposed_s: float, head: int, count: int
-    ) -> None:
-        won = head == self.head
-        if won:
-            self.head += 1
-            node.last_version = self.head
-            done, node.pending = node.pending[:count], node.pending[count:]
-            if now > self.warm_s:
-                node.latencies += [now - appended_s for appended_s in done]
-        if now > self.warm_s:
-            node.commits += won
-            node.lost += not won
-        self.at(now + exposed_s / 2, self.answered, node, started_s, exposed_s, won)
-
-    def answered(self, now: float, node: Node, started_s: float, exposed_s: float, won: bool) -> None:
-        if won:
-            node.pacer.won(started_s=started_s, exposure_s=exposed_s)
-        else:
-            node.pacer.lost(ended_s=now, exposure_s=exposed_s)
-        node.busy = False
-        self.arm(now, node)
-
-
-def ten_ms(_now: float, rng: random.Random) -> float:
-    return rng.uniform(0.007, 0.013)
-
-
-def simulate(
-    count: int,
-    *,
-    seconds: float,
-    period_s: float = 0.3,
-    delay_max_s: float = 60.0,
-    exposure: Exposure = ten_ms,
-) -> Result:
-    return Model([period_s] * count, exposure, delay_max_s=delay_max_s, seed=count).run(seconds)
+def fleet(
+    count: int, exposure_s: float, *, turns: int, crowded_at: int | None = None
+) -> tuple[Result, float]:
+    """Producers that start together with the default `max_delay` and never run out of batches; T."""
+    natural_s = interval_s(count - 1, exposure_s)
+    model = Model(
+        [natural_s / 4] * count,
+        around(exposure_s),
+        seed=count,
+        start_together=True,
+        crowded_at=crowded_at,
+    )
+    return model.run(turns * natural_s), natural_s
 
 
 @pytest.mark.parametrize(("count", "seconds"), [(2, 60), (4, 60), (16, 200), (64, 600), (256, 400)])
@@ -144,26 +42,76 @@ def test_few_attempts_are_lost_whatever_the_number_of_producers(count: int, seco
     assert result.spread <= (1.5 if few_commits_each else 1.2), "nobody is starved, nobody is favoured"
 
 
+SIZES = [
+    (16, 40),
+    (64, 40),
+    (100, 40),
+    (256, 12),
+    pytest.param(1000, 12, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+]
+
+
+@pytest.mark.parametrize("exposure_s", [0.01, 0.05, 0.1])
+@pytest.mark.parametrize(("count", "turns"), SIZES)
+def test_nobody_starves_among_producers_that_start_together(
+    count: int, turns: int, exposure_s: float
+) -> None:
+    result, natural_s = fleet(count, exposure_s, turns=turns)
+    assert result.lost_share <= 0.25
+    assert result.spread <= 2.0
+    assert result.wait_s(1.0) <= 2 * natural_s
+    assert result.wait_s(1.0) <= 4 * result.wait_s(0.5), "the unluckiest waits a small multiple of the usual"
+    assert result.started_s <= 3 * natural_s
+    assert result.start_attempts <= 12 * count
+
+
+@pytest.mark.parametrize("count", [16, 100])
+def test_everybody_crowded_is_paced_like_nobody_crowded(count: int) -> None:
+    result, natural_s = fleet(count, 0.05, turns=40, crowded_at=1)
+    assert result.lost_share <= 0.3
+    assert result.wait_s(1.0) <= 2 * natural_s
+
+
+def test_one_crowded_producer_among_trickles_commits_more_often() -> None:
+    periods = [0.1, *[20.0] * 30]
+    heavy = {
+        crowded_at: Model(periods, around(0.05), seed=1, crowded_at=crowded_at).run(2000).nodes[0].commits
+        for crowded_at in (None, 1)
+    }
+    assert heavy[1] > 1.5 * heavy[None]
+
+
+@pytest.mark.parametrize(("near", "far", "times"), [(90, 10, 10), (50, 50, 10), (15, 1, 4)])
+def test_producers_far_from_the_store_are_not_starved(near: int, far: int, times: int) -> None:
+    exposures = [around(0.05)] * near + [around(0.05 * times)] * far
+    natural_s = interval_s(near + far - 1, 0.05)
+    periods = [natural_s / 4] * (near + far)
+    result = Model(periods, exposures, seed=1, start_together=True).run(30 * natural_s)
+    commits = [node.commits for node in result.nodes]
+    assert min(commits[near:]) * 8 >= max(commits[:near])
+    near_lost = sum(node.lost for node in result.nodes[:near])
+    assert near_lost <= 0.25 * (near_lost + sum(commits[:near])), "nor do they cost the others their attempts"
+
+
 def test_one_producer_alone_commits_back_to_back() -> None:
     result = simulate(1, seconds=30, period_s=0.001)
     assert result.lost_share == 0
-    assert result.latency_s(0.99) < 5 * 0.02
+    assert result.wait_s(0.99) < 5 * 0.02
 
 
 @pytest.mark.parametrize("count", [4, 16, 64])
 def test_latency_grows_with_the_interval_of_the_model_and_no_more(count: int) -> None:
     result = simulate(count, seconds=100)
-    interval_s = (count - 1) * 0.01 / 0.2
-    assert result.latency_s(0.99) < 1.25 * interval_s + 0.15
+    assert result.wait_s(0.99) < 1.25 * (count - 1) * 0.01 / LOAD + 0.15
 
 
 def test_a_slower_store_makes_commits_rarer_and_keeps_them_flowing() -> None:
     """τ rises tenfold half-way: the share of lost attempts stays, everything appended is still committed."""
 
     def exposure(now: float, rng: random.Random) -> float:
-        return ten_ms(now, rng) * (10 if now > 200 else 1)
+        return TEN_MS(now, rng) * (10 if now > 200 else 1)
 
-    result = simulate(16, seconds=600, exposure=exposure)
+    result = Model([0.3] * 16, exposure, delay_max_s=60.0, seed=16).run(600)
     assert result.lost_share <= 0.25
     assert all(len(node.pending) < 60 for node in result.nodes)
 
@@ -172,26 +120,47 @@ def test_losers_that_the_server_keeps_waiting_do_not_stop_the_rest() -> None:
     """One in ten attempts takes a second, as with a server that parks the losers of a race."""
 
     def exposure(now: float, rng: random.Random) -> float:
-        return 1.0 if rng.random() < 0.1 else ten_ms(now, rng)
+        return 1.0 if rng.random() < 0.1 else TEN_MS(now, rng)
 
-    result = simulate(16, seconds=200, exposure=exposure)
-    assert result.latency_s(0.5) < 1.5
+    result = Model([0.3] * 16, exposure, delay_max_s=60.0, seed=16).run(200)
+    assert result.wait_s(0.5) < 1.5
     assert all(node.pacer.interval_s < 5 for node in result.nodes)
+
+
+def test_an_outage_of_a_minute_slows_a_hundred_producers_for_minutes_only() -> None:
+    def exposure(now: float, rng: random.Random) -> float:
+        return 15.0 if 300 < now < 360 else around(0.05)(now, rng)
+
+    result = Model([5.0] * 100, exposure, seed=1).run(1200)
+    late = [since for node in result.nodes for since in node.pending]
+    assert 1200 - min(late) < 60, "long after, everybody is at the usual pace"
+    assert result.wait_s(1.0) < 360
 
 
 def test_hazard_09_a_trickle_among_heavy_producers_meets_the_bound() -> None:
     periods = [0.02] * 15 + [20.0]
-    result = Model(periods, ten_ms, delay_max_s=2.0, seed=1).run(400)
-    trickle = result.nodes[-1].latencies
-    assert trickle
-    assert max(trickle) < 2.0 + 0.5
+    trickle = Model(periods, TEN_MS, delay_max_s=2.0, seed=1).run(400).nodes[-1]
+    assert trickle.waits
+    assert max(trickle.waits) < 2.0 + 0.5
 
 
 def test_when_most_producers_leave_the_rest_speeds_up() -> None:
-    model = Model([0.1] * 32, ten_ms, delay_max_s=60.0, seed=3)
+    model = Model([0.1] * 32, TEN_MS, delay_max_s=60.0, seed=3)
     model.run(60)
     crowded_s = model.nodes[0].pacer.interval_s
     for node in model.nodes[2:]:
         node.gone = True
     model.run(160)
     assert model.nodes[0].pacer.interval_s < crowded_s / 5
+
+
+def test_mutant_a_bound_that_wins_over_the_pace_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pacer, "gives_way", False)
+    result, _ = fleet(100, 0.05, turns=20)
+    assert result.lost_share > 0.4
+
+
+def test_mutant_a_log_as_short_as_a_minute_hides_most_of_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pacer, "recent_ms", 5_000)  # as a minute is to 1,000 producers, so are 5 s to 100
+    result, _ = fleet(100, 0.05, turns=20)
+    assert result.lost_share > 0.3

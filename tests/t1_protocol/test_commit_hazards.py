@@ -42,7 +42,7 @@ from stepfs.store.faults import (
 )
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop
-from stepfs_producer.commit_loop import IDENTITY_CHECK_S, Tally
+from stepfs_producer.commit_loop import IDENTITY_CHECK_S, CommitLoop, Tally
 from stepfs_producer.pace import Pacer
 from stepfs_producer.pending import Item, Pending
 from stepfs_producer.rebase import Durable, Incarnation, Refusal, Stamp, rebase
@@ -320,13 +320,16 @@ def test_hazard_08_no_two_uploads_share_a_name() -> None:
     assert len(simulate(scenario)) == 2
 
 
-async def hazard_09(world: World) -> float:
-    """Thousands of contenders in view, and one record: how long until it can be read?"""
+async def hazard_09(world: World, others: int) -> float:
+    """That many contenders in view, the longest jitter, and one record: how long until it can be read?"""
     async with world.producer("p", max_delay=3.0) as producer:
         await append(producer, 0)
         await producer.flush()
-        producer._running.loop._pacer.others = 10_000
-        producer._running.loop._pacer.won(started_s=trio.current_time(), exposure_s=0.02)
+        pacer = producer._running.loop._pacer
+        pacer._draw = lambda _low, high: high
+        pacer.others = others
+        for _ in range(9):
+            pacer.won(started_s=trio.current_time(), exposure_s=0.02)
         appended_s = trio.current_time()
         await append(producer, 1)
         await producer.flush()
@@ -334,20 +337,45 @@ async def hazard_09(world: World) -> float:
 
 
 def test_hazard_09_adaptive_batching_flushes_within_its_bound() -> None:
-    assert 1.0 < simulate(hazard_09) < 3.5
+    assert 2.0 < simulate(lambda world: hazard_09(world, 29)) < 3.1
+
+
+def test_hazard_09_a_bound_shorter_than_the_pace_becomes_the_pace() -> None:
+    assert 15.0 < simulate(lambda world: hazard_09(world, 150)) < 15.0 * 1.15 + 0.5
+
+
+@pytest.mark.logs("move it nearer to the store")
+def test_a_producer_that_loses_all_the_time_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(world: World) -> None:
+        async with trio.open_nursery() as nursery:
+            for who in "abcdefgh":
+                nursery.start_soon(one, world, who)
+
+    async def one(world: World, who: str) -> None:
+        async with world.producer(who) as producer:
+            await feed(producer, 20, pause_s=0.3)
+
+    simulate(scenario)
+    assert "move it nearer" not in caplog.text, "losing now and then is usual"
+    monkeypatch.setattr(commit_loop, "LOSSES_WORTH_SAYING", 1)
+    simulate(scenario)
+    told = [record.args[0] for record in caplog.records if "move it nearer" in record.msg]
+    assert 0 < len(told) == len(set(told))
 
 
 def test_hazard_09_mutant_that_only_adapts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def adapt(pacer: Pacer, *, oldest_s: float, crowded: bool) -> float:
-        del oldest_s, crowded
-        return max(pacer._backed_off_until_s, pacer._paced_until_s)
-
-    monkeypatch.setattr(Pacer, "due_s", adapt)
-    assert simulate(hazard_09) > 3.5
+    monkeypatch.setattr(Pacer, "gives_way", True)
+    with monkeypatch.context() as silent:
+        silent.setattr(CommitLoop, "_say_if_giving_way", lambda _loop: None)
+        assert simulate(lambda world: hazard_09(world, 29)) > 3.1
 
 
 @pytest.mark.logs("raise max_delay")
-def test_hazard_09_a_bound_that_defeats_the_pacing_is_said() -> None:
+def test_hazard_09_a_bound_that_gives_way_to_the_pacing_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(world: World) -> None:
         async with world.producer("p", max_delay=0.0) as producer:
             await append(producer, 0)
@@ -355,13 +383,18 @@ def test_hazard_09_a_bound_that_defeats_the_pacing_is_said() -> None:
             async with trio.open_nursery() as nursery:
                 for who in "abcdefgh":
                     nursery.start_soon(other, world, who)
-            await append(producer, 1)
+            for number in range(1, 4):
+                await append(producer, number)
+                await producer.flush()
+            assert producer.pacing.gives_way
+            assert producer.pacing.others == 8
 
     async def other(world: World, who: str) -> None:
         async with world.producer(who) as producer:
             await feed(producer, 1)
 
     simulate(scenario)
+    assert sum(str(record.args).startswith("('p',") for record in caplog.records) == 1
 
 
 def test_hazard_11_a_snapshot_is_of_a_committed_state_only() -> None:
