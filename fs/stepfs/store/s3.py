@@ -22,7 +22,7 @@ from stepfs import entropy
 from stepfs.errors import CorruptError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.names import check_key, check_prefix
-from stepfs.store.s3_clients import COMMIT_THREADS_MAX, DATA_THREADS_MAX, Clients
+from stepfs.store.s3_clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
 from stepfs.store.s3_download import Landing, download
 from stepfs.store.s3_errors import (
     FAILURES,
@@ -78,6 +78,7 @@ class S3Store:
             on_server=self._see,
         )
         self._threads = trio.CapacityLimiter(DATA_THREADS_MAX)
+        self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._sending = threading.local()  # verb and keys of the call this thread is busy with
         self._lock = threading.Lock()
@@ -121,7 +122,7 @@ class S3Store:
         for attempt in range(_ATTEMPTS_MAX):
             before = landing.done
             try:
-                await self._call("get", (key,), fetch)
+                await self._call("get", (key,), fetch, data=True)
             except trio.Cancelled:
                 landing.leave()
                 raise
@@ -160,7 +161,7 @@ class S3Store:
         upload = Upload(self.bucket, name, views, _encryption())
 
         async def call(work: Callable[[], T], /, *, abandon: bool = True) -> T:
-            return await self._call("put", (key,), work, abandon=abandon)
+            return await self._call("put", (key,), work, abandon=abandon, data=True)
 
         try:
             if upload.length <= SINGLE_BYTES_MAX:
@@ -231,8 +232,16 @@ class S3Store:
         return {name.removeprefix(self._prefix): code for name, code in failed.items() if code != "NoSuchKey"}
 
     async def _call(
-        self, verb: str, keys: tuple[str, ...], work: Callable[[], T], *, abandon: bool = True
+        self,
+        verb: str,
+        keys: tuple[str, ...],
+        work: Callable[[], T],
+        *,
+        abandon: bool = True,
+        data: bool = False,
     ) -> T:
+        """Run `work` in a thread. data: it moves a body of any size, and must not hold up control requests."""
+
         def labelled() -> T:
             self._sending.label = (verb, keys)
             try:
@@ -242,7 +251,8 @@ class S3Store:
                     raise
                 return work()  # with a fresh signature; the server did nothing for the stale one
 
-        limiter = self._commit_threads if verb == "create" else self._threads
+        control = self._commit_threads if verb == "create" else self._control_threads
+        limiter = self._threads if data else control
         result = await trio.to_thread.run_sync(labelled, limiter=limiter, abandon_on_cancel=abandon)
         if verb != "delete":  # which answers for each key
             self._rights.prove(verb, keys)

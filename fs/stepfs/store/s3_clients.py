@@ -2,7 +2,9 @@
 
 Two of them, because botocore's retries resend a create that already landed and then report 412 for the caller's own
 success (hazard 2): `commit` sends exactly once and waits longer than a loser's queue on the slowest server measured
-(4 s); `data` retries what may be sent twice and gives up on a silent connection early.
+(4 s); `data` retries what may be sent twice and gives up on a silent connection early. Threads have three budgets,
+so that following the log or reading the floor never waits for bytes: creates, other control requests, and data
+(bodies of uploads and ranged reads). `data` pools as many connections as control and data threads can hold.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 DATA_THREADS_MAX: Final = 32
+CONTROL_THREADS_MAX: Final = 16
 COMMIT_THREADS_MAX: Final = 16
 _CONNECT_S: Final = 5.0
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -59,7 +62,7 @@ class Clients:
 
     def data(self) -> S3Client:
         """Retries with back-off."""
-        return self._client("data", 4, DATA_THREADS_MAX, self._data_timeout_s)
+        return self._client("data", 4, CONTROL_THREADS_MAX + DATA_THREADS_MAX, self._data_timeout_s)
 
     def close(self) -> None:
         """Drop all connections."""
