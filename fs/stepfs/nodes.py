@@ -17,8 +17,10 @@ from stepfs.format.node import NodeRecord, decode_node, encode_node, node_name
 from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Entry, Store
 
-BEAT_S: Final = 10.0
-STALE_S: Final = 3 * BEAT_S  # older than this: it was killed, or its store is away, or a clock is wrong
+BEAT_S: Final = 10.0  # from one record of a mount to the next, unless there are many mounts
+BEAT_SPREAD: Final = 0.75  # in a large fleet the intervals are so much longer, at random
+FRESH_INTERVALS: Final = 3  # silent for longer: it was killed, or its store is away, or a clock is wrong
+_BEAT_S_PER_NODE: Final = 1 / 20
 _RECORD_BYTES_MAX: Final = 1 << 16
 _READS_MAX: Final = 16
 
@@ -53,6 +55,16 @@ async def list_nodes(store: Store, identity: LakeIdentity) -> list[NodeRecord]:
         for entry in listed:
             nursery.start_soon(read, entry)
     return sorted(found, key=lambda record: (record.group, record.host, record.directory))
+
+
+def usual_beat_s(nodes: int) -> float:
+    """Seconds from one record of a mount to the next in a fleet of so many mounts, before the random part."""
+    return max(BEAT_S, nodes * _BEAT_S_PER_NODE)
+
+
+async def count_nodes(store: Store, identity: LakeIdentity) -> int:
+    """How many mounts have a record, in one LIST (1,000 records each): nothing is read, no clock is asked."""
+    return len(await store.list(nodes_prefix(identity.lake_id)))
 
 
 async def forget_nodes(store: Store, identity: LakeIdentity, live_groups: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from stepfs.format.ids import Step
 from stepfs.format.keys import node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
 from stepfs.lake import create_lake
+from stepfs.mount.fleet_pace import FleetPace
 from stepfs.mount.follower import Follower
 from stepfs.mount.group import INTERVAL_S, GroupNeed
 from stepfs.mount.meter import Meter
@@ -123,6 +124,7 @@ class Spoken:
         self.options = MountOptions(lake="file:///x", directory=Path("/mnt/run"), group="run")
         self.store = store
         self.meter = Meter()
+        self.fleet = FleetPace()
         self.table = FakeTable()
         self.follower = Follower(self.table, None, poll_s=1, find_lake_id=forever, on_change=lambda: None)
 

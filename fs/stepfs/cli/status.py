@@ -125,9 +125,9 @@ def _node_document(record: NodeRecord) -> dict[str, object]:
 def _is_stale(record: NodeRecord) -> bool:
     """Whether the mount has missed its beats: it was killed, its store is away, or a clock is wrong."""
     from stepfs.clock import SystemClock
-    from stepfs.nodes import STALE_S
+    from stepfs.nodes import FRESH_INTERVALS
 
-    return SystemClock().now_ms() - record.time_ms > 1000 * STALE_S
+    return SystemClock().now_ms() - record.time_ms > FRESH_INTERVALS * record.interval_ms
 
 
 def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:

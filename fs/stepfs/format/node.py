@@ -13,6 +13,7 @@ from stepfs.format.ids import Step
 
 _TEXT_BYTES_MAX: Final = 4096
 PERMILLE: Final = 1000
+USUAL_INTERVAL_MS: Final = 10_000  # of writers that do not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class NodeRecord:
     read_to: Step  # one past the step opened last; 0 before the first
     waited_permille: int  # of the time since the former record, some reader was waiting for an answer
     time_ms: int
+    interval_ms: int = USUAL_INTERVAL_MS  # until the next record, as planned
 
     @property
     def frontier(self) -> Step:
@@ -59,6 +61,7 @@ def encode_node(lake_id: str, record: NodeRecord) -> bytes:
             "read_to": record.read_to,
             "waited": record.waited_permille,
             "time": record.time_ms,
+            "interval": record.interval_ms,
         },
     )
 
@@ -76,6 +79,7 @@ def decode_node(data: bytes, what: str) -> tuple[str, NodeRecord]:
         read_to=Step(fields.integer("read_to")),
         waited_permille=fields.integer("waited", high=PERMILLE),
         time_ms=fields.integer("time"),
+        interval_ms=fields.integer("interval") if "interval" in fields else USUAL_INTERVAL_MS,
     )
 
 

@@ -19,6 +19,7 @@ from stepfs.log.reader import LogReader
 from stepfs.mount import facts, metrics
 from stepfs.mount.control import Control
 from stepfs.mount.files import FileTable
+from stepfs.mount.fleet_pace import FleetPace
 from stepfs.mount.follower import Follower
 from stepfs.mount.known import KnownSteps
 from stepfs.mount.lending import LentPages
@@ -79,12 +80,14 @@ class Assembly:
         self.primer = Primer(self.slices, pages) if options.prime else None
         self.waits = Waits(self.tree, reader, self.news, deadline_s=options.deadline_s, wait_s=options.wait_s)
         self.withdrawal = Withdrawal(self.tree, self.known, self.slices, self.meter)
+        self.fleet = FleetPace(lambda: store.counts.throttled)
         self.follower = Follower(
             reader,
             self.news,
             poll_s=options.poll_s,
             find_lake_id=self._find_lake_id,
             on_change=self.changed,
+            fleet=self.fleet,
         )
         self.reports = Reports(self)
         collector = metrics.MountCollector(

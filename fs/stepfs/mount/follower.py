@@ -17,6 +17,7 @@ from stepfs.data.histogram import Histogram
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.mount.doors import Reader
+from stepfs.mount.fleet_pace import FleetPace
 from stepfs.mount.news import News
 from stepfs.mount.pace import Pace
 
@@ -39,6 +40,7 @@ class Follower:
         poll_s: float,
         find_lake_id: FindLakeId,
         on_change: Callable[[], None],
+        fleet: FleetPace | None = None,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
         self._reader = reader
@@ -48,6 +50,8 @@ class Follower:
         self._now_ms = now_ms or SystemClock().now_ms
         self.lag_s = Histogram()  # from a look's newest commit, by its producer's clock, until it was seen
         self.pace = Pace(poll_s)
+        self._fleet = fleet or FleetPace()
+        self.interval_s = poll_s  # from the last look to the next: the pace's, or longer in a large fleet
         self._shown = (reader.state.version, reader.first_live_step)
         self._failure: str | None = None  # why the last look failed
         # Since when, on which clock, a look is under way.
@@ -71,7 +75,7 @@ class Follower:
         return self._failure
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look, publish, sleep as long as the pace says."""
+        """Look, publish, sleep as long as the pace and the fleet's size say."""
         task_status.started()
         self._began = trio.current_time()
         identity_due = trio.current_time() + IDENTITY_CHECK_S
@@ -81,7 +85,7 @@ class Follower:
             due = trio.current_time() >= identity_due
             # At the shortest interval the check takes a look's place, so that one request per `--poll` stays true;
             # at a longer one it comes besides, so that no step is seen later for it.
-            if not (due and self.pace.is_shortest):
+            if not (due and self.pace.is_shortest and self.interval_s <= self.pace.interval_s):
                 await self._guarded(self._look)
             if due:
                 identity_due = trio.current_time() + IDENTITY_CHECK_S
@@ -92,11 +96,13 @@ class Follower:
         began = self._began
         if self._news.listeners and self._failure is None:
             self.pace.awaited()
-        with trio.move_on_at(began + self.pace.interval_s):
+        self.interval_s = self._fleet.poll_s(self.pace.interval_s)
+        with trio.move_on_at(began + self.interval_s):
             await self._news.hurried()
             if self._failure is None:
                 self.pace.awaited()
-            await trio.sleep_until(began + self.pace.interval_s)
+            self.interval_s = min(self.interval_s, self._fleet.poll_s(self.pace.interval_s))
+            await trio.sleep_until(began + self.interval_s)
 
     async def _look(self) -> None:
         self.looks += 1
@@ -106,6 +112,7 @@ class Follower:
             changed = await self._reader.poll(self._show)
         finally:
             self._asked = None
+            self._fleet.note_look()
         self.looked_at = trio.current_time()
         if changed:
             self._show()

@@ -15,6 +15,7 @@ from stepfs.consumers import Group
 from stepfs.errors import StepfsError
 from stepfs.format.keys import group_prefix, numbered
 from stepfs.format.records import ConsumerRecord
+from stepfs.mount.fleet_pace import FleetPace
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")
@@ -34,8 +35,10 @@ class GroupNeed:
         on_change: Callable[[], None],
         *,
         checkpoints: tuple[Place, NextStep] | None,
+        fleet: FleetPace | None = None,
     ) -> None:
         """`checkpoints`: a directory of the trainer's to follow, and what its counters mean."""
+        self._fleet = fleet or FleetPace()
         self.name = group.name
         self._group = group
         self._watch: Watch | None = None
@@ -65,7 +68,7 @@ class GroupNeed:
 
     async def _follow(self) -> None:
         while True:
-            await trio.sleep(INTERVAL_S)
+            await trio.sleep(self._fleet.group_look_s(INTERVAL_S))
             try:
                 await self.look()
             except StepfsError as error:

@@ -212,6 +212,7 @@ async def _register(mount: Assembly) -> GroupNeed | None:
         mount.tree,
         mount.changed,
         checkpoints=checkpoints,
+        fleet=mount.fleet,
     )
     await need.register()
     return need

@@ -53,6 +53,7 @@ class Counts:
     delete: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    throttled: int = 0  # answers that were "slow down", those that a retry made good included
     keys: MutableSequence[tuple[str, str]] | None = field(
         default=None
     )  # (verb, key) trace, when a test sets a list

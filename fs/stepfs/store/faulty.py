@@ -18,7 +18,7 @@ import trio
 
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Landed, Put, unheard
-from stepfs.store.faults import Fault, Plan, Told, no_faults
+from stepfs.store.faults import THROTTLED_503, Fault, Plan, Told, no_faults
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.object_map import Event, Listing, ObjectMap
 
@@ -188,6 +188,7 @@ class FaultyStore:
     ) -> tuple[Told, str]:
         self.counts.note(verb, *keys)
         fault = self.plan(verb, keys[0], self._rng)
+        self.counts.throttled += fault is THROTTLED_503
         travel_s = self._latency(verb, size, self._rng) / 2
 
         def note(time_s: float, outcome: str, wrong: str) -> None:

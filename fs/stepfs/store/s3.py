@@ -76,6 +76,7 @@ class S3Store:
             data_timeout_s=data_timeout_s,
             on_request=self._count,
             on_server=self._see,
+            on_throttled=self._note_throttled,
         )
         self._threads = trio.CapacityLimiter(DATA_THREADS_MAX)
         self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
@@ -281,6 +282,10 @@ class S3Store:
     def _add_read(self, size: int) -> None:
         with self._lock:
             self.counts.bytes_read += size
+
+    def _note_throttled(self) -> None:
+        with self._lock:
+            self.counts.throttled += 1
 
     def _see(self, server: str) -> None:
         self.server = server or self.server

@@ -20,6 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from stepfs.errors import RefusedError, UsageError
+from stepfs.store.s3_errors import is_throttled
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -35,7 +36,8 @@ class Clients:
     """The `commit` and `data` clients, each made at its first use. Thread-safe.
 
     `on_request(operation, headers)` runs in the sending thread right before each HTTP attempt, retries included;
-    `on_server(name)` with the Server header of each answer.
+    `on_server(name)` with the Server header of each answer; `on_throttled()` at each answer that asks for fewer
+    requests, also when a retry makes it good.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Clients:
         data_timeout_s: float,
         on_request: Callable[[str, Mapping[str, Any]], None],
         on_server: Callable[[str], None],
+        on_throttled: Callable[[], None],
     ) -> None:
         self._endpoint_url = endpoint_url
         self._commit_timeout_s = commit_timeout_s
         self._data_timeout_s = data_timeout_s
         self._on_request = on_request
         self._on_server = on_server
+        self._on_throttled = on_throttled
         self._lock = threading.Lock()
         self._made: dict[str, S3Client] = {}
         self._pid: int | None = None
@@ -120,6 +124,7 @@ class Clients:
             client = make("path")
         client.meta.events.register("before-send.s3", self._before_send)
         client.meta.events.register("after-call.s3", self._after_call)
+        client.meta.events.register("needs-retry.s3", self._after_attempt)
         return client
 
     def _before_send(self, request: Any, event_name: str, **_: object) -> None:
@@ -127,6 +132,13 @@ class Clients:
 
     def _after_call(self, http_response: Any, **_: object) -> None:
         self._on_server(http_response.headers.get("Server", ""))
+
+    def _after_attempt(self, response: tuple[Any, Mapping[str, Any]] | None, **_: object) -> None:
+        if response is None:
+            return  # there was no answer
+        http, parsed = response
+        if is_throttled(http.status_code, parsed.get("Error", {}).get("Code", "")):
+            self._on_throttled()
 
 
 def is_aws(endpoint_url: str) -> bool:

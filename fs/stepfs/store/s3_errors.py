@@ -55,6 +55,15 @@ _TRANSIENT_CODES: Final = {
     "ThrottlingException",
     "TooManyRequestsException",
 }  # whatever the status
+_THROTTLED_CODES: Final = {
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}
+_THROTTLED: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _FORBIDDEN: Final = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 _WRONG_REGION: Final = {
     "AuthorizationHeaderMalformed",
@@ -158,6 +167,11 @@ def _is_transient(error: Exception) -> bool:
 def is_transient(code: str) -> bool:
     """Whether an S3 error code, also one for a single key of several, says "later"."""
     return code in _TRANSIENT_CODES
+
+
+def is_throttled(status: int, code: str) -> bool:
+    """Whether an answer asks for fewer requests."""
+    return status in _THROTTLED or code in _THROTTLED_CODES
 
 
 def explain(error: Exception, url: str, doing: str, *, passing: bool = False) -> StepfsError:

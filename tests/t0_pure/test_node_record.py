@@ -1,0 +1,29 @@
+"""The record of a mount in the fleet view: older readers and older writers take it for what they know."""
+
+from __future__ import annotations
+
+import msgpack
+
+from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.ids import Step
+from stepfs.format.node import NodeRecord, decode_node, encode_node
+
+LAKE = "a" * 32
+RECORD = NodeRecord("run", "gpu-7", "/mnt/run", 12, "1.0", Step(5), Step(0), 1000, 99, interval_ms=50_000)
+
+
+def test_the_interval_comes_back() -> None:
+    assert decode_node(encode_node(LAKE, RECORD), "x") == (LAKE, RECORD)
+
+
+def test_a_record_of_a_writer_that_says_no_interval_means_ten_seconds() -> None:
+    body = msgpack.unpackb(encode_node(LAKE, RECORD)[16:])
+    del body["interval"]
+    _, record = decode_node(encode(Kind.NODE, body), "x")
+    assert record.interval_ms == 10_000
+
+
+def test_the_format_stays_the_one_that_older_readers_know() -> None:
+    encoded = encode_node(LAKE, RECORD)
+    assert encoded[7] == 1
+    assert decode(Kind.NODE, encoded, "x").integer("time") == 99  # they read by name and ignore the rest
