@@ -167,7 +167,19 @@ class Group:
                 raise AbsentError(f"there is no group {self.name!r} in {self.store.url}; see `stepfs status`")
             return replace(old, retired=True)
 
-        return await self._write(change)
+        try:
+            return await self._write(change)
+        except CorruptError:
+            return await self._retire_damaged()
+
+    async def _retire_damaged(self) -> ConsumerRecord:
+        """Put a retired record after one that cannot be read: of a run that is over, nothing in it is needed."""
+        number = max(await self._slots(), default=-1) + 1
+        record = self._next(self._joined(None, Step(0)), retired=True)
+        if not await self._take(number, record):
+            raise RefusedError(f"group {self.name!r} is being changed by others all the time; try again")
+        await self._trim(number)
+        return record
 
     async def _write(
         self, change: Change, *, brings: frozenset[Step] = frozenset(), whole: bool = False

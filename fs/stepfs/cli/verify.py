@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.errors import CorruptError, StepfsError
 
 if TYPE_CHECKING:
+    from stepfs.log.reader import LogReader
     from stepfs.verify.lake import Damage, Verification
 
 
@@ -27,24 +28,48 @@ def verify(
 ) -> None:
     """Read everything back and check it.
 
-    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not, and its name is said.
+    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not. Its name is said, and which command goes around it.
     """
     import trio
 
-    result = trio.run(_verify, lake, as_json, endpoint_url)
+    result, lines = trio.run(_verify, lake, as_json, endpoint_url)
     if as_json:
         errors = [asdict(damage) for damage in result.errors]
-        typer.echo(json.dumps({"steps": result.steps, "slices": result.slices, "errors": errors}, indent=2))
+        found = {"steps": result.steps, "slices": result.slices, "errors": errors, "advice": lines}
+        typer.echo(json.dumps(found, indent=2))
     else:
         for damage in result.errors:
             say(printable(_damage_line(damage)))
+        for line in lines:
+            say(f"to do: {printable(line)}")
         size = size_text(result.payload_bytes)
         typer.echo(f"{result.steps} steps, {result.slices} slices, {size}: {len(result.errors)} errors")
     if result.errors:
         raise typer.Exit(CorruptError.exit_code)
 
 
-async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> Verification:
+async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> tuple[Verification, list[str]]:
+    from stepfs.cli.target import opened_store
+    from stepfs.lake import open_lake
+    from stepfs.verify.advice import advice
+    from stepfs.verify.metadata import group_names
+
+    opened: list[LogReader] = []
+    result = await _found(lake, as_json, endpoint_url, opened)
+    if not result.errors:
+        return result, []
+    lake_id, groups = None, {}
+    async with opened_store(lake, endpoint_url) as store:
+        with suppress(StepfsError):
+            identity = await open_lake(store)
+            lake_id = identity.lake_id
+            groups = await group_names(store, identity)
+    live = range(opened[0].first_live_step, opened[0].state.next_step) if opened else range(0)
+    return result, advice(lake, lake_id, result.errors, opens=bool(opened), live=live, groups=groups)
+
+
+async def _found(lake: str, as_json: bool, endpoint_url: str | None, opened: list[LogReader]) -> Verification:
+    """All damage. The log is put into `opened` if a reader reaches its head."""
     from stepfs.cli.target import opened_store
     from stepfs.lake import open_lake
     from stepfs.log.reader import LogReader
@@ -58,6 +83,7 @@ async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> Verific
             identity = await open_lake(store)
             found = await verify_metadata(store, identity)
             log = await LogReader.open(store, identity)
+            opened.append(log)
             total = log.state.next_step - log.first_live_step
             with _progress(total, quiet=as_json) as advance:
                 result = await verify_lake(

@@ -11,7 +11,7 @@ Not to be seen here: that the *newest* object of a sequence is gone. Then the la
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnreachableError
@@ -19,6 +19,7 @@ from stepfs.floor import Floor
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import Version
 from stepfs.format.keys import (
+    component,
     consumers_prefix,
     floor_prefix,
     index_prefix,
@@ -72,6 +73,18 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
         damages += [damage async for damage in _check_each(store, prefix, check)]
     damages += await _check_floors(store, floor_prefix(lake_id))
     return damages + await _check_log(store, identity)
+
+
+async def group_names(store: Store, identity: LakeIdentity) -> dict[str, str]:
+    """Component → name of the groups whose mounts have said something; what cannot be read is left out."""
+    names = {}
+    async for key in _keys(store, nodes_prefix(identity.lake_id)):
+        data = await store.get(key)
+        with suppress(CorruptError, NewerFormatError):
+            if data is not None:
+                name = decode_node(data, key)[1].group
+                names[component(name)] = name
+    return names
 
 
 async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[Damage]:
