@@ -53,7 +53,10 @@ def build(directory: Path) -> None:
 
     trio.run(prepare)
     with Producer(url, producer_id="p") as producer:
-        for step in range(STEPS - 8):
+        for step in range(SEGMENT_STEPS):
+            producer.append([payload(step)], position=step)
+    with Producer(url, producer_id="p") as producer:  # its commits come after the first snapshot
+        for step in range(SEGMENT_STEPS, STEPS - 8):
             producer.append([payload(step)], position=step)
     trio.run(clean_up)
     with Producer(url, producer_id="p") as producer:

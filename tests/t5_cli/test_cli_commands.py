@@ -239,7 +239,7 @@ class TestVerify:
         stepfs("init", lake_url, "--slices", SLICES)
         commit(lake_url, range(5))
         ended = stepfs("verify", lake_url, "--json")
-        assert ended.document == {"steps": 5, "slices": 15, "errors": []}
+        assert ended.document == {"steps": 5, "slices": 15, "errors": [], "advice": []}
         assert ended.code == 0
         assert stepfs("verify", lake_url).out.startswith("5 steps, 15 slices, ")
 
