@@ -246,6 +246,8 @@ class Group:
         need = min(relied, default=floor.closing)
         if need >= floor.closing:
             return True
+        if need < floor.first_live_step:
+            return False  # the announcement was followed: there is nothing to take back
         number = floor.number
         if isinstance(await floor.take_back(self.clock), Mine):
             return True

@@ -25,13 +25,28 @@ MEMORY_MAX_MIB = 2048
 
 Bounds = dict[str, int]
 
-KILLED: Bounds = {"PROCESSES": 0b0101, "RESTARTS": 1}  # two producers; each may be killed anywhere, and restarts
-ZOMBIE: Bounds = {"PROCESSES": 0b0011, "APPENDS": 2}  # one producer; its first incarnation lives on beside the second
-ALONE: Bounds = {"PROCESSES": 0b0101, "OPERATIONS_OF_0": 2}  # one writer of a group calls twice, one reclaimer
+KILLED: Bounds = {
+    "PROCESSES": 0b0101,
+    "RESTARTS": 1,
+}  # two producers; each may be killed anywhere, and restarts
+ZOMBIE: Bounds = {
+    "PROCESSES": 0b0011,
+    "APPENDS": 2,
+}  # one producer; its first incarnation lives on beside the second
+TWICE: Bounds = {
+    "PROCESSES": 0b0011,
+    "APPENDS": 3,
+    "ROUNDS": 2,
+    "FAULTS": 0,
+}  # the same; the floor rises twice
+ALONE: Bounds = {
+    "PROCESSES": 0b0101,
+    "OPERATIONS_OF_0": 2,
+}  # one writer of a group calls twice, one reclaimer
 SAME_GROUP: Bounds = {"PROCESSES": 0b0111, "HOME_OF_1": 0, "FAULTS": 0, "CALLS": 0b0010}  # two writers add
 TWO_GROUPS: Bounds = {"PROCESSES": 0b0111, "HOME_OF_1": 1, "FAULTS": 0, "CALLS": 0b0101}  # register and hook
 
-BASE = {"log": [KILLED, ZOMBIE], "groups": [ALONE, SAME_GROUP, TWO_GROUPS]}
+BASE = {"log": [KILLED, ZOMBIE, TWICE], "groups": [ALONE, SAME_GROUP, TWO_GROUPS]}
 
 MUTANTS = [
     ("log", 1, ZOMBIE, "fencing"),  # rebase looks at no incarnation
@@ -54,7 +69,7 @@ MUTANTS = [
 ]
 
 LARGER = [
-    ("log", ["-DRUNS=2"], KILLED | {"APPENDS": 2}),
+    ("log", [], KILLED | {"APPENDS": 2, "ROUNDS": 2}),
     ("log", ["-DSLOTS=3"], {"PROCESSES": 0b0111}),
     ("log", ["-DSLOTS=3", "-DSTARTED=0"], {"PROCESSES": 0b0011, "FAULTS": 2}),
     ("groups", [], ALONE | {"ROUNDS": 2, "FAULTS": 2}),
@@ -69,7 +84,9 @@ class Search:
     """What one run of a verifier found."""
 
     violated: str | None  # a property, or "witness 3"
-    unreached: frozenset[int]  # witnesses; one that stands in several places counts when one of them is missed
+    unreached: frozenset[
+        int
+    ]  # witnesses; one that stands in several places counts when one of them is missed
 
 
 class Verifier:
@@ -80,11 +97,23 @@ class Verifier:
         names = re.search(r"^mtype = \{(.*?)\}", self.source, re.M)
         assert names is not None
         order = [name.strip() for name in names[1].split(",")]
-        self.numbers = {name: len(order) - index for index, name in enumerate(order)}  # spin counts from the end
+        self.numbers = {
+            name: len(order) - index for index, name in enumerate(order)
+        }  # spin counts from the end
         self.place = place
         for command in (
             [tool("spin"), "-a", *defines, str(MODELS / f"{model}.pml")],
-            [tool("gcc"), "-O1", "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MAX_MIB}", "-o", "pan", "pan.c"],
+            [
+                tool("gcc"),
+                "-O1",
+                "-w",
+                "-DSAFETY",
+                "-DCOLLAPSE",
+                f"-DMEMLIM={MEMORY_MAX_MIB}",
+                "-o",
+                "pan",
+                "pan.c",
+            ],
         ):
             done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -96,13 +125,20 @@ class Verifier:
 
     def search(self, bounds: Bounds, *, timeout_s: float = 600, **more: int) -> Search:
         """Search all of it, or up to the first violation. An incomplete search is a failure of its own."""
-        environment = {"PATH": os.environ["PATH"]} | {key: str(value) for key, value in {**bounds, **more}.items()}
+        environment = {"PATH": os.environ["PATH"]} | {
+            key: str(value) for key, value in {**bounds, **more}.items()
+        }
         command = ["./pan", f"-m{DEPTH_MAX}", "-w22"]
         done = subprocess.run(
             command, cwd=self.place, env=environment, capture_output=True, text=True, timeout=timeout_s
         )
         found = done.stdout + done.stderr
-        for trouble in ("max search depth too small", "out of memory", "Search not completed", "invalid end state ("):
+        for trouble in (
+            "max search depth too small",
+            "out of memory",
+            "Search not completed",
+            "invalid end state (",
+        ):
             if trouble == "Search not completed" and "assertion violated" in found:
                 continue
             assert trouble not in found, found
@@ -121,7 +157,9 @@ class Verifier:
 
 def tool(name: str) -> str:
     found = shutil.which(name)
-    assert found is not None, f"{name} is missing: run scripts/setup, which installs it (Debian package {name})"
+    assert found is not None, (
+        f"{name} is missing: run scripts/setup, which installs it (Debian package {name})"
+    )
     return found
 
 

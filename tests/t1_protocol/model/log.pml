@@ -16,9 +16,6 @@
 #ifndef SLOTS
 #define SLOTS 4         /* log slots */
 #endif
-#ifndef RUNS
-#define RUNS 1          /* times that a reclaimer raises the floor */
-#endif
 #ifndef STARTED
 #define STARTED 1       /* the first incarnations stand in the genesis state; 0: they start, and race with the second */
 #endif
@@ -44,7 +41,7 @@ c_decl {
 
 mtype = { order, exactly_once, fencing, durable, readers_agree, false_fence, spurious_corrupt, no_gap };
 
-byte mutant, witness, processes, appends;       /* the bounds: see init */
+byte mutant, witness, processes, appends, rounds;   /* the bounds: see init */
 bool restarts;
 mtype violated;                                 /* never set: it makes pan print the number of the property */
 byte only;                                      /* the one property to check; 0: all of them */
@@ -461,7 +458,7 @@ proctype reclaimer() {
 
 end_open:                       /* run.py reclaim; which step is needed is groups.pml's question: any version may be `to` */
     atomic {
-        runs < RUNS && length > floor ->
+        runs < rounds && length > floor ->
             runs++;
             copy(state, last); version = length; to = version;
             do
@@ -505,6 +502,7 @@ init {
             now.processes = bound("PROCESSES", 15);     /* which incarnations run, as bits */
             now.restarts = bound("RESTARTS", 0);        /* a process that is killed goes on as the next incarnation */
             now.appends = bound("APPENDS", 1);          /* records of one producer */
+            now.rounds = bound("ROUNDS", 1);            /* times that the reclaimer raises the floor */
             now.faults = bound("FAULTS", 1);
         };
         genesis(last);
