@@ -52,6 +52,7 @@ _log = logging.getLogger("stepfs.checkpoints")
 
 _ROUNDS_MAX: Final = 32
 _RETRY_S: Final = 0.05
+_NOTHING_OPENED: Final = Step(0)
 
 Change = Callable[
     [ConsumerRecord | None, Step], ConsumerRecord
@@ -135,11 +136,16 @@ class Group:
         return await self.revise(lambda _: kept, brings=kept)
 
     async def revise(
-        self, change_kept: Callable[[frozenset[Step]], frozenset[Step]], *, brings: frozenset[Step]
+        self,
+        change_kept: Callable[[frozenset[Step]], frozenset[Step]],
+        *,
+        brings: frozenset[Step],
+        opened: Step = _NOTHING_OPENED,
     ) -> ConsumerRecord:
         """The kept checkpoints become what `change_kept` makes of those kept now, whoever has changed them meanwhile.
 
         `brings`: which of them the caller vouches for. Raises `WithdrawnError`, with those that come too late.
+        `opened` goes into the record together with a change, as in `note_opened`; alone it is no change.
         """
 
         def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
@@ -147,10 +153,30 @@ class Group:
             kept = change_kept(frozenset(base.kept))
             self._check_number(len(kept))
             if kept == frozenset(base.kept):
-                return base
-            return replace(retention.with_order(base, retention.set_to(base.order, kept)), start=base.need)
+                return old or base  # a retired group is not brought back by what changes nothing
+            record = retention.with_order(base, retention.set_to(base.order, kept))
+            return replace(record, start=base.need, opened=max(base.opened, opened))
 
         return await self._write(change, brings=brings)
+
+    async def note_opened(self, opened: Step, *, known: Step | None = None) -> ConsumerRecord:
+        """`opened` is one past the greatest step that a reader of the group has opened: so far checkpoints are believed.
+
+        With `known`, only if that is what the record says still: else another mount has just said it. `AbsentError` if
+        there is no group.
+        """
+
+        def change(old: ConsumerRecord | None, _first_live: Step) -> ConsumerRecord:
+            if old is None:
+                raise self._absent()
+            if old.retired or old.opened >= opened or known not in (None, old.opened):
+                return old
+            return replace(old, opened=opened)
+
+        return await self._write(change)
+
+    def _absent(self) -> AbsentError:
+        return AbsentError(f"there is no group {self.name!r} in {self.store.url}; see `stepfs status`")
 
     def _check_number(self, kept: int) -> None:
         if kept > KEPT_CHECKPOINTS_MAX:
@@ -164,7 +190,7 @@ class Group:
 
         def change(old: ConsumerRecord | None, _first_live: Step) -> ConsumerRecord:
             if old is None:
-                raise AbsentError(f"there is no group {self.name!r} in {self.store.url}; see `stepfs status`")
+                raise self._absent()
             return replace(old, retired=True)
 
         try:

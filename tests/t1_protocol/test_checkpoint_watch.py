@@ -99,6 +99,7 @@ async def test_a_lagging_node_undoes_nothing(patient_clock: MockClock) -> None:
     assert await kept(group) == (21,)
 
 
+@pytest.mark.logs("away: nothing is recorded until it does")
 async def test_a_vanished_volume_drops_nothing_and_the_watch_goes_on(patient_clock: MockClock) -> None:
     group, directory = await group_of(), Directory(10)
     watch = watch_of(group, directory)

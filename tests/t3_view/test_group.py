@@ -32,9 +32,10 @@ from stepfs.view.tree import Tree, ViewOptions
 
 @dataclass
 class OneMount:
-    need: GroupNeed
     tree: Tree
-    changes: list[float] = field(default_factory=list)
+    changes: list[float]
+    need: GroupNeed = field(init=False)
+    opened: int = 0  # one past the greatest step that a reader of it has opened
 
 
 async def group_of() -> Group:
@@ -43,11 +44,20 @@ async def group_of() -> Group:
 
 
 def mount_of(group: Group, checkpoint_dir: Path | None = None) -> OneMount:
-    tree = Tree(FakeTable(), ViewOptions())
+    table = FakeTable()
+    table.commit(20)
+    tree = Tree(table, ViewOptions())
     changes: list[float] = []
     checkpoints = None if checkpoint_dir is None else (Place(checkpoint_dir), NextStep("N"))
-    need = GroupNeed(group, tree, lambda: changes.append(trio.current_time()), checkpoints=checkpoints)
-    return OneMount(need, tree, changes)
+    mount = OneMount(tree, changes)
+    mount.need = GroupNeed(
+        group,
+        tree,
+        lambda: changes.append(trio.current_time()),
+        checkpoints=checkpoints,
+        opened_here=lambda: Step(mount.opened),
+    )
+    return mount
 
 
 async def test_every_mount_of_the_group_follows_within_a_second(autojump_clock, nursery):
@@ -87,6 +97,7 @@ def save(directory: Path, counter: int) -> None:
 async def test_a_checkpoint_written_right_before_the_end_is_recorded(patient_clock, tmp_path):
     group = await group_of()
     mount = mount_of(group, tmp_path)
+    mount.opened = 4
     await mount.need.register()
     async with trio.open_nursery() as background:
         await background.start(mount.need.run)
@@ -102,6 +113,7 @@ async def test_a_checkpoint_written_right_before_the_end_is_recorded(patient_clo
 async def test_an_ending_does_not_wait_for_ever_for_a_store_that_is_away(patient_clock, tmp_path):
     group = await group_of()
     mount = mount_of(group, tmp_path)
+    mount.opened = 4
     await mount.need.register()
     async with trio.open_nursery() as background:
         await background.start(mount.need.run)

@@ -5,22 +5,25 @@ node acts on *changes* of what it sees, not on differences between its view and 
 system shows it an old listing would otherwise undo what the others did. What was there at the start is the one
 exception: a checkpoint the group keeps but that is no longer on disk was deleted while nobody watched.
 
+One checkpoint that cannot be recorded stops no other: what comes too late, what lies beyond the group's readers and what
+makes no step is left out, and logged once.
+
 A directory that vanishes as a whole is an accident (an unmounted volume), never "all checkpoints were deleted".
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection
 from typing import Final
 
 import trio
 
 from stepfs.checkpoints.formats import Found, Place, look
 from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.plausible import HeldBack, Progress
 from stepfs.consumers import Group
-from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
 
@@ -44,13 +47,20 @@ class Watch:
         *,
         changed: Changed | None = None,
         look_at: Look | None = None,
+        progress: Callable[[], Progress] | None = None,
+        trusts: bool = False,
     ) -> None:
+        """`progress`: how far the group's readers are; checkpoints beyond that are held back, unless it `trusts` them."""
         self._group = group
         self._next_step = next_step
         self._look = look_at or (lambda: look(place))
         self._changed = changed or (lambda _: None)
+        self._progress = progress
+        self._held_back = HeldBack(progress, trusts=trusts) if progress is not None else None
         self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
+        self._late: frozenset[Step] = frozenset()  # on disk, but what they need is reclaimed
+        self._told_counters: set[int] = set()  # that make no step
 
     async def run(self, *, poll_s: float = POLL_S) -> None:
         """Look again and again; problems are logged and retried, never fatal to the mount."""
@@ -61,7 +71,9 @@ class Watch:
                 await self.look_once()
                 warned, failures = "", 0
             except AbsentError as error:
-                _log.debug("%s", error)
+                if str(error) != warned:
+                    _log.warning("%s: nothing is recorded until it does", error)
+                    warned = str(error)
             except StoreUnreachableError as error:
                 failures += 1
                 if failures == 1:
@@ -77,14 +89,14 @@ class Watch:
     async def last_look(self) -> str:
         """Record what changed since the last look, before the mount ends; '' or why that could not be done."""
         try:
-            await self.look_once()
+            await self.look_once(at_the_end=True)
         except AbsentError as error:
             _log.debug("%s", error)
         except StepfsError as error:
             return str(error)
         return ""
 
-    async def look_once(self) -> None:
+    async def look_once(self, *, at_the_end: bool = False) -> None:
         """Compare the directory with what was seen last and record the difference."""
         try:
             # A file system that hangs must not keep the mount from ending; a thread that hangs in it, no second one.
@@ -93,26 +105,64 @@ class Watch:
             # The trainer deletes an old one meanwhile, or a network file system hiccups. The whole look is repeated:
             # one that leaves out what it could not read would drop a checkpoint that is there.
             raise StoreUnreachableError(f"cannot read the checkpoints: {error}") from error
-        now = frozenset(self._next_step(counter) for counter in found.complete)
-        barred = frozenset(self._steps(found.barred))
-        now |= barred & (self._seen or frozenset())  # known before, and nothing says that it went
-        if now == self._seen:
-            return
-        record = await self._group.read()
-        kept = frozenset(record.kept) if record is not None and not record.retired else frozenset[Step]()
-        now |= barred & kept
-        target = _follow(kept, self._seen, now)
-        if target != kept:
-            record = await self._group.replace(target)
-            _log.info("group %r keeps %s", self._group.name, sorted(target))
-            self._changed(record)
-        self._seen = now
+        complete, barred = self._steps(found.complete, told=True), self._steps(found.barred)
+        seen = self._seen or frozenset()
+        self._late &= complete
+        now = (complete - self._late) | (barred & seen)  # known before, and nothing says that it went
+        if self._held_back is not None:
+            now -= self._held_back.among(now - seen, at_the_end=at_the_end)
+        if self._seen is None and not now | barred:
+            self._seen = now  # nothing there yet, and that proves nothing
+        while now != self._seen:
+            try:
+                self._seen = await self._record(now, barred)
+            except WithdrawnError as error:
+                late = frozenset(step for step in now - seen if step in error.late)
+                if not late:
+                    raise
+                self._leave_out(late)
+                now -= late
+            else:
+                return
 
-    def _steps(self, counters: Collection[int]) -> Iterator[Step]:
-        """Next steps, of what need not be checkpoints at all."""
+    async def _record(self, now: frozenset[Step], barred: frozenset[Step]) -> frozenset[Step]:
+        """Make the group keep what is there `now`, as far as it changed. Returns what was there to be kept."""
+        before: frozenset[Step] = frozenset()
+
+        def follow(kept: frozenset[Step]) -> frozenset[Step]:
+            nonlocal before
+            before = kept
+            return _follow(kept, self._seen, now | (barred & kept))
+
+        opened = self._progress().opened if self._progress is not None else Step(0)
+        record = await self._group.revise(follow, brings=now - (self._seen or frozenset()), opened=opened)
+        if frozenset(record.kept) != before:
+            _log.info("group %r keeps %s", self._group.name, list(record.kept))
+        self._changed(record)
+        return now | (barred & before)
+
+    def _leave_out(self, late: frozenset[Step]) -> None:
+        self._late |= late
+        for step in sorted(late):
+            _log.warning(
+                "group %r: the checkpoint that resumes at step %d is not recorded, because steps that it needs are "
+                "reclaimed; training cannot go on from it",
+                self._group.name,
+                step,
+                extra={"step": step},
+            )
+
+    def _steps(self, counters: Collection[int], *, told: bool = False) -> frozenset[Step]:
+        """Next steps; counters that make none are left out, and with `told` each is logged once."""
+        steps = set()
         for counter in counters:
-            with suppress(UsageError):
-                yield self._next_step(counter)
+            try:
+                steps.add(self._next_step(counter))
+            except UsageError as error:
+                if told and counter not in self._told_counters:
+                    _log.warning("checkpoint not recorded: %s", error)
+                    self._told_counters.add(counter)
+        return frozenset(steps)
 
 
 def _follow(kept: frozenset[Step], seen: frozenset[Step] | None, now: frozenset[Step]) -> frozenset[Step]:

@@ -125,14 +125,22 @@ def mount(
         ),
     ] = None,
     next_step: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--next-step",
             envvar="STEPFS_NEXT_STEP",
             metavar="EXPR",
-            help="Checkpoint counter N to next step.",
+            help="Checkpoint counter N to next step (default N).",
         ),
-    ] = "N",
+    ] = None,
+    trust_checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--trust-checkpoints",
+            envvar="STEPFS_TRUST_CHECKPOINTS",
+            help="Record a watched checkpoint at once, though no reader of the group has opened the step before its next.",
+        ),
+    ] = False,
     allow_other: Annotated[
         bool, typer.Option("--allow-other", envvar="STEPFS_ALLOW_OTHER", help="Let other users read, too.")
     ] = False,
@@ -159,8 +167,7 @@ def mount(
     from stepfs.mount import options as parsing
     from stepfs.mount.mountinfo import real_directory
 
-    if checkpoint_dir is not None and group is None:
-        raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")
+    _check_watching(checkpoint_dir, group, next_step, trusts=trust_checkpoints)
     options = parsing.MountOptions(
         lake=lake,
         directory=real_directory(directory),
@@ -178,7 +185,8 @@ def mount(
         poll_s=parsing.parse_interval(poll),
         show_last=show_last,
         checkpoint_dir=None if checkpoint_dir is None else str(Path(checkpoint_dir).absolute()),
-        next_step=next_step,
+        next_step=next_step or "N",
+        trust_checkpoints=trust_checkpoints,
         allow_other=allow_other,
         metrics_port=metrics_port,
         prime=prime,
@@ -193,6 +201,27 @@ def mount(
         from stepfs.mount.daemon import start
 
         start(options)
+
+
+def _check_watching(
+    checkpoint_dir: str | None, group: str | None, next_step: str | None, *, trusts: bool
+) -> None:
+    """The options that belong together, and a line for a directory that is not there: a typo, or not made yet."""
+    from stepfs.checkpoints.formats import Place
+
+    if checkpoint_dir is None:
+        if next_step is not None or trusts:
+            option = "--next-step" if next_step is not None else "--trust-checkpoints"
+            raise UsageError(f"{option} needs --checkpoint-dir: where are the checkpoints that it is about?")
+        return
+    if group is None:
+        raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")
+    place = Place.parse(checkpoint_dir)
+    if not place.directory.is_dir():
+        typer.echo(
+            f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does",
+            err=True,
+        )
 
 
 def unmount(

@@ -38,10 +38,16 @@ class Meter:
         self.faults = 0  # exceptions nobody expected: bugs
         self.bytes_read = 0
         self.last_step: Step | None = None  # opened last by a reader
+        self.opened = Step(0)  # one past the greatest step that a reader has opened
         self.waited = Waited()
         self.steps_invalidated = 0
         self.accesses: deque[Access] = deque(maxlen=ACCESSLOG_LINES)
         self.started_at = time.time()
+
+    def note_open(self, step: Step) -> None:
+        """A reader has opened a file of this step."""
+        self.last_step = step
+        self.opened = max(self.opened, Step(step + 1))
 
     def done(self, operation: str, subject: Subject, duration_s: float, error: int) -> None:
         """One request ended; `error` is an errno, 0 for success."""

@@ -216,7 +216,7 @@ class StepOperations(pyfuse3.Operations):
     def _open_slice(self, entry: StepEntry, node: SliceFile, pid: int) -> OpenFile:
         if self._parts.is_own(pid):
             return OpenUnread()
-        self.meter.last_step = node.step
+        self.meter.note_open(node.step)
         if self._parts.observer is not None:
             self._parts.observer.note_open(node.step, node.index)
         rank = self._parts.ranks.first_rank_of(node.index)

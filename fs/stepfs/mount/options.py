@@ -47,6 +47,7 @@ class MountOptions:
     show_last: int | None = None
     checkpoint_dir: str | None = None  # a directory, or a path with {N} in it
     next_step: str = "N"
+    trust_checkpoints: bool = False  # record at once what no reader has reached
     allow_other: bool = False
     metrics_port: int | None = None
     prime: bool = True

@@ -213,6 +213,8 @@ async def _register(mount: Assembly) -> GroupNeed | None:
         mount.changed,
         checkpoints=checkpoints,
         fleet=mount.fleet,
+        opened_here=lambda: mount.meter.opened,
+        trusts=options.trust_checkpoints,
     )
     await need.register()
     return need

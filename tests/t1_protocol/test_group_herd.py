@@ -1,0 +1,92 @@
+"""Hundreds of nodes that say the same of one group at the same moment: one record, few requests, nobody refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from stepfs import retention
+from stepfs.checkpoints.formats import Found, Place
+from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.watch import Watch
+from stepfs.clock import TrioClock
+from stepfs.consumers import Group
+from stepfs.format.ids import Step
+from stepfs.format.records import ConsumerRecord, LakeIdentity
+from stepfs.lake import create_lake
+from stepfs.store.faulty import FaultyStore, ObjectMap
+
+NODES = 256
+REQUESTS_EACH = 10
+
+
+class Herd:
+    """The same group, seen from many nodes with a connection each."""
+
+    def __init__(self, shared: ObjectMap, identity: LakeIdentity) -> None:
+        self.stores = [FaultyStore(shared, actor=f"node {number}", seed=number) for number in range(NODES)]
+        self.groups = [Group.of(store, identity, "run", TrioClock()) for store in self.stores]
+
+    @classmethod
+    async def make(cls) -> Herd:
+        store = FaultyStore()
+        return cls(store.shared, await create_lake(store, slices=1, clock=TrioClock()))
+
+    async def together(self, say: Callable[[int, Group], Awaitable[object]]) -> int:
+        """Every node says it at once; → requests of all."""
+        before = sum(store.counts.requests for store in self.stores)
+        async with trio.open_nursery() as nursery:
+            for number, group in enumerate(self.groups):
+                nursery.start_soon(say, number, group)
+        return sum(store.counts.requests for store in self.stores) - before
+
+    async def newest(self) -> tuple[int, ConsumerRecord]:
+        number, record = await self.groups[0].newest()
+        assert record is not None
+        return number, record
+
+
+async def test_watchers_of_one_directory_write_a_checkpoint_once(patient_clock):
+    herd = await Herd.make()
+    await herd.groups[0].register()
+    shown = {10}
+    watches = [
+        Watch(group, Place.parse("/x"), NextStep("N"), look_at=lambda: Found(frozenset(shown), frozenset()))
+        for group in herd.groups
+    ]
+    for counters, slot in (({10}, 1), ({10, 20}, 2), ({20, 30}, 3)):
+        shown.clear()
+        shown |= counters
+        requests = await herd.together(lambda number, _: watches[number].look_once())
+        number, record = await herd.newest()
+        assert (number, set(record.kept)) == (slot, counters)
+        assert requests <= NODES * REQUESTS_EACH
+
+
+@pytest.mark.parametrize("what", ["register", "add", "resumed", "note_opened", "retire"])
+async def test_what_many_say_at_once_is_written_once(autojump_clock, what):
+    herd = await Herd.make()
+    if what != "register":
+        await herd.groups[0].register()
+    before, _ = await herd.groups[0].newest()
+    said: dict[str, Callable[[int, Group], Awaitable[object]]] = {
+        "register": lambda _, group: group.register(),
+        "add": lambda _, group: group.add(Step(7), keep=2),
+        "resumed": lambda _, group: group.resumed(Step(7)),
+        "note_opened": lambda _, group: group.note_opened(Step(7)),
+        "retire": lambda _, group: group.retire(),
+    }
+    requests = await herd.together(said[what])
+    after, _ = await herd.newest()
+    assert after == before + 1
+    assert requests <= NODES * REQUESTS_EACH
+
+
+async def test_the_herd_finds_a_writer_that_rewrites_what_is_said_already(autojump_clock, monkeypatch):
+    """The mistake put back: a loser writes a record that differs in nothing but its id."""
+    monkeypatch.setattr(retention, "equal", lambda _one, _other: False)
+    herd = await Herd.make()
+    assert await herd.together(lambda _, group: group.add(Step(7))) > 2 * NODES * REQUESTS_EACH
+    assert (await herd.newest())[0] > NODES / 2
