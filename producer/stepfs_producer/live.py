@@ -14,7 +14,7 @@ import trio
 from stepfs.errors import StepfsError
 from stepfs.store.api import Store
 from stepfs_producer.commit_loop import CommitLoop
-from stepfs_producer.lead import LOOK_EVERY_S, Lead
+from stepfs_producer.lead import Lead
 from stepfs_producer.limits import Limits
 from stepfs_producer.pace import Pacer
 from stepfs_producer.patience import Patience
@@ -73,13 +73,13 @@ class Live:
             if not self.pending.admits(payload_bytes):
                 await self.moved()
             elif self._lead.look_due(head, self.pending, payload_bytes):
-                await patience.through(lambda: self._lead.look(self.loop.first_live_step))
+                await patience.through(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
             elif self._lead.exceeded(head, self.pending, payload_bytes):
-                self._lead.say_held()
-                with trio.move_on_after(LOOK_EVERY_S):
+                self._lead.note_held()
+                with trio.move_on_after(self._lead.pause_s):
                     await self.moved()
             else:
-                self._lead.say_moving()
+                self._lead.note_moving()
                 return
 
     def begin(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:

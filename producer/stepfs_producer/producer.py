@@ -31,11 +31,11 @@ class AsyncProducer:
     lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
     unique among live processes. max_pending_bytes: payload bytes held in memory, also the largest batch. max_delay:
     seconds a durable batch waits at most for its first commit attempt, unless more producers share the log than can
-    commit that often (logged once; see `pacing`). max_lead, max_lead_bytes: how far, in steps or
-    payload bytes, the lake may run ahead of its slowest consumer group. uploads: how many at once. give_up_after:
-    seconds without an answer from the store until `StoreUnreachableError`. store, clock, pacer: instead of the
-    URL's, the machine's and `stepfs_producer.pace`'s (simulations, benchmarks);
-    a given pacer has its own `max_delay`.
+    commit that often (logged once; see `pacing`). max_lead, max_lead_bytes: how far, in steps or payload bytes, the lake
+    may run ahead of its slowest consumer group; more than lies between two checkpoints. uploads: how many at once.
+    give_up_after: seconds without an answer from the store until `StoreUnreachableError`. store, clock, pacer: instead
+    of the URL's, the machine's and `stepfs_producer.pace`'s (simulations, benchmarks); a given pacer has its own
+    `max_delay`.
 
     Entering starts the incarnation and fences all older ones; leaving flushes; leaving by an exception abandons
     what is not committed yet.
