@@ -77,11 +77,10 @@ def run(report: Report, producers: Sequence[int] = PRODUCERS) -> None:
 
 def row(found: Paced) -> Row:
     return Row(
-        f"lost attempts, {found.producers} modelled, {found.exposure_s * 1000:.0f} ms exposure",
+        f"lost attempts, {found.producers} modelled, {found.exposure_s * 1000:.0f} ms",
         f"{found.lost_share:.1%}",
-        f"T {found.interval_s:.3g} s; wait p50 {found.p50_s:.3g}, p99 {found.p99_s:.3g}, longest {found.longest_s:.3g} s; "
-        f"commits each {found.commits_least} to {found.commits_most}",
+        f"longest wait {found.longest_s / found.interval_s:.1f} T",
         None,
-        "≤ 25 %, longest ≤ 2 T",
+        "≤ 25 %, ≤ 2 T",
         found.lost_share <= 0.25 and found.longest_s <= 2 * found.interval_s,
     )

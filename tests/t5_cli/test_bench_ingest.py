@@ -36,7 +36,7 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
             str(SCRIPT),
             *SMALLEST,
             "--only",
-            "growth,pace",
+            "growth,pace,paced",
             "--long-steps",
             "1000",
             "--out",
@@ -62,6 +62,9 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
     assert all(
         slot["steps_per_s"] > 0 and slot["p99_s"] > 0 and 0 <= slot["lost_share"] < 1 for slot in slots
     )
+    paced = document["figures"]["paced"]
+    assert [(cell["producers"], cell["exposure_s"]) for cell in paced] == [(16, 0.01), (16, 0.05), (16, 0.1)]
+    assert all(row["held"] for what, row in rows.items() if "modelled" in what)
     assert (out / "bench_ingest.png").read_bytes().startswith(b"\x89PNG")
     assert not list(scratch.iterdir())
 
