@@ -65,7 +65,9 @@ class HeldStore:
     async def put(self, key: str, parts: Sequence[Buffer]) -> None:
         raise AssertionError(_ONLY_RANGES)
 
-    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Entry]:
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> list[Entry]:
         raise AssertionError(_ONLY_RANGES)
 
     async def delete(self, keys: Iterable[str]) -> None:

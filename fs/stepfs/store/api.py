@@ -40,6 +40,7 @@ class Entry:
 
     key: str
     size: int
+    age_s: float = 0.0  # see `Store.list`; 0 unless asked for
 
 
 @dataclass(slots=True)
@@ -97,8 +98,14 @@ class Store(Protocol):
         """Upload the concatenation of `parts` under a name nobody else uses; retried, durable on return."""
         ...
 
-    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Entry]:
-        """Objects under `prefix` with key > `after`, in key order, at most `limit`."""
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> list[Entry]:
+        """Objects under `prefix` with key > `after`, in key order, at most `limit`.
+
+        With `ages`, each entry says for at least how many seconds the object has been there, by the store's own clock
+        and as of the answer: the caller's clock has no part in it. 0 when the store does not say.
+        """
         ...
 
     async def delete(self, keys: Iterable[str]) -> None:

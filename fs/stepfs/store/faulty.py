@@ -122,23 +122,25 @@ class FaultyStore:
         await self._retried("put", (key,), effect, len(body), zlib.crc32(body))
         self.counts.bytes_written += len(body)
 
-    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> Listing:
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> Listing:
         check_prefix(prefix)
         found: Listing = []
         while limit is None or len(found) < limit:
             size = min((n for n in (self._page, limit and limit - len(found)) if n is not None), default=None)
-            page = await self._list_page(prefix, found[-1].key if found else after, size)
+            page = await self._list_page(prefix, found[-1].key if found else after, size, ages=ages)
             found += page
             if size is None or len(page) < size:
                 break
         return found
 
-    async def _list_page(self, prefix: str, after: str, limit: int | None) -> Listing:
+    async def _list_page(self, prefix: str, after: str, limit: int | None, *, ages: bool) -> Listing:
         page: Listing = []
 
         def effect() -> str:
             stale_s = self._fault.stale_s if self._fault is not None else 0.0
-            page[:] = self.shared.select(prefix, after, limit, stale_s=stale_s)
+            page[:] = self.shared.select(prefix, after, limit, stale_s=stale_s, ages=ages)
             return f"{len(page)} keys"
 
         await self._retried("list", (prefix,), effect)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -64,3 +66,23 @@ def collect_stale(place: Path, now_s: float) -> None:
             with suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_mtime < now_s - STALE_TEMPORARY_S:
                     os.unlink(entry.path)  # noqa: PTH108 (already a str)
+
+
+def file_system_time_s(place: Path) -> float:
+    """What time it is for the file system that holds `place`: its server stamps inodes, and may disagree with us.
+
+    Asked by creating a file in `place` and removing it. Where that is refused, or there is no room for it, our own
+    clock has to do: on a local file system it is the same clock.
+    """
+    name = place / f"{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        place.mkdir(exist_ok=True)
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError:
+        return time.time()
+    try:
+        return os.fstat(handle).st_ctime
+    finally:
+        os.close(handle)
+        with suppress(OSError):
+            name.unlink()

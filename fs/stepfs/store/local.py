@@ -27,7 +27,7 @@ import trio
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
-from stepfs.store.files import collect_stale, fill, links, sync_directory, write_all
+from stepfs.store.files import collect_stale, file_system_time_s, fill, links, sync_directory, write_all
 from stepfs.store.listing import list_keys
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.oserrors import explain
@@ -79,10 +79,12 @@ class LocalStore:
         await trio.to_thread.run_sync(self._put, check_key(key), parts, limiter=self._limiter)
         self.counts.bytes_written += sum(memoryview(part).nbytes for part in parts)
 
-    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Entry]:
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> list[Entry]:
         self.counts.note("list", prefix)
         return await trio.to_thread.run_sync(
-            self._list, check_prefix(prefix), after, limit, limiter=self._limiter
+            self._list, check_prefix(prefix), after, limit, ages, limiter=self._limiter
         )
 
     async def delete(self, keys: Iterable[str]) -> None:
@@ -212,9 +214,10 @@ class LocalStore:
                     temporary.unlink()
         raise RefusedError(f"cannot write {key}: its directory or temporary file keeps vanishing")
 
-    def _list(self, prefix: str, after: str, limit: int | None) -> Listing:
+    def _list(self, prefix: str, after: str, limit: int | None, ages: bool) -> Listing:
         with self._explained(f"list {prefix or 'the lake'}"):
-            found = list_keys(self.root, prefix, after, limit)
+            now_s = file_system_time_s(self.root / _TEMPORARY) if ages else None
+            found = list_keys(self.root, prefix, after, limit, now_s=now_s)
             if not found:
                 self._check_root()
             return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -41,6 +42,8 @@ class ObjectMap:
     watch: Callable[[Event], None] | None = (
         None  # called after each request, for invariants that hold at every moment
     )
+    now_s: float = -math.inf  # virtual time of the last request; what was there before has no age
+    _written_s: dict[str, float] = field(default_factory=dict)
     _keys: list[str] = field(default_factory=list)
     _landing: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
     _landings: int = 0
@@ -63,21 +66,35 @@ class ObjectMap:
         """Carry out what has landed by `now_s`; call it before looking at `objects` directly."""
         while self._landing and self._landing[0][0] <= now_s:
             time_s, _, effect = heapq.heappop(self._landing)
+            self.now_s = time_s
             effect(time_s)
+        self.now_s = now_s
 
     def put(self, key: str, body: bytes) -> None:
         if key not in self.objects:
             bisect.insort(self._keys, key)
         self.objects[key] = body
+        self._written_s[key] = self.now_s
 
     def remove(self, key: str) -> None:
+        self._written_s.pop(key, None)
         if self.objects.pop(key, None) is not None:
             del self._keys[bisect.bisect_left(self._keys, key)]
 
-    def select(self, prefix: str, after: str, limit: int | None, *, stale_s: float = 0.0) -> Listing:
+    def select(
+        self,
+        prefix: str,
+        after: str = "",
+        limit: int | None = None,
+        *,
+        stale_s: float = 0.0,
+        ages: bool = False,
+    ) -> Listing:
         """Objects under `prefix` after the key `after`, in key order; with `stale_s` those of so long ago."""
         if stale_s and self.trace:
-            return self._select_past(prefix, after, limit, self.trace[-1].time_us - round(stale_s * 1e6))
+            return self._select_past(
+                prefix, after, limit, self.trace[-1].time_us - round(stale_s * 1e6), ages=ages
+            )
         start = bisect.bisect_left(self._keys, prefix)
         if after >= prefix:
             start = bisect.bisect_right(self._keys, after)
@@ -85,12 +102,15 @@ class ObjectMap:
         for key in self._keys[start : None if limit is None else start + limit]:
             if not key.startswith(prefix):
                 break
-            found.append(Entry(key, len(self.objects[key])))
+            age_s = self.now_s - self._written_s.get(key, -math.inf) if ages else 0.0
+            found.append(Entry(key, len(self.objects[key]), age_s))
         return found
 
-    def _select_past(self, prefix: str, after: str, limit: int | None, at_us: int) -> Listing:
+    def _select_past(
+        self, prefix: str, after: str, limit: int | None, at_us: int, *, ages: bool
+    ) -> Listing:
         """What `select` would have found at `at_us`. A key that is deleted twice is shown once more, which is harmless."""
-        found = {entry.key: entry for entry in self.select(prefix, after, None)}
+        found = {entry.key: entry for entry in self.select(prefix, after, ages=ages)}
         for event in takewhile(lambda event: event.time_us > at_us, reversed(self.trace)):
             for key in event.keys:
                 if event.outcome in {"created", "put"}:

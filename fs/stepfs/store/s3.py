@@ -34,6 +34,7 @@ from stepfs.store.s3_errors import (
     is_skewed,
     is_transient,
 )
+from stepfs.store.s3_listing import page_entries
 from stepfs.store.s3_rights import Rights
 from stepfs.store.s3_upload import SINGLE_BYTES_MAX, Upload, byte_views
 
@@ -174,7 +175,9 @@ class S3Store:
         finally:
             upload.abandoned.set()  # a thread that is still sending stops
 
-    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> Listing:
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> Listing:
         check_prefix(prefix)
         found: Listing = []
         request: ListObjectsV2RequestTypeDef = {"Bucket": self.bucket, "Prefix": self._prefix + prefix}
@@ -188,8 +191,7 @@ class S3Store:
                 )
             except FAILURES as error:
                 raise self._explain(error, "list", prefix) from error
-            for item in page.get("Contents", []):
-                found.append(Entry(item["Key"].removeprefix(self._prefix), item["Size"]))
+            found += page_entries(page, self._prefix, ages=ages)
             if not page.get("IsTruncated"):
                 break
             request["ContinuationToken"] = page["NextContinuationToken"]

@@ -1,0 +1,90 @@
+"""How old a listed object is, by the store's own clock: what a reclaimer's second chance is measured with."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+
+from stepfs.store.local import LocalStore
+from stepfs.store.s3_listing import page_entries
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def page(date: str | None, modified: datetime) -> dict:
+    headers = {} if date is None else {"date": date}
+    return {
+        "Contents": [{"Key": "p/a", "Size": 1, "LastModified": modified}],
+        "ResponseMetadata": {"HTTPHeaders": headers},
+    }
+
+
+async def test_an_object_grows_older_and_is_never_called_older_than_it_is(store):
+    before_s = time.monotonic()
+    await store.create("g/0", b"x")
+    await trio.sleep(2.5)
+    (entry,) = await store.list("g/", ages=True)
+    assert 0.4 <= entry.age_s <= time.monotonic() - before_s + 0.1
+    await store.create("g/1", b"x")
+    ages = [entry.age_s for entry in await store.list("g/", ages=True)]
+    assert ages[0] >= 0.4
+    assert 0.0 <= ages[1] < 0.5
+
+
+async def test_ages_are_told_when_asked_for_alone(store):
+    await store.create("g/0", b"x")
+    await trio.sleep(1.2)
+    assert [entry.age_s for entry in await store.list("g/")] == [0.0]
+
+
+def test_s3_ages_are_the_answers_own_date_less_a_second_of_resolution() -> None:
+    (entry,) = page_entries(
+        page("Sun, 01 Mar 2026 12:00:00 GMT", NOW - timedelta(seconds=90)), "p/", ages=True
+    )
+    assert (entry.key, entry.age_s) == ("a", 89.0)
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "99 99 99"])
+def test_s3_without_a_readable_date_every_object_is_new(date: str | None) -> None:
+    (entry,) = page_entries(page(date, NOW - timedelta(days=90)), "p/", ages=True)
+    assert entry.age_s == 0.0
+
+
+def test_s3_an_object_from_the_future_is_new() -> None:
+    (entry,) = page_entries(page("Sun, 01 Mar 2026 12:00:00 GMT", NOW + timedelta(days=90)), "p/", ages=True)
+    assert entry.age_s == 0.0
+
+
+async def test_a_mtime_that_was_set_back_makes_a_file_no_older(tmp_path):
+    store = LocalStore(tmp_path)
+    await store.create("g/0", b"x")
+    os.utime(tmp_path / "g/0", (0, 0))
+    (entry,) = await store.list("g/", ages=True)
+    assert entry.age_s < 60
+
+
+async def test_our_own_clock_has_no_part_in_ages(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    await store.create("g/0", b"x")
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 10 * 3600)
+    (entry,) = await store.list("g/", ages=True)
+    assert entry.age_s < 60
+
+
+async def test_asking_the_file_system_for_its_time_leaves_nothing_and_needs_no_right(tmp_path):
+    store = LocalStore(tmp_path)
+    await store.create("g/0", b"x")
+    await store.list("g/", ages=True)
+    assert list((tmp_path / ".stepfs-tmp").iterdir()) == []
+    (tmp_path / ".stepfs-tmp").rmdir()
+    tmp_path.chmod(0o555)
+    try:
+        (entry,) = await LocalStore(tmp_path).list("g/", ages=True)
+    finally:
+        tmp_path.chmod(0o755)
+    assert entry.age_s < 60
