@@ -23,6 +23,10 @@ from trio.testing import MockClock
 settings.register_profile("stepfs", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("stepfs")
 
+os.environ["STEPFS_GRACE"] = (
+    "0"  # a reclaim in a test deletes at once, unless the test is about second chances
+)
+
 # A script that runs the tests with `&` has SIGINT ignored, here and in every process the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

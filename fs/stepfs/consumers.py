@@ -34,7 +34,7 @@ from stepfs.errors import (
 )
 from stepfs.floor import Floor
 from stepfs.format.ids import Step
-from stepfs.format.keys import group_prefix, number_of, numbered
+from stepfs.format.keys import group_prefix, numbered
 from stepfs.format.records import (
     KEPT_CHECKPOINTS_MAX,
     RECORD_ID_BYTES,
@@ -43,7 +43,7 @@ from stepfs.format.records import (
     check_id,
     encode_consumer,
 )
-from stepfs.group_records import read_latest
+from stepfs.group_records import Slots, read_latest, slots_of, superseded
 from stepfs.retention import Order
 from stepfs.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
@@ -221,7 +221,7 @@ class Group:
         for attempt in range(_ROUNDS_MAX):
             await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
             await floor.refresh()
-            slots = await self._slots()
+            slots = await self._slots(ages=True)
             number, found = await self._newest_of(slots)
             old = found and retention.surviving(found, floor.first_live_step)
             if not landed:
@@ -236,7 +236,7 @@ class Group:
                 await floor.refresh()
                 late = _gone(former, record, brings, floor)
             if late:
-                await self._withdraw(former, landed, late)
+                await self._withdraw(former, landed, late, floor.grace_s)
                 raise WithdrawnError(
                     f"group {self.name!r}: steps from {min(late)} on are needed, but those below "
                     f"{floor.first_live_step} are reclaimed; nothing was recorded. Resume from a later checkpoint, or "
@@ -246,8 +246,8 @@ class Group:
             relied = {*brings, record.need} if whole or former is None or former.retired else brings
             if record.retired or await self._is_safe(relied, floor):
                 self._tell_left_out(found, old, floor)
-                if landed or slots[:-1]:  # else there is nothing to trim
-                    await self._trim(number)
+                if landed or superseded(slots, floor.grace_s):
+                    await self._trim(floor.grace_s)
                 return record
         raise RefusedError(f"group {self.name!r} is being changed by others all the time; try again")
 
@@ -294,7 +294,7 @@ class Group:
             )
 
     async def _withdraw(
-        self, former: ConsumerRecord | None, landed: set[bytes], late: frozenset[Step]
+        self, former: ConsumerRecord | None, landed: set[bytes], late: frozenset[Step], grace_s: float
     ) -> None:
         """Take back what `landed`: restore the former set, or take `late` out of what others made of it since."""
         number, newest = await self.newest()
@@ -307,7 +307,7 @@ class Group:
             else:
                 return
             if await self._take(number + 1, restored):
-                await self._trim(number + 1)
+                await self._trim(grace_s)
                 return
             number, newest = await self.newest()
 
@@ -323,32 +323,31 @@ class Group:
             )
         if not isinstance(outcome, Mine):
             return None
-        return (await self._slots())[-1:] == [number]
+        return [n for n, _ in await self._slots()][-1:] == [number]
 
     async def newest(self) -> tuple[int, ConsumerRecord | None]:
         """(slot, newest record); (-1, None) if the group was never registered."""
         return await self._newest_of(await self._slots())
 
-    async def _newest_of(self, slots: list[int]) -> tuple[int, ConsumerRecord | None]:
+    async def _newest_of(self, slots: Slots) -> tuple[int, ConsumerRecord | None]:
         if not slots:
             return -1, None
         prefix = group_prefix(self.identity.lake_id, self.name)
-        number, record = await read_latest(self.store, self.identity, prefix, slots[-1])
+        number, record = await read_latest(self.store, self.identity, prefix, slots[-1][0])
         if record.group != self.name:
             raise CorruptError(
                 f"the records of group {self.name!r} name {record.group!r}; restore them from a backup"
             )
         return number, record
 
-    async def _slots(self) -> list[int]:
+    async def _slots(self, *, ages: bool = False) -> Slots:
         prefix = group_prefix(self.identity.lake_id, self.name)
-        found = await self.store.list(prefix)
-        return [n for entry in found if (n := number_of(prefix, entry.key)) is not None]
+        return slots_of(prefix, await self.store.list(prefix, ages=ages))
 
-    async def _trim(self, below: int) -> None:
-        prefix = group_prefix(self.identity.lake_id, self.name)
+    async def _trim(self, grace_s: float) -> None:
+        """Remove the records that count for no reclaimer any more; those within its grace are somebody's way back."""
         try:
-            if older := [numbered(prefix, number) for number in await self._slots() if number < below]:
+            if older := superseded(await self._slots(ages=True), grace_s):
                 await self.store.delete(older)
         except StepfsError as error:  # what counts stands; the next change trims again
             _log.info("group %r: old records stay for now: %s", self.name, error)

@@ -8,14 +8,24 @@ afterwards that the floor had not passed it. One GET answers "has it moved?".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from stepfs import entropy
 from stepfs.clock import Clock
 from stepfs.errors import CorruptError
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import floor_prefix, numbered
-from stepfs.format.records import RECORD_ID_BYTES, FloorRecord, LakeIdentity, decode_floor, encode_floor
+from stepfs.format.records import (
+    GRACE_MS_DEFAULT,
+    RECORD_ID_BYTES,
+    FloorRecord,
+    LakeIdentity,
+    decode_floor,
+    encode_floor,
+)
 from stepfs.sequence import Mine, Outcome, last_dense_number, take_slot
 from stepfs.store.api import Store
 
@@ -28,6 +38,7 @@ class Floor:
     identity: LakeIdentity
     number: int = -1
     record: FloorRecord | None = None
+    _tombstones: tuple[int, Mapping[str, int]] = (-1, MappingProxyType({}))  # as listed by which record
 
     @property
     def floor(self) -> Version:
@@ -45,6 +56,36 @@ class Floor:
     @property
     def deleted_bytes(self) -> int:
         return self.record.deleted_bytes if self.record else 0
+
+    @property
+    def grace_s(self) -> float:
+        """How long a group record that was superseded still counts for the reclaimer that wrote last."""
+        return self.record.grace_s if self.record else GRACE_MS_DEFAULT / 1000
+
+    async def tombstones(self) -> Mapping[str, int]:
+        """Newest slots of groups that are retired, by the name of their directory; some may be missing.
+
+        At most one GET per list: records that change nothing about it only say where it stands.
+        """
+        record = self.record
+        if record is None:
+            return {}
+        if record.tombstones:
+            return record.tombstones
+        if record.tombstones_at != self._tombstones[0]:
+            listing = await self._read(record.tombstones_at) if record.tombstones_at >= 0 else None
+            self._tombstones = record.tombstones_at, listing.tombstones if listing else {}
+        return self._tombstones[1]
+
+    def successor(self, clock: Clock, **changes: Any) -> FloorRecord:
+        """The record to put into the next slot: the newest known one with these fields changed."""
+        record = self.record or FloorRecord(b"", Version(0), Step(0), Step(0), 0, 0)
+        where = self.number if record.tombstones else record.tombstones_at
+        if "tombstones" not in changes:
+            changes |= {"tombstones": {}, "tombstones_at": where}
+        else:
+            changes["tombstones_at"] = -1
+        return replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=clock.now_ms(), **changes)
 
     async def refresh(self) -> bool:
         """Move to the newest record; one GET when nothing is new. True if there was a newer one."""
@@ -83,14 +124,7 @@ class Floor:
         may lower `closing` to the first live step, and no clock has to say whether the announcer still lives.
         """
         assert self.record is not None
-        return await self.append(
-            replace(
-                self.record,
-                record_id=entropy.token(RECORD_ID_BYTES),
-                closing=self.first_live_step,
-                time_ms=clock.now_ms(),
-            )
-        )
+        return await self.append(self.successor(clock, closing=self.first_live_step))
 
     def _key(self, number: int) -> str:
         return numbered(floor_prefix(self.identity.lake_id), number)

@@ -6,13 +6,13 @@ at the same place takes it over, and the records of a group that is gone go with
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import trio
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.keys import component, node_key, nodes_prefix
+from stepfs.format.keys import node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, decode_node, encode_node, node_name
 from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Entry, Store
@@ -67,14 +67,13 @@ async def count_nodes(store: Store, identity: LakeIdentity) -> int:
     return len(await store.list(nodes_prefix(identity.lake_id)))
 
 
-async def forget_nodes(store: Store, identity: LakeIdentity, live_groups: Iterable[str]) -> None:
-    """Remove the records of groups that are not live: a mount of theirs that still runs says so again by itself."""
+async def list_nodes_outside(store: Store, identity: LakeIdentity, groups: AbstractSet[str]) -> list[Entry]:
+    """The records of groups other than `groups` (hashes of their names). They may go: a mount that still runs says so
+    again by itself.
+    """
     prefix = nodes_prefix(identity.lake_id)
-    live = {component(group) for group in live_groups}
     listed = await store.list(prefix)
-    left = [e.key for e in listed if e.key.removeprefix(prefix).partition("/")[0] not in live]
-    if left:
-        await store.delete(left)
+    return [e for e in listed if e.key.removeprefix(prefix).partition("/")[0] not in groups]
 
 
 def _key(identity: LakeIdentity, record: NodeRecord) -> str:

@@ -134,7 +134,7 @@ def audit_lake(stage: Stage, audit: Audit, environment: dict[str, str]) -> None:
     """`verify` is clean; a final reclaim leaves what the kept checkpoints need, and nothing else."""
     if stage.of("reader"):
         for _ in range(2):
-            done = run_stepfs(environment, "reclaim", stage.lake, "--json")
+            done = run_stepfs(environment, "reclaim", stage.lake, "--grace", "0", "--json")
             if done.returncode != 0:
                 audit.fault(f"final reclaim: exit code {done.returncode}: {done.stderr.strip()}")
                 return

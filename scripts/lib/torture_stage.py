@@ -233,7 +233,8 @@ def _watched(stage: Stage, index: int) -> Path:
 
 def _reclaimer(stage: Stage, index: int, environment: dict[str, str]) -> Actor:
     name = f"reclaimer-{index}"
-    words = [str(BIN / "stepfs"), "reclaim", stage.lake, "--every", f"{1 + 2 * index}s", "--json"]
+    words = [str(BIN / "stepfs"), "reclaim", stage.lake, "--every", f"{1 + 2 * index}s"]
+    words += ["--grace", "0", "--json"]
     return Actor("reclaimer", name, words, _log(stage, name), None, environment)
 
 

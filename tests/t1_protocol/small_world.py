@@ -22,7 +22,8 @@ from stepfs.consumers import Group
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.keys import data_key
 from stepfs.log.reader import LogReader
-from stepfs.reclaim.run import Report, reclaim
+from stepfs.reclaim.report import Report
+from stepfs.reclaim.run import reclaim
 from stepfs.store.faulty import ObjectMap
 
 T = TypeVar("T")

@@ -18,14 +18,11 @@ from small_world import (
     inside_everywhere,
     killed_everywhere,
     litter,
-    process,
     register,
     small,
 )
 
 from stepfs.errors import WithdrawnError
-from stepfs.format.keys import data_prefix, index_prefix, log_prefix, snapshot_prefix
-from stepfs.reclaim.run import reclaim
 
 
 async def grown_and_littered(world: World) -> None:
@@ -116,21 +113,3 @@ def test_a_reclaimer_that_is_further_at_any_await() -> None:
         assert world.ledger.first_live_step == STEPS - 1
 
     inside_everywhere(grown_and_littered, clean_beside, further, at_the_end)
-
-
-def test_a_dry_run_deletes_nothing_and_says_what_would_go() -> None:
-    async def scenario(world: World) -> None:
-        before = dict(world.shared.objects)
-        plan = await reclaim(process(world, "dry"), world.identity, dry_run=True)
-        assert dict(world.shared.objects) == before
-        done = await clean(world)
-        lake_id = world.identity.lake_id
-        gone = set(before) - set(world.shared.objects)
-        data = {key for key in gone if key.startswith((data_prefix(lake_id), index_prefix(lake_id)))}
-        assert plan.first_live_step == done.first_live_step == NEED
-        assert plan.deleted_objects == len(data)
-        assert done.deleted_objects == len(gone)
-        assert gone - data
-        assert all(key.startswith((log_prefix(lake_id), snapshot_prefix(lake_id))) for key in gone - data)
-
-    small(scenario, on=grown_and_littered)

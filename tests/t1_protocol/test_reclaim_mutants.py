@@ -5,8 +5,8 @@ A mutant that passed would mean that the exhaustive interleavings of the neighbo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -29,44 +29,36 @@ from stepfs.clock import Clock
 from stepfs.errors import StepfsError
 from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
-from stepfs.format.records import ConsumerRecord, FloorRecord, LakeIdentity
-from stepfs.format.snapshot import LogState
+from stepfs.format.keys import DataName
+from stepfs.format.records import FloorRecord
+from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.log.reader import LogReader
 from stepfs.reclaim import run as run_room
-from stepfs.reclaim.plan import Need, Sorted, sort_objects
-from stepfs.reclaim.run import Report
+from stepfs.reclaim import sweep as sweep_room
+from stepfs.reclaim.groups import GroupWatch
+from stepfs.reclaim.plan import GroupEvidence, Target
+from stepfs.reclaim.report import Tally
 from stepfs.sequence import Mine, Outcome
-from stepfs.store.api import Entry, Store
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_second_look(patch: pytest.MonkeyPatch) -> None:
-    """The reclaimer does not list the groups again after its closing record."""
-    advance, look = run_room._advance, run_room.list_groups
-    advancing = ContextVar("advancing", default=False)
+    """The reclaimer does not look at the groups again after its closing record."""
 
-    async def blindfolded(reader: LogReader, to: Step, clock: Clock) -> bool:
-        token = advancing.set(True)
-        try:
-            return await advance(reader, to, clock)
-        finally:
-            advancing.reset(token)
+    def no_more(groups: Sequence[GroupEvidence], to: Step) -> bool:
+        del groups, to
+        return False
 
-    async def once(store: Store, identity: LakeIdentity) -> Mapping[str, ConsumerRecord]:
-        return {} if advancing.get() else await look(store, identity)
-
-    patch.setattr(run_room, "_advance", blindfolded)
-    patch.setattr(run_room, "list_groups", once)
+    patch.setattr(run_room, "holds_back", no_more)
 
 
 def no_announcement(patch: pytest.MonkeyPatch) -> None:
     """The floor record says nothing of where it closes before it is too late."""
     append_record = run_room._append
 
-    async def late(floor: Floor, clock: Clock, **record: object) -> bool:
-        announces = record["closing"] > record["first_live"]  # type: ignore[operator]
-        return True if announces else await append_record(floor, clock, **record)  # type: ignore[arg-type]
+    async def late(floor: Floor, record: FloorRecord) -> bool:
+        return True if record.closing > record.first_live_step else await append_record(floor, record)
 
     patch.setattr(run_room, "_append", late)
 
@@ -109,11 +101,13 @@ def any_slot(patch: pytest.MonkeyPatch) -> None:
 
 def deletes_first(patch: pytest.MonkeyPatch) -> None:
     """The data goes before the floor says so."""
-    sweep, advance = run_room._sweep, run_room._advance
+    delete, advance = run_room._delete, run_room._advance
 
-    async def hasty(reader: LogReader, to: Step, clock: Clock) -> bool:
-        await sweep(reader, to, Need(to, ""), dry_run=False)
-        return await advance(reader, to, clock)
+    async def hasty(
+        reader: LogReader, target: Target, watch: GroupWatch, clock: Clock, grace_s: float
+    ) -> bool:
+        await delete(reader, target, Tally(reader.store), orphans=False)
+        return await advance(reader, target, watch, clock, grace_s)
 
     patch.setattr(run_room, "_advance", hasty)
 
@@ -131,32 +125,32 @@ def no_snapshot(patch: pytest.MonkeyPatch) -> None:
 def impatient_orphans(patch: pytest.MonkeyPatch) -> None:
     """Whatever no commit names is an orphan, although its producer may be about to commit it."""
 
-    def sort(objects: Iterable[Entry], marks: Mapping[str, int], state: LogState) -> Sorted:
-        found = list(objects)
-        fair = sort_objects(found, marks, state)
-        return Sorted(fair.dead, tuple(entry for entry in found if entry not in fair.dead))
+    def never(name: DataName, producer: ProducerState | None, *, sealed: bool) -> bool:
+        del name, producer, sealed
+        return True
 
-    patch.setattr(run_room, "sort_objects", sort)
+    patch.setattr(sweep_room, "can_never_be_committed", never)
 
 
 def by_record_not_by_floor(patch: pytest.MonkeyPatch) -> None:
-    """What the groups need now is deleted up to, whatever the floor record of this run says."""
-    sweep = run_room._sweep
+    """One step more goes than the floor record says."""
+    delete = run_room._delete
 
-    async def greedy(reader: LogReader, first_live: Step, need: Need, *, dry_run: bool) -> Report:
-        return await sweep(reader, Step(max(first_live, (need.step or 0) + 1)), need, dry_run=dry_run)
+    async def greedy(reader: LogReader, target: Target, tally: Tally, *, orphans: bool) -> None:
+        further = replace(target, first_live=Step(target.first_live + 1))
+        await delete(reader, further, tally, orphans=orphans)
 
-    patch.setattr(run_room, "_sweep", greedy)
+    patch.setattr(run_room, "_delete", greedy)
 
 
 def no_orphans(patch: pytest.MonkeyPatch) -> None:
     """Only what was committed and is dead goes; what crashed producers left stays for ever."""
 
-    async def none(reader: LogReader, candidates: tuple[Entry, ...], first_live: Step) -> list[Entry]:
-        del reader, candidates, first_live
-        return []
+    def never(state: LogState, floor: Floor, now_ms: int, *, fresh: bool) -> bool:
+        del state, floor, now_ms, fresh
+        return False
 
-    patch.setattr(run_room, "_orphans", none)
+    patch.setattr(run_room, "orphans_due", never)
 
 
 def reclaim_meets(change: Callable[..., Awaitable[None]]) -> int:

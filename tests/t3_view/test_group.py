@@ -15,7 +15,7 @@ from stepfs.clock import TrioClock
 from stepfs.consumers import Group
 from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.format.keys import node_key, nodes_prefix
+from stepfs.format.keys import component, node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
 from stepfs.lake import create_lake
 from stepfs.mount.fleet_pace import FleetPace
@@ -24,7 +24,7 @@ from stepfs.mount.group import INTERVAL_S, GroupNeed
 from stepfs.mount.meter import Meter
 from stepfs.mount.node import Node
 from stepfs.mount.options import MountOptions
-from stepfs.nodes import BEAT_S, forget_nodes, list_nodes, write_node
+from stepfs.nodes import BEAT_S, list_nodes, list_nodes_outside, write_node
 from stepfs.reclaim.run import reclaim
 from stepfs.store.faulty import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
@@ -210,7 +210,8 @@ async def test_records_of_gone_groups_are_forgotten_and_unreadable_ones_inform_n
         await write_node(store, identity, record)
     await store.put(node_key(identity.lake_id, "run", node_name("c", "/mnt")), [b"junk"])
     assert await list_nodes(store, identity) == [other, usual]
-    await forget_nodes(store, identity, ["run"])
+    left = await list_nodes_outside(store, identity, {component("run")})
+    await store.delete([entry.key for entry in left])
     assert await list_nodes(store, identity) == [usual]
 
 

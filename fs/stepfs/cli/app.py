@@ -11,7 +11,19 @@ from typing import Annotated
 
 import typer
 
-from stepfs.cli import checkpoint, doctor, fork, init, ls, mount, reclaim, seal, status, verify
+from stepfs.cli import (
+    checkpoint,
+    doctor,
+    fork,
+    init,
+    ls,
+    mount,
+    reclaim,
+    retire_producer,
+    seal,
+    status,
+    verify,
+)
 from stepfs.cli.failure import reported
 
 app = typer.Typer(
@@ -34,6 +46,7 @@ for name, command, summary in (
     ("status", status.status, "Show the state of a lake or of a mount."),
     ("checkpoint", checkpoint.checkpoint, "Record that a checkpoint exists."),
     ("reclaim", reclaim.reclaim, "Delete the steps that no checkpoint needs."),
+    ("retire-producer", retire_producer.retire_producer, "Give up a producer that will not come back."),
     ("seal", seal.seal, "Declare a lake complete."),
     ("fork", fork.fork, "Start a new lake from a step of another."),
     ("verify", verify.verify, "Read everything back and check it."),

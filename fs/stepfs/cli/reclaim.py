@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -13,9 +14,10 @@ from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.errors import StoreUnreachableError, UsageError
 
 if TYPE_CHECKING:
-    from stepfs.reclaim.run import Report
+    from stepfs.reclaim.report import Report
 
-_INTERVAL_S_MIN: Final = 0.1  # each time lists the lake
+_INTERVAL_S_MIN: Final = 0.1
+_GRACE_S_MAX: Final = 365 * 24 * 3600.0
 
 
 def reclaim(
@@ -40,12 +42,22 @@ def reclaim(
             help="Refuse if more than P % of the live steps would go at once.",
         ),
     ] = 100.0,
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace",
+            envvar="STEPFS_GRACE",
+            metavar="DURATION",
+            help="What a group needed this long ago still counts: the time to take back a wrong checkpoint.",
+        ),
+    ] = "1h",
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Delete steps, and what dead producers left, behind the oldest kept checkpoint of every group.
 
-    Safe to kill at any moment and to run in several places at once. Without a group nothing is deleted.
+    Nothing goes before the checkpoint that released it is as old as --grace, by the store's own clock. Safe to kill at
+    any moment and to run in several places at once. Without a group nothing is deleted.
     """
     import trio
 
@@ -54,39 +66,57 @@ def reclaim(
     interval_s = None if every is None else parse_duration(every)
     if interval_s is not None and interval_s < _INTERVAL_S_MIN:
         raise UsageError(f"--every {every}: use at least {_INTERVAL_S_MIN:g}s, better 60s")
-    trio.run(_reclaim, lake, endpoint_url, dry_run, interval_s, max_percent, as_json)
+    grace_s = parse_duration(grace)
+    if grace_s > _GRACE_S_MAX:
+        raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
+    options = _Options(dry_run, interval_s, max_percent, grace_s, as_json)
+    trio.run(_reclaim, lake, endpoint_url, options)
 
 
-async def _reclaim(
-    lake: str,
-    endpoint_url: str | None,
-    dry_run: bool,
-    interval_s: float | None,
-    max_percent: float,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Options:
+    dry_run: bool
+    interval_s: float | None
+    max_percent: float
+    grace_s: float
+    as_json: bool
+
+
+async def _reclaim(lake: str, endpoint_url: str | None, options: _Options) -> None:
     import trio
 
     from stepfs.cli.target import opened_store
     from stepfs.lake import open_lake
     from stepfs.origins import OriginStores
-    from stepfs.reclaim.run import reclaim as run
+    from stepfs.reclaim.run import Reclaimer
     from stepfs.store.opening import open_store
 
     async with opened_store(lake, endpoint_url) as store:
         origins = OriginStores(store, lambda url: open_store(url, endpoint_url=endpoint_url))
+        reclaimer: Reclaimer | None = None
         while True:
             try:
                 identity = await open_lake(store)
-                report = await run(store, identity, origins=origins, dry_run=dry_run, max_percent=max_percent)
-                _show(report, dry_run=dry_run, as_json=as_json)
+                if reclaimer is None or reclaimer.identity != identity:
+                    reclaimer = Reclaimer(
+                        store,
+                        identity,
+                        origins=origins,
+                        max_percent=options.max_percent,
+                        grace_s=options.grace_s,
+                    )
+                _show(
+                    await reclaimer.run(dry_run=options.dry_run),
+                    dry_run=options.dry_run,
+                    as_json=options.as_json,
+                )
             except StoreUnreachableError as error:
-                if interval_s is None:
+                if options.interval_s is None:
                     raise
-                say(f"stepfs: {error}; trying again in {interval_s:g} s")
-            if interval_s is None:
+                say(f"stepfs: {error}; trying again in {options.interval_s:g} s")
+            if options.interval_s is None:
                 return
-            await trio.sleep(interval_s)
+            await trio.sleep(options.interval_s)
 
 
 def _show(report: Report, *, dry_run: bool, as_json: bool) -> None:

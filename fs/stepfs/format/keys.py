@@ -65,6 +65,11 @@ def data_prefix(lake_id: str) -> str:
     return f"{lake_id}/data/"
 
 
+def producer_prefix(lake_id: str, producer: str) -> str:
+    """Where the objects of a producer lie; `producer` is its `component`."""
+    return f"{lake_id}/data/{producer}/"
+
+
 def consumers_prefix(lake_id: str) -> str:
     return f"{lake_id}/consumers/"
 
@@ -105,6 +110,7 @@ class DataName:
     producer: str  # `component` of the producer id
     epoch: Epoch
     seq: int
+    nonce: int  # the random part, 64 bits
 
 
 def data_key(lake_id: str, producer_id: str, epoch: Epoch, seq: int) -> str:
@@ -119,4 +125,4 @@ def parse_data_key(key: str) -> DataName | None:
     match = _DATA.fullmatch(key)
     if match is None:
         return None
-    return DataName(match[1], Epoch(int(match[2])), int(match[3]))
+    return DataName(match[1], Epoch(int(match[2])), int(match[3]), int(match[4], 16))

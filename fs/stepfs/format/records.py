@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from stepfs.errors import CorruptError, UsageError
@@ -12,6 +14,9 @@ from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX, Step, Version
 
 RECORD_ID_BYTES: Final = 16
 KEPT_CHECKPOINTS_MAX: Final = 4096
+TOMBSTONES_MAX: Final = 4096  # listed in one floor record: 96 KiB
+GRACE_MS_DEFAULT: Final = 3_600_000
+_TOMBSTONE: Final = struct.Struct("<16sQ")
 _EXT: Final = re.compile(r"^(\.[A-Za-z0-9_-]{1,15}){1,3}$")
 _NOT_KNOWN: Final = Step(0)
 _LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")
@@ -37,6 +42,17 @@ class FloorRecord:
     closing: Step  # no group may start to need a step below this
     deleted_bytes: int  # payload bytes reclaimed so far
     time_ms: int
+    grace_ms: int = GRACE_MS_DEFAULT  # how long its reclaimer lets a superseded group record count
+    swept_epochs: int = 0  # `plan.epochs` of the state whose orphans were last looked for; 0: never
+    swept_ms: int = 0  # and when that was
+    tombstones: Mapping[str, int] = field(
+        default_factory=dict
+    )  # newest slots of retired groups, by directory
+    tombstones_at: int = -1  # which floor record lists them, if it is not this one
+
+    @property
+    def grace_s(self) -> float:
+        return self.grace_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +120,36 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
 
 
 def encode_floor(lake_id: str, record: FloorRecord) -> bytes:
-    data = encode(
-        Kind.FLOOR,
-        {
-            "lake": lake_id,
-            "id": record.record_id,
-            "floor": record.floor,
-            "first_live_step": record.first_live_step,
-            "closing": record.closing,
-            "deleted_bytes": record.deleted_bytes,
-            "time": record.time_ms,
-        },
-        totals=(record.deleted_bytes,),
-    )
+    body: dict[str, object] = {
+        "lake": lake_id,
+        "id": record.record_id,
+        "floor": record.floor,
+        "first_live_step": record.first_live_step,
+        "closing": record.closing,
+        "deleted_bytes": record.deleted_bytes,
+        "time": record.time_ms,
+    }
+    # Keys that older readers do not know are written only where they say something.
+    if record.grace_ms != GRACE_MS_DEFAULT:
+        body["grace"] = record.grace_ms
+    if record.swept_epochs:
+        body |= {"swept_epochs": record.swept_epochs, "swept_time": record.swept_ms}
+    if record.tombstones:
+        assert len(record.tombstones) <= TOMBSTONES_MAX
+        listed = sorted(record.tombstones.items())
+        body["tombstones"] = b"".join(_TOMBSTONE.pack(bytes.fromhex(group), slot) for group, slot in listed)
+    elif record.tombstones_at >= 0:
+        body["tombstones_at"] = record.tombstones_at
+    data = encode(Kind.FLOOR, body, totals=(record.deleted_bytes,))
     return readable(Kind.FLOOR, data, (lake_id, record), decode_floor)
 
 
 def decode_floor(data: bytes, what: str) -> tuple[str, FloorRecord]:
     """→ (lake id, record)."""
     fields = decode(Kind.FLOOR, data, what)
+    packed = fields.binary("tombstones") if "tombstones" in fields else b""
+    if len(packed) % _TOMBSTONE.size:
+        raise CorruptError(f"{what}: {len(packed)} bytes are no list of tombstones")
     return fields.text("lake"), FloorRecord(
         record_id=fields.binary("id", size=RECORD_ID_BYTES),
         floor=Version(fields.integer("floor")),
@@ -130,6 +157,11 @@ def decode_floor(data: bytes, what: str) -> tuple[str, FloorRecord]:
         closing=Step(fields.integer("closing")),
         deleted_bytes=fields.total("deleted_bytes"),
         time_ms=fields.integer("time"),
+        grace_ms=fields.integer("grace") if "grace" in fields else GRACE_MS_DEFAULT,
+        swept_epochs=fields.integer("swept_epochs") if "swept_epochs" in fields else 0,
+        swept_ms=fields.integer("swept_time") if "swept_time" in fields else 0,
+        tombstones={group.hex(): slot for group, slot in _TOMBSTONE.iter_unpack(packed)},
+        tombstones_at=fields.integer("tombstones_at") if "tombstones_at" in fields else -1,
     )
 
 

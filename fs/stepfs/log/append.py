@@ -1,4 +1,4 @@
-"""Appending a commit that belongs to no producer: the seal of a lake.
+"""Appending a commit that an operator makes and no producer: the seal of a lake, the end of a producer that is gone.
 
 The same loop as a producer's (producer/COMMIT.md) without data, epochs or pending work to carry over: follow, make
 the next commit from the head, take the slot, look at the floor; start over when the slot went to somebody else.
@@ -7,13 +7,14 @@ the next commit from the head, take the slot, look at the floor; start over when
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
@@ -34,6 +35,36 @@ async def seal(reader: LogReader, clock: Clock) -> bool:
         return None if head.sealed else ownerless(head, CommitKind.SEAL, clock)
 
     return await _append(reader, make)
+
+
+async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> bool:
+    """Commit the epoch with which a producer retires, for one that will not come back to do so itself.
+
+    Whoever still runs under this id is fenced by it; what it uploaded and never committed can go. A later start is
+    allowed and continues its seqs. False if there was nothing to do: retired already, sealed. `AbsentError` if the lake
+    does not know the id.
+    """
+
+    def make(head: LogState) -> Commit | None:
+        known = head.producers.get(producer_id)
+        if known is None or known.retired or head.sealed:
+            return None
+        return replace(
+            ownerless(head, CommitKind.EPOCH, clock),
+            producer_id=producer_id,
+            epoch=Epoch(known.epoch + 1),
+            incarnation=entropy.token(COMMIT_ID_BYTES),
+            next_seq=known.next_seq,
+            position=known.position,
+            retired=True,
+        )
+
+    fresh = await _append(reader, make)
+    if producer_id not in reader.state.producers:
+        raise AbsentError(
+            f"{reader.store.url}: no producer {producer_id!r}; `stepfs status` lists those that the lake knows"
+        )
+    return fresh
 
 
 def ownerless(head: LogState, kind: CommitKind, clock: Clock) -> Commit:

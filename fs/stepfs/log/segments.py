@@ -28,9 +28,10 @@ class Segments:
     def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _BYTES_MAX) -> None:
         self._store = store
         self._identity = identity
-        self._kept_max = max(_KEPT_MIN, bytes_max // (SEGMENT_STEPS * (400 + 24 * identity.slices)))
+        self._kept_max = 0
         self._loaded: OrderedDict[SegmentIndex, Segment] = OrderedDict()
         self._loading: dict[SegmentIndex, trio.Lock] = {}
+        self.limit(bytes_max)
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         index = SegmentIndex(step // SEGMENT_STEPS)
@@ -48,6 +49,9 @@ class Segments:
         """Keep a segment that was just sealed or loaded."""
         self._loaded[segment.index] = segment
         self._loaded.move_to_end(segment.index)
+        self._evict()
+
+    def _evict(self) -> None:
         while len(self._loaded) > self._kept_max:
             self._loaded.popitem(last=False)
 
@@ -68,6 +72,15 @@ class Segments:
             finally:
                 if not lock.statistics().tasks_waiting:
                     self._loading.pop(index, None)
+
+    async def peek(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
+        """As `load`, for a caller that moves through many segments once: what it fetches is not kept."""
+        return self._loaded.get(index) or self._checked(await self._fetch(index), index, ref)
+
+    def limit(self, bytes_max: int) -> None:
+        """Keep at most this many bytes (and a few segments) from now on."""
+        self._kept_max = max(_KEPT_MIN, bytes_max // (SEGMENT_STEPS * (400 + 24 * self._identity.slices)))
+        self._evict()
 
     def _checked(self, segment: Segment | None, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
         key = segment_key(self._identity.lake_id, index)

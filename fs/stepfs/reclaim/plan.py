@@ -1,22 +1,56 @@
 """What may go: pure decisions over the log's state, the groups and what a LIST found.
 
-The rule for data objects needs no clock. A producer's steps are in the order of its seq, so below its *watermark*
-(one past the last seq it has below the first live step) nothing is live. Above it an object is an orphan only if it
-can never be committed any more (older epoch, or seq already committed) and no live step names it.
+The rules for data objects need no clock. The objects of one producer are named by epoch and seq, and its steps are in
+the order of both, in the log as in a LIST. So everything up to its last step below the first live one is either dead
+or can never be committed any more: that stretch of names goes without a look at what is live. Above it an object is
+an *orphan* only if it can never be committed (older epoch, seq already committed, sealed lake) and no live step names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from stepfs.errors import RefusedError
 from stepfs.floor import Floor
-from stepfs.format.ids import Step
-from stepfs.format.keys import component, parse_data_key
+from stepfs.format.ids import Epoch, Step, Version
+from stepfs.format.keys import DataName, component
 from stepfs.format.records import ConsumerRecord
-from stepfs.format.snapshot import LogState, StepEntry
-from stepfs.store.api import Entry
+from stepfs.format.snapshot import LogState, ProducerState, StepEntry
+
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is live: the steps from `first_live` on, the log versions from `floor` on."""
+
+    first_live: Step
+    floor: Version
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvidence:
+    """What is known about one group at one moment."""
+
+    directory: str
+    slot: int  # of its newest record
+    newest: ConsumerRecord | None  # None: retired, as the floor record says
+    earlier: tuple[ConsumerRecord, ...]  # superseded, but by a record that is younger than grace
+    began: bool  # its first record is younger than grace
+    unknown: bool  # another record still counts and was trimmed
+    settled: bool  # its newest record is older than grace
+
+    @property
+    def live(self) -> bool:
+        return self.newest is not None and not self.newest.retired
+
+    @property
+    def steady(self) -> bool:
+        """Live now and for all of the grace before."""
+        return self.live and not self.began and not any(record.retired for record in self.earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,63 +61,119 @@ class Need:
     reason: str
 
 
-def furthest_need(groups: Mapping[str, ConsumerRecord]) -> Step:
+def furthest_need(groups: Iterable[GroupEvidence]) -> Step:
     """The greatest need over live groups; 0 when there is none."""
-    return max((group.need for group in groups.values() if not group.retired), default=Step(0))
+    return max((g.newest.need for g in groups if g.newest is not None and g.live), default=Step(0))
 
 
-def least_need(groups: Mapping[str, ConsumerRecord], floor: Floor, next_step: Step) -> Need:
-    """The least need over live groups. `RefusedError` when a group needs what is gone."""
-    live = [group for group in groups.values() if not group.retired]
-    if not live:
-        return Need(None, "no group has registered: every step may still be needed")
-    for group in live:
-        # A need between first_live_step and closing is kept: its writer takes the announcement back, and our own records
-        # end it as well. Only what is gone cannot be had.
-        if group.need < floor.first_live_step:
-            raise RefusedError(
-                f"group {group.group!r} needs step {group.need}, but steps below {floor.first_live_step} were reclaimed "
-                "before it said so; raise its checkpoint or `stepfs checkpoint --group … --retire` it"
-            )
-    holder = min(live, key=lambda group: group.need)
-    if holder.need > next_step:
+def holds_back(groups: Sequence[GroupEvidence], to: Step) -> bool:
+    """Whether a group, as it is or as it was within grace, needs a step below `to`, or may do so."""
+    need = _least(groups, Step(0), grace_s=0.0)
+    return need.step is None or need.step < to
+
+
+def least_need(
+    groups: Sequence[GroupEvidence], floor: Floor, next_step: Step, *, grace_s: float = 0.0
+) -> Need:
+    """The least step that any group needs, or needed within grace.
+
+    `RefusedError` when all of them say that they have consumed what nobody has committed.
+    """
+    need = _least(groups, floor.first_live_step, grace_s=grace_s)
+    if need.step is not None and need.step > next_step:
         raise RefusedError(
-            f"group {holder.group!r} says it has consumed up to step {holder.need}, but only {next_step} are "
-            "committed; is that checkpoint from another lake?"
+            f"{need.reason}, but only {next_step} are committed; is that checkpoint from another lake?"
         )
-    return Need(holder.need, f"group {holder.group!r} needs step {holder.need}")
+    return need
 
 
-def watermarks(dead: Iterable[StepEntry]) -> dict[str, int]:
-    """Per producer component: one past the greatest seq among steps that are no longer live."""
-    marks: dict[str, int] = {}
+def _least(groups: Sequence[GroupEvidence], first_live: Step, *, grace_s: float) -> Need:
+    claims: list[Need] = []
+    for group in groups:
+        if group.newest is not None and group.live:
+            claims.append(_claim(group.newest, first_live))
+        claims += [
+            Need(
+                Step(max(record.need, first_live)),
+                f"group {record.group!r} needed step {record.need} less than {_duration(grace_s)} ago",
+            )
+            for record in group.earlier
+            if not record.retired
+        ]
+    for group in groups:
+        if group.unknown:
+            name = group.newest.group if group.newest is not None else group.directory
+            return Need(
+                None,
+                f"group {name!r} changed less than {_duration(grace_s)} ago, and what it needed before is not on record "
+                "any more",
+            )
+    if not claims:
+        return Need(None, "no group has registered: every step may still be needed")
+    if not any(group.steady for group in groups):
+        return Need(
+            None,
+            f"no group has been there for {_duration(grace_s)}: before that every step may still be needed",
+        )
+    return min(claims, key=lambda claim: claim.step or 0)
+
+
+def _claim(record: ConsumerRecord, first_live: Step) -> Need:
+    """What the newest record of a live group asks for.
+
+    A need between first_live_step and closing is honoured: its writer takes the announcement back, and our own records
+    end it as well. A need of what is gone comes from a writer that has not looked at the floor since, and may never: it
+    was promised nothing by that record, but may have been promised any live step by the one before. So all of them stay.
+    """
+    if record.need >= first_live:
+        return Need(record.need, f"group {record.group!r} needs step {record.need}")
+    return Need(
+        first_live,
+        f"group {record.group!r} needs step {record.need}, but steps below {first_live} were reclaimed before it said so: "
+        "nothing more goes until it resumes from a later checkpoint, drops this one (`stepfs checkpoint … --drop`) or is "
+        "retired (`--retire`)",
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
+
+
+def last_dead(dead: Iterable[StepEntry], into: dict[str, tuple[Epoch, int]]) -> None:
+    """Per producer component: epoch and seq of its last step among `dead`, which come in the order of steps."""
     for entry in dead:
         if entry.tgb.origin == 0:
             name = component(entry.producer_id)
-            marks[name] = max(marks.get(name, 0), entry.tgb.seq + 1)
-    return marks
+            into[name] = max(into.get(name, (Epoch(0), -1)), (entry.epoch, entry.tgb.seq))
 
 
-@dataclass(frozen=True, slots=True)
-class Sorted:
-    """Listed data objects: certainly dead, and those that only the live steps' descriptors can tell from orphans."""
-
-    dead: tuple[Entry, ...]
-    candidates: tuple[Entry, ...]
+def is_below(name: DataName, last: Mapping[str, tuple[Epoch, int]]) -> bool:
+    """Whether the name lies at or before its producer's last dead step."""
+    return (name.epoch, name.seq) <= last.get(name.producer, (Epoch(0), -1))
 
 
-def sort_objects(objects: Iterable[Entry], marks: Mapping[str, int], state: LogState) -> Sorted:
-    """Sort what was listed under data/ *after* `state` was read. Objects that may yet be committed are in neither."""
-    producers = {component(producer.producer_id): producer for producer in state.producers.values()}
-    dead: list[Entry] = []
-    candidates: list[Entry] = []
-    for entry in objects:
-        name = parse_data_key(entry.key)
-        producer = producers.get(name.producer) if name is not None else None
-        if name is None or producer is None:
-            continue
-        if name.seq < marks.get(name.producer, 0):
-            dead.append(entry)
-        elif name.epoch < producer.epoch or name.seq < producer.next_seq:
-            candidates.append(entry)
-    return Sorted(tuple(dead), tuple(candidates))
+def can_never_be_committed(name: DataName, producer: ProducerState | None, *, sealed: bool) -> bool:
+    """As of a confirmed state that was read *before* the object was listed."""
+    if sealed:
+        return True
+    return producer is not None and (name.epoch < producer.epoch or name.seq < producer.next_seq)
+
+
+def epochs(state: LogState) -> int:
+    """Grows whenever uploads may have become orphans: a producer started or retired, the lake was sealed."""
+    return sum(producer.epoch for producer in state.producers.values()) + state.sealed
+
+
+def orphans_due(state: LogState, floor: Floor, now_ms: int, *, fresh: bool) -> bool:
+    """Whether to look through all of data/ for orphans: it costs O(live).
+
+    What dead producers left among committed steps goes with these steps. A look is worth it when more may have come (at
+    most every hour in one process, `fresh` when this is its first run), and once a day for uploads that landed late.
+    """
+    if not epochs(state):
+        return False
+    record = floor.record
+    if record is None or not record.swept_epochs:
+        return True
+    since_ms = abs(now_ms - record.swept_ms)  # wall clocks decide nothing here but when to look again
+    return since_ms >= _DAY_MS or (epochs(state) != record.swept_epochs and (fresh or since_ms >= _HOUR_MS))

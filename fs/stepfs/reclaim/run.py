@@ -1,19 +1,21 @@
 """One reclaim, in the order that makes a kill anywhere, and a second reclaimer at any time, harmless.
 
-    closing record at X  →  list the groups again  →  make sure of two confirmed snapshots at or above the new floor
+    closing record at X  →  look at the groups again  →  make sure of two confirmed snapshots at or above the new floor
     →  floor record in the slot directly after our own closing record  →  delete: data, index, log, snapshots
 
-A group that appears after the closing record sees it and takes it back; one that appeared before is in the second list.
-Another reclaimer's record in the slot after ours means our list is stale: start over. Deletion works from LISTs, so
-what a killed reclaimer left, temporary objects of dead producers and resurrected slots go too. Index segments and
-log versions go last: they are what tells the next run which data was to go.
+A group that appears after the closing record sees it and takes it back; one that appeared before is in the second look.
+Another reclaimer's record in the slot after ours means our look is stale: start over. Deletion works from LISTs, so
+what a killed reclaimer left, uploads of dead producers and resurrected slots go too (`sweep`).
+
+A `Reclaimer` runs again and again: it follows the log and remembers group records and what it has swept, so a run that
+finds nothing new costs five requests, however long the lake is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -22,24 +24,18 @@ from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import CorruptError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.floor import Floor
-from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.keys import (
-    data_prefix,
-    index_prefix,
-    log_prefix,
-    number_of,
-    segment_of_key,
-    snapshot_prefix,
-)
-from stepfs.format.records import RECORD_ID_BYTES, ConsumerRecord, FloorRecord, LakeIdentity
-from stepfs.format.snapshot import StepEntry
-from stepfs.group_records import list_groups
+from stepfs.format.ids import Step, Version
+from stepfs.format.records import TOMBSTONES_MAX, FloorRecord, LakeIdentity
 from stepfs.log.reader import LogReader
-from stepfs.nodes import forget_nodes
+from stepfs.nodes import list_nodes_outside
 from stepfs.origins import OriginStores
+from stepfs.reclaim.follow import opened, refreshed
 from stepfs.reclaim.fork import release_origins
-from stepfs.reclaim.plan import Need, furthest_need, least_need, sort_objects, watermarks
-from stepfs.reclaim.snapshots import ensure_snapshots
+from stepfs.reclaim.groups import GroupWatch, Look
+from stepfs.reclaim.plan import Need, Target, epochs, furthest_need, holds_back, least_need, orphans_due
+from stepfs.reclaim.report import Report, Tally
+from stepfs.reclaim.snapshots import ensure_snapshots, planned_floor
+from stepfs.reclaim.sweep import live_entries, walk_doomed
 from stepfs.sequence import Mine, Unknown
 from stepfs.store.api import Entry, Store
 
@@ -47,18 +43,6 @@ _log = logging.getLogger("stepfs.reclaim")
 
 _ROUNDS_MAX: Final = 16
 _RETRY_S: Final = 0.2
-_DELETE_BATCH: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What one run did, or with `dry_run` would do."""
-
-    floor: Version
-    first_live_step: Step
-    deleted_objects: int
-    deleted_bytes: int
-    reason: str
 
 
 async def reclaim(
@@ -69,62 +53,152 @@ async def reclaim(
     dry_run: bool = False,
     max_percent: float = 100.0,
     clock: Clock | None = None,
+    grace_s: float = 0.0,
+    orphans: bool = False,
 ) -> Report:
-    """Delete what no kept checkpoint of any live group may need. Idempotent.
+    """One run of a `Reclaimer`."""
+    reclaimer = Reclaimer(
+        store, identity, origins=origins, max_percent=max_percent, clock=clock, grace_s=grace_s
+    )
+    return await reclaimer.run(dry_run=dry_run, orphans=orphans)
 
-    `RefusedError` when a group needs what is gone already, or when more than `max_percent` of the live steps would
-    go at once; `CorruptError` when something that must be read to be sure cannot be.
-    """
-    for attempt in range(_ROUNDS_MAX):
-        if attempt:
-            await trio.sleep(entropy.uniform(0, _RETRY_S * attempt))
-        reader = await LogReader.open(store, identity)
-        groups = await list_groups(store, identity)
-        if furthest_need(groups) > reader.state.next_step:
-            # A trainer may be faster than our two requests; only a log read after the groups tells.
-            after = await LogReader.open(store, identity)
-            if furthest_need(groups) <= after.state.next_step:
+
+class Reclaimer:
+    """Deletes what no kept checkpoint of any live group may need, nor needed less than `grace_s` ago. Idempotent."""
+
+    def __init__(
+        self,
+        store: Store,
+        identity: LakeIdentity,
+        *,
+        origins: OriginStores | None = None,
+        max_percent: float = 100.0,
+        clock: Clock | None = None,
+        grace_s: float = 0.0,
+    ) -> None:
+        self.identity = identity
+        self._store = store
+        self._origins = origins
+        self._max_percent = max_percent
+        self._clock = clock or SystemClock()
+        self._grace_s = grace_s
+        self._watch = GroupWatch(store, identity, grace_s)
+        self._reader: LogReader | None = None
+        self._swept: Target | None = None  # below this nothing is left, as far as this process knows
+        self._fresh = True  # no run has looked for orphans yet
+        self._released: Step | None = None
+
+    async def run(self, *, dry_run: bool = False, orphans: bool = False) -> Report:
+        """Once. `orphans`: look for them even if it is not due.
+
+        `RefusedError` when a group says that it consumed what nobody committed, or when more than `max_percent` of the
+        live steps would go at once; `CorruptError` when something that must be read to be sure cannot be.
+        """
+        failed: tuple[Version, int] | None = None
+        for attempt in range(_ROUNDS_MAX):
+            if attempt:
+                await trio.sleep(entropy.uniform(0, _RETRY_S * attempt))
+            try:
+                report = await self._round(dry_run=dry_run, orphans=orphans)
+            except CorruptError:
+                # Our view may be stale: another reclaimer deletes what we read, and snapshots may all be newer than our
+                # head. Only what is as damaged at a second look, with nothing new in between, is corrupt.
+                found = _position(self._reader)
+                self._reader = None
+                if failed == found or attempt == _ROUNDS_MAX - 1:
+                    raise
+                failed = found
                 continue
-        need = least_need(groups, reader.floor, reader.state.next_step)
-        _check_share(reader, need, max_percent)
-        try:
-            report = await _round(reader, need, clock or SystemClock(), origins, dry_run=dry_run)
-        except CorruptError:
-            # Another reclaimer may have deleted what we were reading; only a floor that stands still means damage.
-            if not await reader.floor.refresh():
+            except BaseException:
+                self._reader = None  # it may have stopped between reading and confirming
                 raise
-            continue
-        if report is not None:
-            if not dry_run:
-                await _forget_silent_nodes(store, identity, groups)
-            return report
-    raise RefusedError("other reclaimers are working on this lake all the time; let one of them do it")
+            if report is not None:
+                return report
+        raise RefusedError("other reclaimers are working on this lake all the time; let one of them do it")
+
+    async def _round(self, *, dry_run: bool, orphans: bool) -> Report | None:
+        """Advance if there is something to give up, and delete. None: somebody else moved, start over."""
+        self._reader = reader = await (
+            opened(self._store, self.identity) if self._reader is None else refreshed(self._reader)
+        )
+        look = await self._watch.look(reader.floor)
+        if furthest_need(look.groups) > reader.state.next_step:
+            # A trainer may be faster than our two requests; only a log read after the groups tells.
+            await refreshed(reader)
+            if furthest_need(look.groups) <= reader.state.next_step:
+                return None
+        need = least_need(look.groups, reader.floor, reader.state.next_step, grace_s=self._grace_s)
+        _check_share(reader, need, self._max_percent)
+        target = await _target(reader, need)
+        if dry_run and target.first_live > reader.first_live_step:
+            target = replace(target, floor=await planned_floor(reader, target.floor))
+        elif target.first_live > reader.first_live_step:
+            if not await _advance(reader, target, self._watch, self._clock, self._grace_s):
+                return None
+            await refreshed(reader)
+            target = Target(reader.first_live_step, reader.floor.floor)
+        report = await self._sweep(reader, target, look, need, dry_run=dry_run, orphans=orphans)
+        if not dry_run and self._origins is not None and self._released != target.first_live:
+            await release_origins(reader, self._origins, self._clock)
+            self._released = target.first_live
+        return report
+
+    async def _sweep(
+        self, reader: LogReader, target: Target, look: Look, need: Need, *, dry_run: bool, orphans: bool
+    ) -> Report:
+        """Delete what is below `target`, or with `dry_run` count what would go: both walk through the same objects."""
+        tally = Tally(None if dry_run else self._store)
+        orphans = orphans or orphans_due(reader.state, reader.floor, self._clock.now_ms(), fresh=self._fresh)
+        if orphans or self._swept != target:
+            await _delete(reader, target, tally, orphans=orphans)
+        await tally.remove_if_allowed(look.spent)
+        await tally.remove_if_allowed(await _silent_nodes(self._store, self.identity, look.live_directories))
+        if not dry_run:
+            self._swept = target
+            self._fresh = self._fresh and not orphans
+            await self._announce(reader, look, orphans=orphans)
+        return tally.report(target, need.reason)
+
+    async def _announce(self, reader: LogReader, look: Look, *, orphans: bool) -> None:
+        """Say in a floor record what spares others work, if it is not said yet: at most one create per change.
+
+        Every record says its reclaimer's grace, but none is written to shorten it: writers keep group records for as long
+        as the reclaimer that wrote last must see them, and one that advances with a shorter grace deletes first anyway.
+        """
+        floor = reader.floor
+        changes: dict[str, object] = {}
+        grace_ms = round(self._grace_s * 1000)
+        if self._grace_s > floor.grace_s:
+            changes["grace_ms"] = grace_ms
+        if orphans:
+            changes |= {"swept_epochs": epochs(reader.state), "swept_ms": self._clock.now_ms()}
+        listed = await floor.tombstones()
+        buried = look.tombstones
+        if any(listed.get(group) != slot for group, slot in buried.items()):
+            bounded = dict(sorted(buried.items())[:TOMBSTONES_MAX])
+            if bounded != listed:
+                changes["tombstones"] = bounded
+        if changes:
+            await floor.append(
+                floor.successor(self._clock, **changes)
+            )  # taken, or unheard of: the next run says it
 
 
-async def _forget_silent_nodes(
-    store: Store, identity: LakeIdentity, groups: Mapping[str, ConsumerRecord]
-) -> None:
+def _position(reader: LogReader | None) -> tuple[Version, int]:
+    return (Version(-2), -2) if reader is None else (reader.head.version, reader.floor.number)
+
+
+async def _delete(reader: LogReader, target: Target, tally: Tally, *, orphans: bool) -> None:
+    await walk_doomed(reader, target, tally.remove, orphans=orphans)
+
+
+async def _silent_nodes(store: Store, identity: LakeIdentity, live: set[str]) -> list[Entry]:
     """What killed mounts of ended runs left. Nothing depends on it, so its failure is no failure of a reclaim."""
     try:
-        await forget_nodes(store, identity, (g.group for g in groups.values() if not g.retired))
+        return await list_nodes_outside(store, identity, live)
     except StepfsError as error:
         _log.info("records of mounts that are gone stay in the fleet view: %s", error)
-
-
-async def _round(
-    reader: LogReader, need: Need, clock: Clock, origins: OriginStores | None, *, dry_run: bool
-) -> Report | None:
-    """Advance if there is something to give up, and delete. None: somebody else moved, start over."""
-    if dry_run:
-        return await _sweep(reader, Step(max(need.step or 0, reader.first_live_step)), need, dry_run=True)
-    if need.step is not None and need.step > reader.first_live_step:
-        if not await _advance(reader, need.step, clock):
-            return None
-        reader = await LogReader.open(reader.store, reader.identity)
-    report = await _sweep(reader, reader.first_live_step, need, dry_run=False)
-    if origins is not None:
-        await release_origins(reader, origins, clock)
-    return report
+        return []
 
 
 def _check_share(reader: LogReader, need: Need, max_percent: float) -> None:
@@ -138,110 +212,50 @@ def _check_share(reader: LogReader, need: Need, max_percent: float) -> None:
         )
 
 
-async def _advance(reader: LogReader, to: Step, clock: Clock) -> bool:
+async def _target(reader: LogReader, need: Need) -> Target:
+    """Where the lake could begin, if nobody needs more meanwhile: never before it begins now."""
+    first_live = Step(max(need.step or 0, reader.first_live_step))
+    if first_live == reader.first_live_step:
+        return Target(first_live, reader.floor.floor)
+    lowest = (
+        reader.state.version
+        if first_live >= reader.state.next_step
+        else (await reader.entry(first_live)).version
+    )
+    return Target(first_live, max(lowest, reader.floor.floor))
+
+
+async def _advance(
+    reader: LogReader, target: Target, watch: GroupWatch, clock: Clock, grace_s: float
+) -> bool:
     """Closing record, second look at the groups, floor record. False: somebody else moved, start over."""
     floor = reader.floor
-    lowest = await _version_of(reader, to)
-    if not await _append(
-        floor, clock, lowest=floor.floor, first_live=floor.first_live_step, closing=to, freed=0
-    ):
+    to = target.first_live
+    grace_ms = round(grace_s * 1000)
+    if not await _append(floor, floor.successor(clock, closing=to, grace_ms=grace_ms)):
         return False
-    groups = await list_groups(reader.store, reader.identity)
-    if any(not group.retired and group.need < to for group in groups.values()):
+    if holds_back((await watch.look(floor)).groups, to):
         return False
     freed = 0
-    async for entry in _entries(reader, floor.first_live_step, to):
-        freed += entry.tgb.payload_bytes if entry.tgb.origin == 0 else 0
-    lowest = await ensure_snapshots(reader, lowest)
-    return await _append(floor, clock, lowest=lowest, first_live=to, closing=to, freed=freed)
-
-
-async def _append(
-    floor: Floor, clock: Clock, *, lowest: Version, first_live: Step, closing: Step, freed: int
-) -> bool:
-    """Take the slot directly after the newest record `floor` knows; False if it is taken."""
-    record = FloorRecord(
-        record_id=entropy.token(RECORD_ID_BYTES),
-        floor=max(lowest, floor.floor),
-        first_live_step=first_live,
-        closing=closing,  # earlier announcements ended when their next slot was taken
+    async with aclosing(live_entries(reader, floor.first_live_step, to)) as parts:
+        async for part in parts:
+            freed += sum(entry.tgb.payload_bytes for entry in part if entry.tgb.origin == 0)
+    lowest = await ensure_snapshots(reader, target.floor)
+    advanced = floor.successor(
+        clock,
+        floor=lowest,
+        first_live_step=to,
+        closing=to,
         deleted_bytes=floor.deleted_bytes + freed,
-        time_ms=clock.now_ms(),
     )
+    return await _append(floor, advanced)
+
+
+async def _append(floor: Floor, record: FloorRecord) -> bool:
+    """Take the slot directly after the newest record `floor` knows; False if it is taken."""
     outcome = await floor.append(record)
     if isinstance(outcome, Unknown):
         raise StoreUnreachableError(
             f"{floor.store.url}: the store stopped answering{outcome.why}; nothing was deleted, run it again"
         )
     return isinstance(outcome, Mine)
-
-
-async def _version_of(reader: LogReader, step: Step) -> Version:
-    """The log version that published `step`, or the head's if it is still to come."""
-    if step >= reader.state.next_step:
-        return reader.state.version
-    return (await reader.entry(step)).version
-
-
-async def _entries(reader: LogReader, first: Step, end: Step) -> AsyncIterator[StepEntry]:
-    for number in range(first, end):
-        yield await reader.entry(Step(number))
-
-
-async def _sweep(reader: LogReader, first_live: Step, need: Need, *, dry_run: bool) -> Report:
-    """Delete everything below `first_live` and the floor, in the order that a kill may cut anywhere."""
-    store, lake_id = reader.store, reader.identity.lake_id
-    dead_segments = [
-        entry for entry in await store.list(index_prefix(lake_id)) if _is_dead(lake_id, entry, first_live)
-    ]
-    marks = watermarks(await _dead_entries(reader, dead_segments, first_live))
-    objects = await store.list(data_prefix(lake_id))
-    found = sort_objects(objects, marks, reader.state)
-    data = [*found.dead, *await _orphans(reader, found.candidates, first_live)]
-    below = reader.floor.floor
-    old = [
-        entry
-        for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id))
-        for entry in await store.list(prefix)
-        if (number := number_of(prefix, entry.key)) is not None and number < below
-    ]
-    if not dry_run:
-        for group in (data, dead_segments, old):
-            for start in range(0, len(group), _DELETE_BATCH):
-                await store.delete([entry.key for entry in group[start : start + _DELETE_BATCH]])
-    return Report(
-        floor=below,
-        first_live_step=first_live,
-        deleted_objects=len(data) + len(dead_segments) + len(old),
-        deleted_bytes=sum(entry.size for entry in (*data, *dead_segments, *old)),
-        reason=need.reason,
-    )
-
-
-def _is_dead(lake_id: str, entry: Entry, first_live: Step) -> bool:
-    segment = segment_of_key(lake_id, entry.key)
-    return segment is not None and (segment + 1) * SEGMENT_STEPS <= first_live
-
-
-async def _dead_entries(reader: LogReader, dead_segments: list[Entry], first_live: Step) -> list[StepEntry]:
-    """Entries below `first_live` that are still on record: in segments not deleted yet, the boundary's, the tail."""
-    state = reader.state
-    dead = [entry for entry in state.tail if entry.step < first_live]
-    indices = {segment_of_key(reader.identity.lake_id, entry.key) for entry in dead_segments}
-    boundary = SegmentIndex(first_live // SEGMENT_STEPS)
-    if state.first_segment <= boundary < state.sealed_segments:
-        indices.add(boundary)
-    for index in sorted(index for index in indices if index is not None):
-        segment = await reader.segments.load_unreferenced(index)
-        if segment is not None:  # else: another reclaimer has deleted it, and the data it names before that
-            dead += [entry for entry in segment.entries if entry.step < first_live]
-    return dead
-
-
-async def _orphans(reader: LogReader, candidates: tuple[Entry, ...], first_live: Step) -> list[Entry]:
-    """Candidates that no live step names. Loads the live descriptors only if there is one candidate too many."""
-    live_count = reader.state.next_step - first_live
-    if len(candidates) <= live_count and not reader.state.origins:
-        return []
-    named = {entry.tgb.key async for entry in _entries(reader, first_live, reader.state.next_step)}
-    return [entry for entry in candidates if entry.key not in named]

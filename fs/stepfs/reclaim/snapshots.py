@@ -24,12 +24,28 @@ async def ensure_snapshots(reader: LogReader, lowest: Version) -> Version:
     """
     floor = replace(reader.floor)  # a copy: looking must not move the record that our next slot follows
     found = await _confirmed(reader)
-    alone = len(found) < _KEPT and floor.floor > 0  # an older stepfs kept one; or one is damaged
-    if not found or found[0] < lowest or (alone and found[0] < reader.state.version):
+    if _is_one_missing(reader, found, lowest):
         await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, floor)
         found = await _confirmed(reader)
     if not found and floor.floor > 0:
         raise CorruptError(f"{reader.store.url}: no readable snapshot is left; nothing was deleted")
+    return _floor_over(reader, found, lowest)
+
+
+async def planned_floor(reader: LogReader, lowest: Version) -> Version:
+    """What `ensure_snapshots` would return. Writes nothing."""
+    found = await _confirmed(reader)
+    if _is_one_missing(reader, found, lowest):
+        found = [reader.state.version, *found][:_KEPT]
+    return _floor_over(reader, found, lowest)
+
+
+def _is_one_missing(reader: LogReader, found: list[Version], lowest: Version) -> bool:
+    alone = len(found) < _KEPT and reader.floor.floor > 0  # an older stepfs kept one; or one is damaged
+    return not found or found[0] < lowest or (alone and found[0] < reader.state.version)
+
+
+def _floor_over(reader: LogReader, found: list[Version], lowest: Version) -> Version:
     if len(found) < _KEPT:
         return reader.floor.floor
     return max(reader.floor.floor, min(lowest, found[-1]))

@@ -106,9 +106,7 @@ class ObjectMap:
             found.append(Entry(key, len(self.objects[key]), age_s))
         return found
 
-    def _select_past(
-        self, prefix: str, after: str, limit: int | None, at_us: int, *, ages: bool
-    ) -> Listing:
+    def _select_past(self, prefix: str, after: str, limit: int | None, at_us: int, *, ages: bool) -> Listing:
         """What `select` would have found at `at_us`. A key that is deleted twice is shown once more, which is harmless."""
         found = {entry.key: entry for entry in self.select(prefix, after, ages=ages)}
         for event in takewhile(lambda event: event.time_us > at_us, reversed(self.trace)):

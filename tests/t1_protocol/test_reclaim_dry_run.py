@@ -1,0 +1,132 @@
+"""`--dry-run` says exactly what the run after it deletes: object by object, of every kind there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import trio
+from producer_world import World
+from small_world import NEED, SEGMENT, checkpoint, clean, grow, litter, process, register, small
+
+from stepfs.clock import TrioClock
+from stepfs.format.ids import SegmentIndex, Step
+from stepfs.format.keys import log_prefix, numbered, segment_key, snapshot_prefix
+from stepfs.format.node import NodeRecord
+from stepfs.log.append import seal
+from stepfs.log.reader import LogReader
+from stepfs.nodes import write_node
+from stepfs.reclaim import report as report_room
+from stepfs.reclaim.report import Report, Tally
+from stepfs.reclaim.run import reclaim
+from stepfs.store.api import Entry
+
+GRACE_S = 100.0
+
+
+async def everything(world: World) -> None:
+    """Objects of every kind that a reclaim finds, needed and not."""
+    await register(world, "late")
+    await grow(world)
+    await litter(world)
+    node = NodeRecord("gone", "host", "/mnt", 1, "1", Step(1), Step(0), 0, 0)
+    await write_node(process(world, "node"), world.identity, node)
+    world.ledger.release("late")
+    await trio.sleep(2 * GRACE_S)
+    await checkpoint(world, "late", NEED + 1)
+    await checkpoint(world, "run", NEED)
+    await trio.sleep(2 * GRACE_S)
+
+
+def kinds(world: World, keys: set[str]) -> Counter[str]:
+    return Counter(key.removeprefix(f"{world.identity.lake_id}/").partition("/")[0] for key in keys)
+
+
+async def planned(world: World, patch: pytest.MonkeyPatch) -> tuple[Report, set[str]]:
+    """What a dry run reports, and the objects that it has counted."""
+    named: set[str] = set()
+
+    class Watched(Tally):
+        async def remove(self, entries: Sequence[Entry]) -> None:
+            assert not named & {entry.key for entry in entries}, "counted twice"
+            named.update(entry.key for entry in entries)
+            await super().remove(entries)
+
+    with patch.context() as inside:
+        inside.setattr("stepfs.reclaim.run.Tally", Watched)
+        report = await reclaim(
+            process(world, "dry"), world.identity, dry_run=True, clock=TrioClock(), grace_s=GRACE_S
+        )
+    return report, named
+
+
+async def compare(world: World, patch: pytest.MonkeyPatch) -> Counter[str]:
+    """A dry run, and the run; returns how many objects of each kind went."""
+    before, requests = dict(world.shared.objects), len(world.shared.trace)
+    plan, named = await planned(world, patch)
+    assert {event.verb for event in world.shared.trace[requests:]} == {"get", "list"}
+    done = await reclaim(process(world, "real"), world.identity, clock=TrioClock(), grace_s=GRACE_S)
+    gone = before.keys() - world.shared.objects.keys()
+    assert named == gone
+    assert plan == done
+    assert (plan.deleted_objects, plan.deleted_bytes) == (len(gone), sum(len(before[key]) for key in gone))
+    return kinds(world, set(gone))
+
+
+def test_a_dry_run_names_every_object_that_the_run_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        await everything(world)
+        went = await compare(world, monkeypatch)
+        assert went.keys() == {"data", "index", "log", "snapshot", "consumers", "nodes"}
+        assert not await compare(world, monkeypatch), "and nothing is left"
+
+    small(scenario)
+
+
+def test_a_dry_run_knows_what_a_killed_reclaimer_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of deleting: the floor says so already, data, index, log and snapshots are partly there."""
+
+    async def scenario(world: World) -> None:
+        await everything(world)
+        kept = dict(world.shared.objects)
+        await clean(world)
+        lake_id = world.identity.lake_id
+        for key in (
+            segment_key(lake_id, SegmentIndex(NEED // SEGMENT - 1)),
+            numbered(log_prefix(lake_id), 2),
+            *sorted(key for key in kept if key.startswith(snapshot_prefix(lake_id)))[:1],
+            *sorted(key for key in kept if "/data/" in key and key not in world.shared.objects)[:3],
+        ):
+            world.shared.put(key, kept[key])
+        went = await compare(world, monkeypatch)
+        assert went.keys() >= {"index", "log", "snapshot"}
+
+    small(scenario)
+
+
+def test_a_dry_run_on_a_sealed_lake(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        await everything(world)
+        await seal(await LogReader.open(process(world, "sealer"), world.identity), TrioClock())
+        await compare(world, monkeypatch)
+
+    small(scenario)
+
+
+def test_a_dry_run_that_counted_otherwise_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: what the run deletes beside its plan goes unsaid."""
+    remove_if_allowed = Tally.remove_if_allowed
+
+    async def unsaid(tally: Tally, entries: Sequence[Entry]) -> None:
+        if tally._store is not None:
+            await remove_if_allowed(tally, entries)
+
+    monkeypatch.setattr(report_room.Tally, "remove_if_allowed", unsaid)
+
+    async def scenario(world: World) -> None:
+        await everything(world)
+        with pytest.raises(AssertionError):
+            await compare(world, monkeypatch)
+
+    small(scenario)
