@@ -180,7 +180,7 @@ def test_a_need_that_comes_too_late_is_reported_and_stops_reclaim_until_it_is_ra
         late = group(world, "run")
         newest = await late.read()
         assert newest is not None
-        await late._take(1_000, late._next(newest, kept=(Step(2), Step(NEED + 2))))
+        await late._take(1_000, late._next(newest, kept=(Step(2), Step(NEED + 1))))
         before = {key: body for key, body in world.shared.objects.items() if "/consumers/" not in key}
         report = await clean(world)
         assert re.search(r"needs step 2, but steps below 9 were reclaimed.*--retire", report.reason)

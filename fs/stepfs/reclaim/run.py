@@ -179,9 +179,9 @@ class Reclaimer:
             if bounded != listed:
                 changes["tombstones"] = bounded
         if changes:
-            await floor.append(
-                floor.successor(self._clock, **changes)
-            )  # taken, or unheard of: the next run says it
+            # Taking this slot ends whatever was announced in the one before. If it is taken, the next run says it.
+            changes |= {"grace_ms": grace_ms, "closing": floor.first_live_step}
+            await floor.append(floor.successor(self._clock, **changes))
 
 
 def _position(reader: LogReader | None) -> tuple[Version, int]:
