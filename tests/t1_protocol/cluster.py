@@ -172,7 +172,7 @@ class _Cluster:
             self.ledger.promises[trainer.name] = step
             group = Group.of(store, identity, trainer.name, self.world.clock)
             await group.replace(frozenset({Step(step)}))
-        await reclaim(store, identity, clock=self.world.clock)
+        await reclaim(store, identity, clock=self.world.clock, orphans=True)
         audit(self.ledger, self.totals, await LogReader.open(store, identity))
         self.ledger.require(
             self.ledger.first_live_step == self.ledger.first_needed,

@@ -34,9 +34,7 @@ async def announced(world: World) -> None:
     """A reclaimer closed at the group's need and was killed before it advanced."""
     await grow(world)
     floor = Floor(process(world, "killed"), world.identity)
-    await run_room._append(
-        floor, TrioClock(), lowest=floor.floor, first_live=Step(0), closing=Step(NEED), freed=0
-    )
+    await run_room._append(floor, floor.successor(TrioClock(), closing=Step(NEED)))
     assert world.ledger.floor is not None
     assert (world.ledger.floor.first_live_step, world.ledger.floor.closing) == (0, NEED)
 
@@ -119,9 +117,7 @@ def test_the_next_reclaim_announces_no_more_than_it_takes() -> None:
         await checkpoint(world, "run", 2, keep=None)
         floor = Floor(process(world, "killed"), world.identity)
         await floor.refresh()
-        await run_room._append(
-            floor, TrioClock(), lowest=floor.floor, first_live=Step(0), closing=Step(NEED), freed=0
-        )
+        await run_room._append(floor, floor.successor(TrioClock(), closing=Step(NEED)))
         assert (await clean(world)).first_live_step == 2
         assert world.ledger.floor is not None
         assert world.ledger.floor.closing == 2
@@ -135,14 +131,7 @@ def test_a_take_back_that_loses_its_slot_looks_again() -> None:
     async def announces(world: World) -> None:
         floor = Floor(process(world, "reclaimer"), world.identity)
         await floor.refresh()
-        await run_room._append(
-            floor,
-            TrioClock(),
-            lowest=floor.floor,
-            first_live=floor.first_live_step,
-            closing=Step(NEED),
-            freed=0,
-        )
+        await run_room._append(floor, floor.successor(TrioClock(), closing=Step(NEED)))
 
     async def at_the_end(world: World) -> None:
         assert world.ledger.promises["late"] == 3
