@@ -85,14 +85,13 @@ class _Options:
 async def _reclaim(lake: str, endpoint_url: str | None, options: _Options) -> None:
     import trio
 
-    from stepfs.cli.target import opened_store
+    from stepfs.cli.target import opened_store, watched_store
     from stepfs.lake import open_lake
     from stepfs.origins import OriginStores
     from stepfs.reclaim.run import Reclaimer
-    from stepfs.store.opening import open_store
 
     async with opened_store(lake, endpoint_url) as store:
-        origins = OriginStores(store, lambda url: open_store(url, endpoint_url=endpoint_url))
+        origins = OriginStores(store, lambda url: watched_store(url, endpoint_url))
         reclaimer: Reclaimer | None = None
         while True:
             try:

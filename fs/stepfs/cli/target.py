@@ -19,16 +19,29 @@ def is_lake(argument: str) -> bool:
     return "://" in argument
 
 
+def watched_store(url: str, endpoint_url: str | None) -> Store:
+    """The store of a URL, for a command: when it does not answer, a line says so, and the command ends (exit code 6)."""
+    from stepfs.cli.failure import say
+    from stepfs.store import silence
+    from stepfs.store.opening import open_store
+
+    def announce(line: str) -> None:
+        say(f"stepfs: {line}")
+
+    watch = silence.Silence(
+        announce, say_after_s=silence.SAY_AFTER_S, give_up_after_s=silence.GIVE_UP_AFTER_S
+    )
+    return open_store(url, endpoint_url=endpoint_url, silence=watch)
+
+
 @asynccontextmanager
 async def opened_store(lake: str, endpoint_url: str | None) -> AsyncIterator[Store]:
     """The store of a lake's URL; `UsageError` that offers the URL when a directory was given instead."""
     import trio
 
-    from stepfs.store.opening import open_store
-
     if not is_lake(lake):
         raise UsageError(f"{lake!r} is not a lake; a lake is a URL, such as {_as_url(lake)}")
-    store = open_store(lake, endpoint_url=endpoint_url)
+    store = watched_store(lake, endpoint_url)
     try:
         yield store
     finally:

@@ -70,10 +70,9 @@ async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> tuple[V
 
 async def _found(lake: str, as_json: bool, endpoint_url: str | None, opened: list[LogReader]) -> Verification:
     """All damage. The log is put into `opened` if a reader reaches its head."""
-    from stepfs.cli.target import opened_store
+    from stepfs.cli.target import opened_store, watched_store
     from stepfs.lake import open_lake
     from stepfs.log.reader import LogReader
-    from stepfs.store.opening import open_store
     from stepfs.verify.lake import Damage, Verification, verify_lake
     from stepfs.verify.metadata import verify_metadata
 
@@ -88,7 +87,7 @@ async def _found(lake: str, as_json: bool, endpoint_url: str | None, opened: lis
             with _progress(total, quiet=as_json) as advance:
                 result = await verify_lake(
                     log,
-                    origin_store=lambda url: open_store(url, endpoint_url=endpoint_url),
+                    origin_store=lambda url: watched_store(url, endpoint_url),
                     progress=advance,
                 )
     except (StepfsError, ExceptionGroup) as error:

@@ -11,14 +11,16 @@ from stepfs.errors import UsageError
 from stepfs.store.api import Store
 from stepfs.store.local import LocalStore
 from stepfs.store.names import check_key
+from stepfs.store.silence import Silence
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
-def open_store(url: str, *, endpoint_url: str | None = None) -> Store:
+def open_store(url: str, *, endpoint_url: str | None = None, silence: Silence | None = None) -> Store:
     """The store of `file:///directory` or `s3://bucket/prefix`; `UsageError` for anything else.
 
-    `endpoint_url` names an S3-compatible server; without it the AWS chain decides (AWS_ENDPOINT_URL_S3, …).
+    `endpoint_url` names an S3-compatible server; without it the AWS chain decides (AWS_ENDPOINT_URL_S3, …). `silence`
+    watches its requests for somebody who waits.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -29,7 +31,7 @@ def open_store(url: str, *, endpoint_url: str | None = None) -> Store:
         bucket, prefix = _bucket_and_prefix(url, rest)
         from stepfs.store.s3 import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
 
-        return S3Store(bucket, prefix, endpoint_url=endpoint_url)
+        return S3Store(bucket, prefix, endpoint_url=endpoint_url, silence=silence)
     raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write file:///directory or s3://bucket/prefix")
 
 

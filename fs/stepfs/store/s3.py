@@ -9,21 +9,19 @@ arrives after they are given back). `create` is never abandoned: it always repor
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
 from stepfs import entropy
-from stepfs.errors import CorruptError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.s3_clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
-from stepfs.store.s3_download import Landing, download
+from stepfs.store.s3_download import Answered, Landing, download, download_whole
 from stepfs.store.s3_errors import (
     FAILURES,
     broke_in_body,
@@ -36,7 +34,8 @@ from stepfs.store.s3_errors import (
 )
 from stepfs.store.s3_listing import page_entries
 from stepfs.store.s3_rights import Rights
-from stepfs.store.s3_upload import SINGLE_BYTES_MAX, Upload, byte_views
+from stepfs.store.s3_upload import SINGLE_BYTES_MAX, Upload, byte_views, encryption
+from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2RequestTypeDef
@@ -65,6 +64,7 @@ class S3Store:
         endpoint_url: str | None = None,
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
         data_timeout_s: float = DATA_TIMEOUT_S,
+        silence: Silence | None = None,
     ) -> None:
         self.bucket = bucket
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
@@ -85,26 +85,25 @@ class S3Store:
         self._sending = threading.local()  # verb and keys of the call this thread is busy with
         self._lock = threading.Lock()
         self._rights = Rights()
+        self._silence = silence
+        self._hear = silence.hear if silence is not None else lambda: None
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         name = self._name(key)
+        answered = Answered(self._hear)
 
         def fetch() -> bytes:
-            response = self._clients.data().get_object(Bucket=self.bucket, Key=name)
-            with closing(response["Body"]) as body:
-                if response["ContentLength"] > bytes_max:
-                    size = response["ContentLength"]
-                    raise CorruptError(f"{self.url}/{key} has {size} bytes, at most {bytes_max} make sense")
-                return body.read()
+            return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
 
         for attempt in range(_ATTEMPTS_MAX):
+            before = answered.answers
             try:
                 found = await self._call("get", (key,), fetch)
             except FAILURES as error:
                 if is_absent(error):
                     self._rights.prove("get", [key])
                     return None
-                await self._after_break(error, attempt, key)
+                await self._after_break(error, attempt, key, answered=answered.answers > before)
             else:
                 self._add_read(len(found))
                 return found
@@ -114,7 +113,7 @@ class S3Store:
         self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
     ) -> int | None:
         name = self._name(key)
-        landing = Landing(buffer, landed)
+        landing = Landing(buffer, landed, self._hear)
         if landing.room == 0:
             return 0
 
@@ -122,7 +121,7 @@ class S3Store:
             download(self._clients.data(), self.bucket, name, offset, landing)
 
         for attempt in range(_ATTEMPTS_MAX):
-            before = landing.done
+            before, answers = landing.done, landing.answers
             try:
                 await self._call("get", (key,), fetch, data=True)
             except trio.Cancelled:
@@ -134,7 +133,7 @@ class S3Store:
                     return None
                 if is_past_end(error) or landing.room == 0:
                     break
-                await self._after_break(error, attempt, key)
+                await self._after_break(error, attempt, key, answered=landing.answers > answers)
             else:
                 break
             finally:
@@ -143,7 +142,7 @@ class S3Store:
 
     async def create(self, key: str, body: bytes) -> Put:
         name = self._name(key)
-        upload = Upload(self.bucket, name, byte_views([body]), _encryption())
+        upload = Upload(self.bucket, name, byte_views([body]), encryption())
         try:
             await self._call(
                 "create", (key,), lambda: upload.create(self._clients.commit(), body), abandon=False
@@ -160,7 +159,7 @@ class S3Store:
     async def put(self, key: str, parts: Sequence[Buffer]) -> None:
         name = self._name(key)
         views = byte_views(parts)
-        upload = Upload(self.bucket, name, views, _encryption())
+        upload = Upload(self.bucket, name, views, encryption())
 
         async def call(work: Callable[[], T], /, *, abandon: bool = True) -> T:
             return await self._call("put", (key,), work, abandon=abandon, data=True)
@@ -256,7 +255,8 @@ class S3Store:
 
         control = self._commit_threads if verb == "create" else self._control_threads
         limiter = self._threads if data else control
-        result = await trio.to_thread.run_sync(labelled, limiter=limiter, abandon_on_cancel=abandon)
+        run = partial(trio.to_thread.run_sync, labelled, limiter=limiter, abandon_on_cancel=abandon)
+        result = await (run() if self._silence is None else self._silence.watch(self.url, run))
         if verb != "delete":  # which answers for each key
             self._rights.prove(verb, keys)
         return result
@@ -265,9 +265,12 @@ class S3Store:
         passing = self._rights.passing(error, verb, key)
         return explain(error, self.url, f"{doing or verb} {key or 'the lake'}", passing=passing)
 
-    async def _after_break(self, error: Exception, attempt: int, key: str) -> None:
-        """Wait before asking again for a body that did not arrive whole; raise for every other error."""
-        if not broke_in_body(error) or attempt == _ATTEMPTS_MAX - 1:
+    async def _after_break(self, error: Exception, attempt: int, key: str, *, answered: bool) -> None:
+        """Wait before asking again for a body that did not arrive whole; raise for every other error.
+
+        Not for an answer that never began: the client has asked for that several times already.
+        """
+        if not (answered and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
             raise self._explain(error, "get", key, "read") from error
         await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
 
@@ -291,9 +294,4 @@ class S3Store:
 
     def _see(self, server: str) -> None:
         self.server = server or self.server
-
-
-def _encryption() -> dict[str, str]:
-    """Server-side encryption asked for by the environment, as request parameters."""
-    chosen = {"ServerSideEncryption": "STEPFS_SSE", "SSEKMSKeyId": "STEPFS_SSE_KMS_KEY_ID"}
-    return {name: value for name, variable in chosen.items() if (value := os.environ.get(variable))}
+        self._hear()

@@ -9,10 +9,11 @@ thread ends at once instead of at its timeout.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from stepfs.errors import RefusedError
+from stepfs.errors import CorruptError, RefusedError
 from stepfs.store.api import Landed
 
 if TYPE_CHECKING:
@@ -25,16 +26,26 @@ class LeftError(Exception):
     """The owner of the buffer is gone; nobody sees this."""
 
 
+class Answered:
+    """How many answers of a read began; `hear` is told of each sign of life."""
+
+    def __init__(self, hear: Callable[[], None]) -> None:
+        self.hear = hear
+        self.answers = 0
+
+
 class Landing:
     """The caller's buffer, and how much of it is filled."""
 
-    def __init__(self, buffer: memoryview, landed: Landed) -> None:
+    def __init__(self, buffer: memoryview, landed: Landed, hear: Callable[[], None] = lambda: None) -> None:
         self._buffer = buffer.cast("B")
+        self._hear = hear
         self._landed = landed
         self._lock = threading.Lock()
         self._left = False
         self._stream: Any = None
         self.done = 0
+        self.answers = 0  # that began
 
     @property
     def room(self) -> int:
@@ -54,6 +65,7 @@ class Landing:
             self._buffer[self.done : self.done + len(piece)] = piece
             self.done += len(piece)
             self._landed(self.done)
+        self._hear()
 
     def leave(self) -> None:
         """The owner goes (from another thread): no byte lands after this."""
@@ -70,6 +82,7 @@ def download(client: S3Client, bucket: str, key: str, offset: int, landing: Land
     first = offset + landing.done
     last = offset + landing.done + landing.room - 1
     response = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={first}-{last}")
+    landing.answers += 1
     body = response["Body"]
     with closing(body):
         if not response.get("ContentRange", "").startswith(f"bytes {first}-"):
@@ -77,3 +90,18 @@ def download(client: S3Client, bucket: str, key: str, offset: int, landing: Land
         landing.connect(getattr(body, "_raw_stream", None))  # the only way to end a blocked read
         while piece := body.read(_PIECE_BYTES):
             landing.land(piece)
+
+
+def download_whole(client: S3Client, bucket: str, key: str, bytes_max: int, answered: Answered) -> bytes:
+    """The object's bytes, in one request; `CorruptError`, before they are read, if they are too many."""
+    response = client.get_object(Bucket=bucket, Key=key)
+    answered.answers += 1
+    with closing(response["Body"]) as body:
+        size = response["ContentLength"]
+        if size > bytes_max:
+            raise CorruptError(f"s3://{bucket}/{key} has {size} bytes, at most {bytes_max} make sense")
+        pieces = []
+        while piece := body.read(_PIECE_BYTES):
+            pieces.append(piece)
+            answered.hear()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)

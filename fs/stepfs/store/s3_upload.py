@@ -10,6 +10,7 @@ import base64
 import bisect
 import io
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -116,6 +117,12 @@ def checksum(views: Sequence[memoryview]) -> str:
     for view in views:
         value = crc32c.crc32c(view, value)
     return base64.b64encode(value.to_bytes(4, "big")).decode()
+
+
+def encryption() -> dict[str, str]:
+    """Server-side encryption asked for by the environment, as request parameters."""
+    chosen = {"ServerSideEncryption": "STEPFS_SSE", "SSEKMSKeyId": "STEPFS_SSE_KMS_KEY_ID"}
+    return {name: value for name, variable in chosen.items() if (value := os.environ.get(variable))}
 
 
 class Call(Protocol):

@@ -1,0 +1,87 @@
+"""For somebody who waits at a terminal: says after seconds that the store does not answer, and gives up after a minute.
+
+A request to a server that accepts connections and then says nothing takes its time-outs times its retries: minutes
+without a line. A daemon bears that; a command must not. Silence is measured over all requests of one store, from the
+last sign of life (an answer, bytes of one) while some request waits, so a long read that moves is never cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+from stepfs.errors import StoreUnreachableError
+
+T = TypeVar("T")
+SAY_AFTER_S: Final = 5.0
+GIVE_UP_AFTER_S: Final = 60.0  # and up to 20 s more for a create, which always reports how it ended
+
+
+class Silence:
+    """Watches the requests of one store. `say` gets the line for stderr, once for each silence."""
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        *,
+        say_after_s: float = SAY_AFTER_S,
+        give_up_after_s: float = GIVE_UP_AFTER_S,
+    ) -> None:
+        self._say = say
+        self._say_after_s = say_after_s
+        self._give_up_after_s = give_up_after_s
+        self._waiting = 0
+        self._said = False
+        self._heard_s = 0.0
+
+    def hear(self) -> None:
+        """A sign of life, from any thread."""
+        self._heard_s = time.monotonic()
+
+    async def watch(self, url: str, request: Callable[[], Awaitable[T]]) -> T:
+        """The result of `request`; `StoreUnreachableError` once the store has been silent for too long.
+
+        A request that shields itself from cancellation is waited for, and what it returns counts.
+        """
+        if not self._waiting:
+            self.hear()
+        self._waiting += 1
+        results: list[T] = []
+        failures: list[Exception] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, url, nursery.cancel_scope)
+                try:
+                    results.append(await request())
+                except Exception as error:  # noqa: BLE001 - raised below as itself: a nursery would wrap it
+                    failures.append(error)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._waiting -= 1
+        for failure in failures:
+            raise failure
+        if not results:
+            raise StoreUnreachableError(
+                f"{url}: no answer for {self._give_up_after_s:g} s; check the network and AWS_ENDPOINT_URL_S3, then retry"
+            )
+        return results[0]
+
+    async def _listen(self, url: str, scope: trio.CancelScope) -> None:
+        while True:
+            silent_s = time.monotonic() - self._heard_s
+            if silent_s < self._say_after_s:
+                self._said = False
+                await trio.sleep(self._say_after_s - silent_s)
+            elif not self._said:
+                self._said = True
+                self._say(f"waiting for {url}: no answer yet; gives up after {self._give_up_after_s:g} s")
+                # All of it, also if this task comes late (a stopped process): an answer may lie ready.
+                await trio.sleep(self._give_up_after_s - self._say_after_s)
+            elif silent_s < self._give_up_after_s:
+                await trio.sleep(self._give_up_after_s - silent_s)
+            else:
+                scope.cancel()
+                return
