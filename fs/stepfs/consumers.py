@@ -200,11 +200,13 @@ class Group:
 
     async def _retire_damaged(self) -> ConsumerRecord:
         """Put a retired record after one that cannot be read: of a run that is over, nothing in it is needed."""
+        floor = Floor(self.store, self.identity)
+        await floor.refresh()
         number = max((slot for slot, _ in await self._slots()), default=-1) + 1
         record = self._next(self._joined(None, Step(0)), retired=True)
         if not await self._take(number, record):
             raise RefusedError(f"group {self.name!r} is being changed by others all the time; try again")
-        await self._trim(number)
+        await self._trim(floor.grace_s)
         return record
 
     async def _write(

@@ -86,18 +86,22 @@ class GroupWatch:
         ]
         known = {slot: self._known[slot] for slot in wanted if slot in self._known}
         self._known = known
+        newest = {(slots.prefix, slots.newest) for slots in listed}
         new = [slot for slot in wanted if slot not in known]
         for start in range(0, len(new), _AT_ONCE):
             failed: list[StepfsError] = []
             async with trio.open_nursery() as nursery:
                 for slot in new[start : start + _AT_ONCE]:
-                    nursery.start_soon(self._read_one, slot, failed)
+                    nursery.start_soon(self._read_one, slot, slot in newest, failed)
             if failed:
                 raise failed[0]
 
-    async def _read_one(self, slot: _Slot, failed: list[StepfsError]) -> None:
+    async def _read_one(self, slot: _Slot, is_newest: bool, failed: list[StepfsError]) -> None:
         try:
             record = await read_slot(self._store, self._identity, *slot)
+        except CorruptError as error:
+            if is_newest:  # else: what it needed is not known, as if it were gone
+                failed.append(error)
         except StepfsError as error:  # a nursery would wrap it into a group
             failed.append(error)
         else:
