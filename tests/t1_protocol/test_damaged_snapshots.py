@@ -137,6 +137,36 @@ def test_two_are_left_whatever_another_reclaimer_does_at_any_await() -> None:
 
 
 @UNREADABLE
+def test_a_log_that_ends_before_a_damaged_snapshot_is_no_shorter_log() -> None:
+    """Its commit vanishes while the reader looks: only the damaged snapshot tells that there was more."""
+
+    async def scenario(world: World) -> None:
+        newest = snapshots(world)[-1]
+        version = number_of(snapshot_prefix(world.identity.lake_id), newest)
+        assert version is not None
+        flip(world.shared, newest)
+        store = process(world, "stranger")
+        get = store.get
+        looked: set[str] = set()
+
+        async def loses(key: str, **options: int) -> bytes | None:
+            """The commit answers when the snapshot is held against it, and is gone afterwards."""
+            found = await get(key, **options)
+            if key == world.ledger.head_key(version) and key not in looked:
+                looked.add(key)
+                for lost in keys(world, log_prefix(world.identity.lake_id)):
+                    if lost >= world.ledger.head_key(version - 1):
+                        world.shared.remove(lost)
+            return found
+
+        store.get = loses  # type: ignore[method-assign]
+        with pytest.raises(CorruptError, match=f"log version {version - 1} is missing, and the snapshot"):
+            await LogReader.open(store, world.identity)
+
+    small(scenario, on=partial_log)
+
+
+@UNREADABLE
 def test_a_hole_in_the_log_behind_a_damaged_snapshot_is_no_end_of_the_log() -> None:
     """A producer that took the slot of the lost commit would begin a second history."""
 
