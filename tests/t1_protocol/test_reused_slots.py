@@ -1,22 +1,27 @@
 """Slots that were deleted and are taken again, met through a LIST: by a writer of a group, and by a cold start.
 
 Two mistakes lived through every other test here: a group writer that believes whatever slot it could create, and a
-reader that does not floor-check what a LIST showed it. Both need a sleeper and two writers that have moved on meanwhile.
+reader or writer that floor-checks only what it probed. Both need a sleeper whom others have left behind.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from process_store import ProcessStore
-from producer_world import World
-from small_world import NEED, group, grow, inside_everywhere, process
+from producer_world import World, feed
+from small_world import NEED, checkpoint, clean, group, grow, inside_everywhere, process
 from test_reader_hazards import move_on, reaches_the_end
 
+from stepfs.clock import TrioClock
 from stepfs.consumers import Group
+from stepfs.errors import SealedError
 from stepfs.format.ids import Step
 from stepfs.format.keys import snapshot_prefix
 from stepfs.format.records import ConsumerRecord
 from stepfs.format.snapshot import LogState, decode_snapshot
+from stepfs.log.append import seal
 from stepfs.log.reader import LogReader
 
 SLEEPER, OTHERS = NEED + 1, (NEED + 2, NEED + 3)
@@ -82,19 +87,49 @@ def test_hazard_01_a_cold_start_whose_list_shows_a_slot_taken_again() -> None:
     assert inside_everywhere(grow, _opens, _a_zombie_follows_the_snapshot, _nothing) >= 8
 
 
-def lists_are_believed(patch: pytest.MonkeyPatch) -> None:
-    """What a LIST showed is published without asking whether the floor has passed it."""
-    read = LogReader._read_listed
+def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:
+    """A slot that was not probed (a LIST showed it, or it was taken after a reopen) needs no look at the floor."""
+    confirm = LogReader.confirm
 
-    async def believe(reader: LogReader) -> None:
-        lowest = reader._lowest_unconfirmed
-        await read(reader)
-        reader._lowest_unconfirmed = lowest
+    async def believe(reader: LogReader) -> bool:
+        if reader._lowest_unconfirmed is not None:
+            return await confirm(reader)
+        await reader.floor.refresh()
+        reader.state, reader.first_live_step = reader.head, reader.floor.first_live_step
+        return True
 
-    patch.setattr(LogReader, "_read_listed", believe)
+    patch.setattr(LogReader, "confirm", believe)
 
 
-def test_mutant_lists_are_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    lists_are_believed(monkeypatch)
+async def _seals_after_a_reopen(world: World, store: ProcessStore) -> None:
+    """What it follows is a zombie's slot, so it starts again from a snapshot, and takes the next slot unprobed."""
+    reader = await LogReader.open(process(world, "before"), world.identity)
+    await move_on(world, zombie_after=reader.head, chained=False)
+    reader.store = store
+    with suppress(SealedError):
+        await seal(reader, TrioClock())
+        assert world.ledger.state.sealed, "who was told that the lake is sealed finds it sealed"
+
+
+async def _all_goes_on(world: World) -> None:
+    """Until every slot that a writer may be about to take is filled, and deleted again."""
+    if world.ledger.state.sealed:
+        return
+    for until in (18, 20, 22):
+        async with world.producer("a") as producer:
+            await feed(producer, until)
+    await checkpoint(world, "run", len(world.ledger.steps))
+    await clean(world)
+
+
+def test_hazard_01_a_slot_taken_right_after_a_reopen_is_floor_checked() -> None:
+    """A writer's own slot, never probed: the simulator lost a record so (a producer that followed a zombie's commit)."""
+    assert inside_everywhere(grow, _seals_after_a_reopen, _all_goes_on, _nothing) >= 8
+
+
+def test_mutant_only_probes_are_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_probes_are_checked(monkeypatch)
     with pytest.raises(AssertionError, match="another history"):
         inside_everywhere(grow, _opens, _a_zombie_follows_the_snapshot, _nothing)
+    with pytest.raises(AssertionError, match="finds it sealed"):
+        inside_everywhere(grow, _seals_after_a_reopen, _all_goes_on, _nothing)

@@ -171,8 +171,10 @@ class LogReader:
         False: what `head` rests on may be a resurrected slot; call `reopen` and look again.
         """
         await self._floor.refresh()
-        lowest = self._lowest_unconfirmed
-        if lowest is not None and self._floor.floor > lowest:
+        # What was not probed was listed, or is about to be taken: all that follows what is published.
+        next_slot = Version(self.state.version + 1)
+        lowest = next_slot if self._lowest_unconfirmed is None else self._lowest_unconfirmed
+        if self._floor.floor > lowest:
             return False
         self._lowest_unconfirmed = None
         self.state = self.head
