@@ -14,7 +14,7 @@ _TESTS = str(Path(__file__).resolve().parents[2] / "tests" / "t1_protocol")
 sys.path.insert(0, _TESTS)
 
 from cluster import simulate  # noqa: E402
-from scenario import scenario  # noqa: E402
+from draw import scenario  # noqa: E402
 from sweep import sweep  # noqa: E402
 
 _SHOWN_MAX = 20

@@ -9,21 +9,30 @@ floor boundaries as twenty thousand would. `simulate(seed)` is a function: same 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import trio
-from actors import ProducerActor, ReclaimerActor, SealerActor, TrainerActor, WatcherActor, World
+from actors import ProducerActor, WatcherActor
 from audit import audit
+from cluster_world import World, inline_threads, simulated_wall_clocks
 from deterministic import run_seeded, scaled
+from draw import Storm, scenario
+from flavours import Flavour
+from forks import ForkActor
 from ledger import Ledger
+from operators import ReclaimerActor, SealerActor
 from process_store import ProcessStore
-from scenario import Life, Scenario, Storm, scenario
+from scenario import Life, Scenario
+from trainers import TrainerActor
+from watched_run import NodeActor, WatchedRun, WatchedTrainer
 
 from stepfs.consumers import Group
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity, encode_lake
+from stepfs.group_records import list_groups
 from stepfs.log.reader import LogReader
 from stepfs.reclaim.run import reclaim
 from stepfs.store.faults import Plan, no_faults
@@ -52,9 +61,9 @@ class Outcome:
     virtual_s: float
 
 
-def simulate(seed: int, *, rush: bool | None = None) -> Outcome:
+def simulate(seed: int, *, flavour: Flavour | None = None) -> Outcome:
     """Run the scenario of `seed` from an empty lake to the audit."""
-    return run_scenario(scenario(seed, rush=rush))
+    return run_scenario(scenario(seed, flavour=flavour))
 
 
 def run_scenario(plan: Scenario) -> Outcome:
@@ -64,7 +73,7 @@ def run_scenario(plan: Scenario) -> Outcome:
         "_VERSIONS_MAX": plan.versions_max,
         "_MISSES_PER_FLOOR_PROBE": 5,
     }
-    with scaled(**sizes):
+    with scaled(**sizes), simulated_wall_clocks(), inline_threads():
         return run_seeded(_Cluster(plan).run, seed=plan.seed)
 
 
@@ -77,9 +86,13 @@ class _Cluster:
         self.ledger = Ledger(self.shared, identity, plan.segment_steps)
         self.totals = {producer.name: producer.total for producer in plan.producers}
         self.world = World(self.ledger, plan.seed, sum(self.totals.values()))
+        self.world.lying = plan.lying
+        self.runs = [WatchedRun(self.world, watched) for watched in plan.watched]
+        self.forks = [ForkActor(self.world, forked) for forked in plan.forks]
         self.faults: Plan = Storm(plan.faults) if plan.faults else no_faults
 
     async def run(self) -> Outcome:
+        self.world.set_wall_clock("end", skewed=False)
         with trio.CancelScope() as scope:
             self.ledger.stop = scope.cancel
             with trio.move_on_after(_VIRTUAL_S_MAX) as limit:
@@ -103,22 +116,32 @@ class _Cluster:
         """Until every producer and trainer has reached its goal."""
         async with trio.open_nursery() as background:
             for reclaimer in self.plan.reclaimers:
-                background.start_soon(
-                    self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0
-                )
+                actor = ReclaimerActor(self.world, reclaimer)
+                background.start_soon(self._process, actor, reclaimer.lives, 0.0)
             async with trio.open_nursery() as nursery:
-                for producer in self.plan.producers:
-                    actor = ProducerActor(self.world, producer)
-                    nursery.start_soon(self._process, actor, producer.lives, producer.begins_s)
-                for trainer in self.plan.trainers:
-                    nursery.start_soon(
-                        self._process, TrainerActor(self.world, trainer), trainer.lives, trainer.begins_s
-                    )
-                for number in range(self.plan.watchers):
-                    nursery.start_soon(self._process, WatcherActor(self.world, f"w{number}"), (), 0.0)
-                if self.plan.seal:
-                    nursery.start_soon(self._process, SealerActor(self.world), (), 0.0)
+                for actor, lives, begins_s in self._cast():
+                    nursery.start_soon(self._process, actor, lives, begins_s)
+                for number, rot in enumerate(self.plan.rots):
+                    nursery.start_soon(self.world.damage.inflict, rot, self.world.rng(f"rot/{number}"))
             self.world.over.set()
+
+    def _cast(self) -> Iterator[tuple[Actor, tuple[Life, ...], float]]:
+        """Everybody who works towards the end, with their lives and when they begin."""
+        world, plan = self.world, self.plan
+        for producer in plan.producers:
+            yield ProducerActor(world, producer), producer.lives, producer.begins_s
+        for trainer in plan.trainers:
+            yield TrainerActor(world, trainer), trainer.lives, trainer.begins_s
+        for run in self.runs:
+            yield WatchedTrainer(run), run.plan.lives, 0.0
+            for node in run.plan.nodes:
+                yield NodeActor(run, node), node.lives, 0.0
+        for forked in self.forks:
+            yield forked, forked.plan.lives, forked.plan.begins_s
+        for watcher in plan.watchers:
+            yield WatcherActor(world, watcher.name), watcher.lives, watcher.begins_s
+        if plan.seal:
+            yield SealerActor(world), (), 0.0
 
     async def _process(self, actor: Actor, lives: tuple[Life, ...], begins_s: float) -> None:
         """One process through its lives; the last ones are undisturbed and repeat until its work is done."""
@@ -138,20 +161,30 @@ class _Cluster:
     async def _live(
         self, actor: Actor, number: int, life: Life, successor_due: trio.Event, done: trio.Event
     ) -> None:
+        self.world.set_wall_clock(f"{actor.name}.{number}", skewed=self.plan.skewed)
         store = ProcessStore(
-            self.shared, actor=f"{actor.name}.{number}", seed=self.plan.seed, plan=self.faults
+            self.shared,
+            actor=f"{actor.name}.{number}",
+            seed=self.plan.seed,
+            plan=self.faults,
+            page=self.plan.page,
         )
         with trio.CancelScope() as scope:
             store.kill_at, store.kill = life.kill_at, scope.cancel
             store.freeze_at, store.freeze_s = life.freeze_at, life.freeze_s
-            store.stalls = life.stalls
+            store.stalls, store.stall_s, store.stalls_before = life.stalls, life.stall_s, life.stalls_before
+            if life.locked_out_s is not None:
+                now_s = trio.current_time()
+                store.locked_out_s = now_s + life.locked_out_s[0], now_s + life.locked_out_s[1]
             if life.replaced:
                 store.on_freeze = successor_due.set
             try:
                 if await actor.main(store):
                     done.set()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding with a seed
-                if not store.dead:
+                if self.world.excuses(_single(error)):
+                    self.ledger.counts["damage reported"] += 1
+                elif not store.dead:
                     self.ledger.blame(f"{actor.name}.{number}: {_one_line(error)}")
             finally:
                 store.dead = True
@@ -167,11 +200,11 @@ class _Cluster:
         store = ProcessStore(self.shared, actor="end", seed=self.plan.seed)
         rng = self.world.rng("end")
         identity, end = self.ledger.identity, len(self.ledger.steps)
-        for trainer in self.plan.trainers:
-            step = rng.choice((end, rng.randint(self.ledger.promises[trainer.name], end)))
-            self.ledger.promises[trainer.name] = step
-            group = Group.of(store, identity, trainer.name, self.world.clock)
-            await group.replace(frozenset({Step(step)}))
+        for name in (run.name for run in (*self.plan.trainers, *self.plan.watched)):
+            step = rng.choice((end, rng.randint(self.ledger.promises[name], end)))
+            self.ledger.promises[name] = step
+            await Group.of(store, identity, name, self.world.clock).replace(frozenset({Step(step)}))
+        await self._let_go_of_forks(store)
         await reclaim(store, identity, clock=self.world.clock, orphans=True)
         audit(self.ledger, self.totals, await LogReader.open(store, identity))
         self.ledger.require(
@@ -179,9 +212,22 @@ class _Cluster:
             f"needed from {self.ledger.first_needed}, kept from {self.ledger.first_live_step}",
         )
 
+    async def _let_go_of_forks(self, store: ProcessStore) -> None:
+        """An operator retires what forks hold: those that came to be are done, those that died half-made never will."""
+        for name in {name for forked in self.forks for name in forked.groups}:
+            self.ledger.release(name)
+        for record in (await list_groups(store, self.ledger.identity)).values():
+            if record.group.startswith("fork:") and not record.retired:
+                await Group.of(store, self.ledger.identity, record.group, self.world.clock).retire()
 
-def _one_line(error: BaseException) -> str:
+
+def _single(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
+    return error
+
+
+def _one_line(error: BaseException) -> str:
+    error = _single(error)
     cause = f" (from {type(error.__cause__).__name__}: {error.__cause__})" if error.__cause__ else ""
     return f"{type(error).__name__}: {error}{cause}"

@@ -6,7 +6,7 @@ import trio
 from crc32c import crc32c
 from ledger import Ledger, payload
 
-from stepfs.errors import StoreUnreachableError
+from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.log.reader import LogReader
 from stepfs.store.api import Store
@@ -48,8 +48,8 @@ async def read_step(
     """Fetch and verify all slices of a step as a mount would. `may_go`: nobody promised that it stays."""
     try:
         entry = await reader.entry(step)
-    except StoreUnreachableError:
-        raise
+    except (StoreUnreachableError, CorruptError):
+        raise  # who damaged the store on purpose knows whether this is to be expected
     except Exception as error:  # noqa: BLE001 - whatever it is, a step that was promised is not to be had
         gone = may_go and step < ledger.first_live_step
         ledger.require(gone, f"{name} cannot find step {step}: {type(error).__name__}: {error}")

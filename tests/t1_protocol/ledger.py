@@ -28,7 +28,7 @@ from stepfs.format.keys import (
     segment_of_key,
     snapshot_prefix,
 )
-from stepfs.format.records import FloorRecord, LakeIdentity, decode_floor
+from stepfs.format.records import FloorRecord, LakeIdentity, decode_consumer, decode_floor
 from stepfs.format.snapshot import LogState, StepEntry, genesis
 from stepfs.log.apply import apply
 from stepfs.store.faulty import Event, ObjectMap
@@ -54,6 +54,9 @@ class Ledger:
     published: dict[str, int] = field(default_factory=dict)  # producer → its records in the log
     farewells: set[tuple[str, int]] = field(default_factory=set)  # (producer, epoch) of every retiring commit
     promises: dict[str, int] = field(default_factory=dict)  # group → first step that was promised to it
+    newest_records: set[bytes] = field(
+        default_factory=set
+    )  # ids of group records that were their group's newest
     floor: FloorRecord | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +135,10 @@ class Ledger:
                 self._committed(key)
         elif key.startswith(floor_prefix(lake_id)):
             self._floor_raised(key)
+        elif key.startswith(consumers_prefix(lake_id)):
+            group = key[: key.rindex("/") + 1]
+            if not self.shared.select(group, key, 1):
+                self.newest_records.add(decode_consumer(self.shared.objects[key], key)[1].record_id)
 
     def _committed(self, key: str) -> None:
         body = self.shared.objects[key]
@@ -265,6 +272,10 @@ class Ledger:
         """Every reader sees the same TGB at a step."""
         truth = self.steps[entry.step] if entry.step < len(self.steps) else None
         self.require(entry == truth, f"{who} sees {entry} at step {entry.step}, the log has {truth}")
+
+    def check_record(self, who: str, record_id: bytes) -> None:
+        """What a group writer was told is recorded was, for a moment at least, what everybody read."""
+        self.require(record_id in self.newest_records, f"{who} was told of a record that nobody reads")
 
     def head_key(self, version: int) -> str:
         return numbered(log_prefix(self.identity.lake_id), Version(version))

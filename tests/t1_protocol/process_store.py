@@ -18,25 +18,65 @@ import trio
 from deterministic import pause
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.store.faults import Plan, no_faults
-from stepfs.store.faulty import FaultyStore, ObjectMap
+from stepfs.store.faults import Plan, Told, no_faults
+from stepfs.store.faulty import Event, FaultyStore, ObjectMap
 
-_STALL_S: Final = 1.0
+_LOCKED_OUT_S: Final = 0.01  # until the server has said no
 
 
 class ProcessStore(FaultyStore):
     """`FaultyStore` of one life of one process. Pauses are counted; at `freeze_at` the process stops for `freeze_s`."""
 
-    def __init__(self, shared: ObjectMap, *, actor: str, seed: int = 0, plan: Plan = no_faults) -> None:
-        super().__init__(shared, actor=actor, seed=seed, plan=plan)
+    def __init__(
+        self,
+        shared: ObjectMap,
+        *,
+        actor: str,
+        seed: int = 0,
+        plan: Plan = no_faults,
+        page: int | None = None,
+    ) -> None:
+        super().__init__(shared, actor=actor, seed=seed, plan=plan, page=page)
         self.dead = False
         self.freeze_at: int | None = None
         self.freeze_s = 0.0
-        self.stalls = 0.0
+        self.stalls, self.stall_s = 0.0, 1.0
+        self.stalls_before: tuple[str, str] | None = None
         self._stalling = random.Random(f"stalls/{actor}/{seed}")
         self.on_freeze: Callable[[], None] | None = None
         self.inside: dict[int, Callable[[], Awaitable[None]]] = {}
         self._frozen_until_s = float("-inf")
+        self.locked_out_s: tuple[float, float] | None = None  # from when to when its credentials do not count
+
+    def beside(self, shared: ObjectMap) -> ProcessStore:
+        """The same process's way to another lake: killed, frozen and locked out together."""
+        return _Beside(self, shared)
+
+    async def _attempt(
+        self, verb: str, keys: tuple[str, ...], effect: Callable[[], str], size: int, crc: int
+    ) -> tuple[Told, str]:
+        if self._locked_out():
+            await self._pause(_LOCKED_OUT_S)
+            time_us = round(trio.current_time() * 1e6)
+            self.shared.note(Event(time_us, self._actor, verb, keys, "not applied", "credentials expired"))
+            raise StoreUnreachableError(f"{self.url}: the credentials have expired; renew them")
+        if (
+            self.stalls_before is not None
+            and verb == self.stalls_before[0]
+            and self.stalls_before[1] in keys[0]
+        ):
+            self._maybe_stall()
+        return await super()._attempt(verb, keys, effect, size, crc)
+
+    def _maybe_stall(self) -> None:
+        if self.stalls and self._stalling.random() < self.stalls:
+            self._frozen_until_s = max(self._frozen_until_s, trio.current_time() + self.stall_s)
+
+    def _locked_out(self) -> bool:
+        if self.locked_out_s is None:
+            return False
+        start_s, end_s = self.locked_out_s
+        return start_s <= trio.current_time() < end_s
 
     async def _pause(self, seconds: float) -> None:
         if self.dead:
@@ -45,8 +85,8 @@ class ProcessStore(FaultyStore):
             self._frozen_until_s = trio.current_time() + self.freeze_s
             if self.on_freeze is not None:
                 self.on_freeze()
-        if self.stalls and self._stalling.random() < self.stalls:
-            self._frozen_until_s = max(self._frozen_until_s, trio.current_time() + _STALL_S)
+        if self.stalls_before is None:
+            self._maybe_stall()
         meanwhile = self.inside.pop(self.pauses + 1, None)
         if meanwhile is not None:
             await meanwhile()
@@ -56,3 +96,18 @@ class ProcessStore(FaultyStore):
         await pause(seconds)
         if trio.current_time() < self._frozen_until_s:
             await trio.sleep_until(self._frozen_until_s)
+
+
+class _Beside(ProcessStore):
+    """A second store of a process, with its faults, whose pauses are those of the first."""
+
+    def __init__(self, first: ProcessStore, shared: ObjectMap) -> None:
+        super().__init__(shared, actor=f"{first._actor}'s other lake", plan=first.plan, page=first._page)
+        self._first = first
+        self._rng = first._rng
+
+    def _locked_out(self) -> bool:
+        return self._first._locked_out()
+
+    async def _pause(self, seconds: float) -> None:
+        await self._first._pause(seconds)

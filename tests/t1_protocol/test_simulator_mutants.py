@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import trio
 from cluster import simulate
+from flavours import Flavour
 from test_commit_hazards import forgetful_rebase, trusting_take_slot
 from test_reader_hazards import never_look
 from test_reclaim_mutants import (
@@ -24,6 +25,7 @@ from test_reclaim_mutants import (
     no_second_look,
     no_snapshot,
 )
+from test_reused_slots import any_free_slot, only_probes_are_checked
 
 from stepfs.errors import StepfsError
 from stepfs.format.descriptor import Descriptor
@@ -37,10 +39,12 @@ from stepfs_producer.rebase import Incarnation
 from stepfs_producer.tgb_writer import TgbWriter
 
 SEEDS_MAX = 150
-IN_A_RUSH = {
-    no_second_look,
-    group_looks_once,
-}  # their window is one request wide: ordinary seeds meet it once in 600
+LEANS = {  # these windows are one request wide: ordinary seeds meet them once in hundreds
+    no_second_look: Flavour.RUSH,
+    group_looks_once: Flavour.RUSH,
+    only_probes_are_checked: Flavour.SLEEPERS,
+    any_free_slot: Flavour.WRITERS,
+}
 
 
 def own_success_is_a_conflict(patch: pytest.MonkeyPatch) -> None:
@@ -114,6 +118,8 @@ def commits_before_durable(patch: pytest.MonkeyPatch) -> None:
         no_orphans,
         impatient_orphans,
         by_record_not_by_floor,
+        any_free_slot,
+        only_probes_are_checked,
     ],
     ids=lambda mutate: mutate.__name__,
 )
@@ -121,6 +127,6 @@ def test_mutant_is_found_by_the_simulator(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
-    rush = True if mutate in IN_A_RUSH else None
-    found = any(simulate(seed, rush=rush).broken for seed in range(SEEDS_MAX))
+    flavour = LEANS.get(mutate)
+    found = any(simulate(seed, flavour=flavour).broken for seed in range(SEEDS_MAX))
     assert found, f"{SEEDS_MAX} seeds noticed nothing"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from actors import ProducerActor
-from actors import World as Stage
+from cluster_world import World as Stage
 from process_store import ProcessStore
 from producer_world import World
 from scenario import ProducerPlan

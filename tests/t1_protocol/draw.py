@@ -1,0 +1,233 @@
+"""From a seed to everything that will go wrong. Pure.
+
+Most scenarios are small, for what goes wrong needs few; some have as many producers as a lake sees in earnest. Each
+kind of trouble is drawn by itself, so that they meet each other.
+"""
+
+from __future__ import annotations
+
+import random
+
+from damage import Rot
+from flavours import Flavour, lean
+from scenario import (
+    ForkPlan,
+    Life,
+    NodePlan,
+    ProducerPlan,
+    ReclaimerPlan,
+    Scenario,
+    TrainerPlan,
+    WatchedPlan,
+    WatcherPlan,
+)
+
+from stepfs.store.faults import (
+    CONFLICT_409,
+    ERROR_500,
+    ERROR_500_APPLIED,
+    FALSE_412,
+    HALF_DELETED,
+    LOST_REQUEST,
+    LOST_RESPONSE,
+    OWN_412,
+    PROXY_404,
+    RESET_AFTER,
+    RESET_BEFORE,
+    SHORT_BODY,
+    STALE_404,
+    THROTTLED_503,
+    Fault,
+    Told,
+    Weighted,
+    delayed,
+    stale_list,
+)
+
+# What COMMIT.md assumes not to happen. Nothing wrong may come of it all the same, only `CorruptError` and delay.
+_LIES: tuple[Fault, ...] = (stale_list(1.0), stale_list(30.0), STALE_404)
+
+_KINDS: tuple[Fault, ...] = (
+    LOST_REQUEST,
+    LOST_RESPONSE,
+    RESET_BEFORE,
+    RESET_AFTER,
+    ERROR_500,
+    ERROR_500_APPLIED,
+    THROTTLED_503,
+    CONFLICT_409,
+    FALSE_412,
+    OWN_412,
+    SHORT_BODY,
+    PROXY_404,
+    HALF_DELETED,
+    delayed(0.05),
+    delayed(3.0, wait_s=0.5),
+    delayed(40.0, wait_s=15.0),
+)
+
+
+_RUNS = (("trainer",), ("trainer",), ("trainer", "trainer"), ("watched",), ("trainer", "watched"))
+
+
+class Storm(Weighted):
+    """Faults, but where one would only say that the store is unfit: the probe of a starting producer.
+
+    A lie is told only where the protocol lives with it: the records of groups and of the floor, and TGBs, are taken at
+    the store's word, so LIST of the former is always fresh, and only commits and snapshots hide.
+    """
+
+    def __call__(self, verb: str, key: str, rng: random.Random) -> Fault | None:
+        fault = super().__call__(verb, key, rng)
+        if fault is None:
+            return None
+        if key.startswith("probe/"):
+            return None if fault.told in {Told.TAKEN, Told.ABSENT} or fault.stale_s else fault
+        if fault.stale_s and "/consumers/" in key:
+            return None
+        if fault is STALE_404 and "/log/" not in key and "/snapshot/" not in key:
+            return None
+        return fault
+
+
+def scenario(seed: int, *, flavour: Flavour | None = None) -> Scenario:
+    """The scenario of a seed; `flavour` None: left to the seed."""
+    rng = random.Random(f"scenario/{seed}")
+    flavour = flavour or rng.choices(list(Flavour), [0.76, 0.08, 0.08, 0.08])[0]
+    faults = _faults(rng, lying=rng.random() < 0.08)
+    runs = rng.choice(_RUNS)
+    plan = Scenario(
+        seed=seed,
+        slices=rng.choice((1, 2, 3)),
+        segment_steps=rng.choice((2, 4, 8, 64)),
+        versions_max=rng.choice((4, 8, 1024)),
+        page=rng.choice((None, None, 2, 5)),
+        faults=faults,
+        lying=any(fault in _LIES for fault in faults),
+        skewed=rng.random() < 0.3,
+        rots=tuple(_rot(rng) for _ in range(rng.choice((1, 3)) if rng.random() < 0.1 else 0)),
+        producers=_producers(rng),
+        trainers=tuple(_trainer(rng, f"g{n}") for n, kind in enumerate(runs) if kind == "trainer"),
+        watched=tuple(_watched(rng, f"g{n}") for n, kind in enumerate(runs) if kind == "watched"),
+        reclaimers=tuple(_reclaimer(rng, f"r{n}") for n in range(rng.choice((1, 2, 2)))),
+        forks=(_fork(rng),) if rng.random() < 0.1 else (),
+        watchers=tuple(WatcherPlan(f"w{n}", 0.0, ()) for n in range(rng.choice((0, 1, 1)))),
+        seal=rng.random() < 0.25,
+    )
+    return lean(plan, flavour, rng)
+
+
+def _faults(rng: random.Random, *, lying: bool) -> dict[Fault, float]:
+    storm = rng.choice((0.0, 0.01, 0.03, 0.08))
+    kinds = rng.sample(_KINDS, rng.randint(2, 6))
+    faults = {kind: storm / len(kinds) for kind in kinds} if storm else {}
+    return faults | {rng.choice(_LIES): rng.choice((0.02, 0.2))} if lying else faults
+
+
+def _rot(rng: random.Random) -> Rot:
+    return Rot(
+        rng.choice(("log", "snapshot", "snapshot", "index")), rng.uniform(0, 20), rng.choice((1.0, 30.0))
+    )
+
+
+def _lives(
+    rng: random.Random, *, most: int, reach: int, freeze: float, replaced: bool = False
+) -> tuple[Life, ...]:
+    """Some disturbed lives; after them a process lives undisturbed."""
+    lives = []
+    for _ in range(rng.choice((0, 0, 1, 1, most))):
+        at = rng.randint(1, reach)
+        restart_s = rng.choice((0.0, 0.1, 2.0, 30.0))
+        if rng.random() < 0.1:
+            since_s = rng.choice((0.0, 0.5, 5.0))
+            lives.append(
+                Life(locked_out_s=(since_s, since_s + rng.choice((1.0, 20.0, 90.0))), restart_s=restart_s)
+            )
+        elif rng.random() < freeze:
+            freeze_s = rng.choice((1.0, 20.0, 120.0, 300.0))
+            lives.append(
+                Life(
+                    freeze_at=at,
+                    freeze_s=freeze_s,
+                    replaced=replaced and rng.random() < 0.7,
+                    restart_s=restart_s,
+                )
+            )
+        else:
+            lives.append(Life(kill_at=at, restart_s=restart_s))
+    return tuple(lives)
+
+
+def _producers(rng: random.Random) -> tuple[ProducerPlan, ...]:
+    """One to three mostly; sometimes a handful, and now and then as many as contend in earnest."""
+    crowd = rng.random()
+    if crowd < 0.84:
+        return tuple(_producer(rng, n, (3, 14)) for n in range(rng.choice((1, 2, 2, 3))))
+    if crowd < 0.96:
+        return tuple(_producer(rng, n, (2, 5)) for n in range(rng.randint(3, 6)))
+    return tuple(_producer(rng, n, (1, 3)) for n in range(rng.randint(7, 16)))
+
+
+def _producer(rng: random.Random, number: int, records: tuple[int, int]) -> ProducerPlan:
+    return ProducerPlan(
+        name=f"p{number}",
+        total=rng.randint(*records),
+        gap_s=rng.choice((0.0, 0.01, 0.1, 1.0)),
+        max_delay_s=rng.choice((0.0, 0.2, 5.0)),
+        retire=rng.random() < 0.2,
+        begins_s=rng.choice((0.0, 0.0, 0.5, 20.0)),
+        lives=_lives(rng, most=3, reach=60, freeze=0.4, replaced=True),
+    )
+
+
+def _trainer(rng: random.Random, name: str) -> TrainerPlan:
+    return TrainerPlan(
+        name=name,
+        every=rng.randint(1, 5),
+        keep=rng.randint(1, 3),
+        rollback=rng.choice((0.0, 0.2)),
+        behind=rng.choice((0.0, 0.2)),
+        begins_s=rng.choice((0.0, 0.0, 3.0, 40.0)),
+        step_s=rng.choice((0.0, 0.05, 0.5)),
+        one_by_one=rng.random() < 0.5,
+        lives=_lives(rng, most=2, reach=120, freeze=0.3),
+    )
+
+
+def _watched(rng: random.Random, name: str) -> WatchedPlan:
+    return WatchedPlan(
+        name=name,
+        every=rng.randint(1, 4),
+        keep=rng.randint(1, 3),
+        rollback=rng.choice((0.0, 0.2)),
+        step_s=rng.choice((0.2, 0.5)),
+        nodes=tuple(_node(rng, f"{name}n{n}") for n in range(rng.randint(2, 3))),
+        lives=_lives(rng, most=2, reach=80, freeze=0.3),
+    )
+
+
+def _node(rng: random.Random, name: str) -> NodePlan:
+    return NodePlan(
+        name=name,
+        lag_s=rng.choice((0.0, 0.0, 1.0, 4.0)),
+        poll_s=rng.choice((1.0, 1.0, 5.0)),
+        lives=_lives(rng, most=3, reach=60, freeze=0.5),
+    )
+
+
+def _fork(rng: random.Random) -> ForkPlan:
+    return ForkPlan(
+        name="f0",
+        every=rng.randint(1, 5),
+        step_s=rng.choice((0.0, 0.05, 0.5)),
+        begins_s=rng.choice((0.5, 3.0, 20.0)),
+        lives=_lives(rng, most=2, reach=80, freeze=0.3),
+    )
+
+
+def _reclaimer(rng: random.Random, name: str) -> ReclaimerPlan:
+    return ReclaimerPlan(
+        name=name,
+        every_s=rng.choice((0.5, 2.0, 10.0)),
+        lives=_lives(rng, most=4, reach=120, freeze=0.3),
+    )

@@ -1,0 +1,89 @@
+"""What a scenario may lean towards: races whose windows are so narrow that evenly drawn ones meet them once in hundreds."""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import replace
+
+from scenario import (
+    Life,
+    NodePlan,
+    ProducerPlan,
+    ReclaimerPlan,
+    Scenario,
+    TrainerPlan,
+    WatchedPlan,
+    WatcherPlan,
+)
+
+_DOZE_S = 20.0
+
+
+class Flavour(enum.Enum):
+    """The leanings."""
+
+    USUAL = "usual"
+    RUSH = "rush"  # starved reclaimers run all the time, and trainers want back what is just going
+    SLEEPERS = "sleepers"  # readers start again and again and doze off on the way, and so do producers at their creates
+    WRITERS = "writers"  # of one group, many, each dozing off while the others go on
+
+
+def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
+    """`plan` with what makes its flavour."""
+    match flavour:
+        case Flavour.USUAL:
+            return plan
+        case Flavour.RUSH:
+            return replace(
+                plan,
+                trainers=tuple(replace(trainer, behind=0.5) for trainer in plan.trainers),
+                reclaimers=tuple(
+                    replace(one, every_s=0.05, lives=(*one.lives, Life(stalls=0.1)))
+                    for one in plan.reclaimers
+                ),
+            )
+        case Flavour.SLEEPERS:
+            return _sleepers(plan, rng)
+        case Flavour.WRITERS:
+            return _writers(plan, rng)
+
+
+def _sleepers(plan: Scenario, rng: random.Random) -> Scenario:
+    """Every commit makes a snapshot, is consumed and reclaimed soon. A producer that wakes takes a slot that is gone; a
+    reader that wakes finds it in its LIST, right after the snapshot it began with."""
+    at_create = Life(stalls=0.35, stall_s=_DOZE_S, stalls_before=("create", "/log/"))
+    at_list = Life(
+        stalls=0.8,
+        stall_s=_DOZE_S,
+        stalls_before=("list", "/log/"),
+        kill_at=30,
+        restart_s=rng.choice((0.1, 1.0)),
+    )
+    return replace(
+        plan,
+        versions_max=1,
+        faults={},
+        lying=False,
+        rots=(),
+        forks=(),
+        watched=(),
+        seal=False,
+        producers=tuple(_steady(f"p{n}", at_create, rng) for n in range(5)),
+        trainers=(TrainerPlan("g0", 1, 1, 0.0, 0.0, begins_s=0.0, step_s=0.0, one_by_one=False, lives=()),),
+        reclaimers=(ReclaimerPlan("r0", every_s=rng.choice((3.0, 8.0)), lives=()),),
+        watchers=tuple(WatcherPlan(f"w{n}", 2.0 * n, (at_list,) * 4) for n in range(6)),
+    )
+
+
+def _steady(name: str, life: Life, rng: random.Random) -> ProducerPlan:
+    gap_s = rng.choice((0.5, 2.0))
+    return ProducerPlan(name, rng.randint(4, 8), gap_s, 0.1, retire=False, begins_s=0.0, lives=(life,))
+
+
+def _writers(plan: Scenario, rng: random.Random) -> Scenario:
+    doze = Life(stalls=0.05, stall_s=3.0)
+    nodes = tuple(NodePlan(f"g0n{n}", 0.0, rng.choice((0.1, 0.3)), lives=(doze,)) for n in range(4))
+    keep, rollback, step_s = rng.randint(1, 3), rng.choice((0.0, 0.2)), rng.choice((0.2, 0.5))
+    run = WatchedPlan("g0", 1, keep, rollback, step_s, nodes, lives=())
+    return replace(plan, trainers=(), watched=(run,))

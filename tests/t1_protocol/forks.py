@@ -1,0 +1,106 @@
+"""A fork of the simulated lake: a child that lives on the parent's data, reads it, reclaims, and in the end lets go."""
+
+from __future__ import annotations
+
+import trio
+from cluster_world import World
+from crc32c import crc32c
+from ledger import payload
+from process_store import ProcessStore
+from scenario import ForkPlan
+
+from stepfs.consumers import Group
+from stepfs.errors import StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.fork import Cut, fork, group_name
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import StepEntry
+from stepfs.log.reader import LogReader
+from stepfs.origins import OriginStores
+from stepfs.reclaim.run import reclaim
+from stepfs.store.faulty import ObjectMap
+
+_GROUP = "trainer"
+
+
+class ForkActor:
+    """Forks once, whoever dies on the way, then trains on what it shares with the parent until nothing is left of it."""
+
+    def __init__(self, world: World, plan: ForkPlan) -> None:
+        self.world, self.plan, self.name = world, plan, plan.name
+        self.rng = world.rng(plan.name)
+        self.child: ObjectMap = ObjectMap()
+        self.identity: LakeIdentity | None = None
+        self.next_step = 0  # of the child's trainer
+        self.groups: set[str] = set()  # held in the parent by forks that came to be
+
+    async def main(self, store: ProcessStore) -> bool:
+        ledger = self.world.ledger
+        child = store.beside(self.child)
+        try:
+            if self.identity is None:
+                parent = await LogReader.open(store, ledger.identity)
+                if not await self._fork(parent, child):
+                    return False
+            origins = OriginStores(child, lambda _: store)
+            await self._train(child, store, origins)
+        except StoreUnreachableError:
+            return False
+        return True
+
+    async def _fork(self, parent: LogReader, child: ProcessStore) -> bool:
+        """Make the child. A process killed in between leaves half a fork; the next one takes another URL."""
+        ledger = self.world.ledger
+        self.child = child.shared = ObjectMap()
+        live = range(parent.first_live_step, parent.state.next_step + 1)
+        step = Step(self.rng.choice(live))
+        skip_end = Step(step + self.rng.choice((0, 0, 1, 5)))
+        try:
+            identity = await fork(parent, child, Cut(step, step, skip_end), self.world.clock)
+        except (UsageError, WithdrawnError):
+            ledger.counts["forks overtaken"] += 1  # by a reclaim
+            return False
+        name = group_name(identity.lake_id)
+        record = await Group.of(parent.store, ledger.identity, name, self.world.clock).read()
+        assert record is not None
+        ledger.promise(name, record.need)
+        self.groups.add(name)
+        self.identity, self.next_step = identity, record.need
+        ledger.counts["forks"] += 1
+        return True
+
+    async def _train(self, child: ProcessStore, parent: ProcessStore, origins: OriginStores) -> None:
+        assert self.identity is not None
+        reader = await LogReader.open(child, self.identity)
+        (origin,) = reader.state.origins
+        name = group_name(self.identity.lake_id)
+        while self.next_step < origin.end:
+            step = Step(self.next_step)
+            await self._read(parent, await reader.entry(step), origin.parent_step(step))
+            self.next_step = step + 1
+            await trio.sleep(self.plan.step_s)
+            if self.next_step % self.plan.every == 0 or self.next_step >= origin.end:
+                needed = Step(self.next_step)
+                await Group.of(child, self.identity, _GROUP, self.world.clock).add(needed, keep=1)
+                if needed >= origin.end:
+                    self.world.ledger.release(name)
+                else:
+                    self.world.ledger.promises[name] = origin.parent_step(needed)
+                await reclaim(child, self.identity, origins=origins, clock=self.world.clock)
+
+    async def _read(self, parent: ProcessStore, entry: StepEntry, number: int) -> None:
+        """A step of the child is the parent's, and its bytes are still there."""
+        ledger = self.world.ledger
+        truth = ledger.steps[number]
+        ledger.require(
+            (entry.producer_id, entry.tgb.key, entry.tgb.origin) == (truth.producer_id, truth.tgb.key, 1),
+            f"{self.name} has {entry} where its parent had {truth}",
+        )
+        ref = entry.tgb.slice(SliceIndex(0))
+        buffer = bytearray(ref.length)
+        size = await parent.read_into(entry.tgb.key, ref.offset, memoryview(buffer))
+        sound = size == ref.length and crc32c(bytes(buffer)) == ref.crc32c
+        ledger.require(
+            sound and bytes(buffer) == payload(entry.producer_id, entry.tgb.seq, 0),
+            f"{self.name} cannot read step {number} of its parent: {size}",
+        )

@@ -1,0 +1,156 @@
+"""Training runs of a simulated cluster that say themselves which checkpoints they keep.
+
+`TrainerActor` is one process. It says so through `stepfs.checkpoints.record`, the door of the hook and of the command
+line, or, as a mount does that watches a directory, by naming the whole set.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final, Protocol
+
+import trio
+from cluster_world import World
+from following import Following, read_step
+from process_store import ProcessStore
+from scenario import TrainerPlan
+
+from stepfs.checkpoints.record import record_checkpoint
+from stepfs.consumers import Group
+from stepfs.errors import AbsentError, StoreUnreachableError, WithdrawnError
+from stepfs.format.ids import Step
+from stepfs.format.records import ConsumerRecord
+from stepfs.log.reader import LogReader
+
+_DROPS: Final = 0.5
+
+
+class Door(Protocol):
+    """How a training run says which checkpoints are durable."""
+
+    async def add(self, step: int, *, keep: int | None = None) -> ConsumerRecord: ...
+
+    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> ConsumerRecord: ...
+
+
+class WholeSet:
+    """As a mount does that watches a checkpoint directory."""
+
+    def __init__(self, world: World, name: str, store: ProcessStore) -> None:
+        self._group = Group.of(store, world.ledger.identity, name, world.clock)
+
+    async def add(self, step: int, *, keep: int | None = None) -> ConsumerRecord:
+        return await self._group.add(Step(step), keep=keep)
+
+    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> ConsumerRecord:
+        del step, newer
+        return await self._group.replace(frozenset(map(Step, kept)))
+
+
+class OneByOne:
+    """As the hook and the command line do, each call on a log that it opens itself."""
+
+    def __init__(self, world: World, name: str, store: ProcessStore) -> None:
+        self._identity, self._name, self._store = world.ledger.identity, name, store
+        self._rng = world.rng(f"{name}/{store.url}")
+
+    async def add(self, step: int, *, keep: int | None = None) -> ConsumerRecord:
+        log = await LogReader.open(self._store, self._identity)
+        return await record_checkpoint(log, self._name, step, keep=keep)
+
+    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> ConsumerRecord:
+        """Say what is resumed from; what came after it is dropped, or left to be passed."""
+        del kept
+        log = await LogReader.open(self._store, self._identity)
+        record = await record_checkpoint(log, self._name, step, resumed=True)
+        for other in sorted(newer) if self._rng.random() < _DROPS else ():
+            if other in record.kept:
+                with suppress(AbsentError):  # an earlier life has dropped it, and its record lands only now
+                    record = await record_checkpoint(log, self._name, other, drop=True)
+        return record
+
+
+class TrainerActor:
+    """A training run: consumes every step in order, checks every byte, keeps checkpoints, sometimes goes back.
+
+    `acknowledged` is what survives a crash: the checkpoints whose registration was confirmed.
+    """
+
+    def __init__(self, world: World, plan: TrainerPlan) -> None:
+        self.world, self.plan, self.name = world, plan, plan.name
+        self.rng = world.rng(plan.name)
+        self.acknowledged: set[int] = set()
+        self.maybe: set[int] = set()  # checkpoints whose registration was begun and never confirmed
+        self.newest = 0  # the newest checkpoint on the trainer's own disk
+        self.start: int | None = None
+
+    async def main(self, store: ProcessStore) -> bool:
+        world, ledger = self.world, self.world.ledger
+        try:
+            reader = await LogReader.open(store, ledger.identity)
+            group = (OneByOne if self.plan.one_by_one else WholeSet)(world, self.name, store)
+            if self.start is None:
+                joining = Group.of(store, ledger.identity, self.name, world.clock)
+                self.start = self.newest = (await joining.register()).need
+                ledger.promise(self.name, self.start)
+            step = max(self.acknowledged, default=self.newest)
+            if self.acknowledged and self.maybe:
+                # Say which one it is, or --keep counts what the former life may have recorded since.
+                step = await self._resume(group, step)
+            follow = Following(self.name, ledger)
+            while step < world.total_steps:
+                await follow.until(reader, step)
+                await read_step(self.name, ledger, store, reader, Step(step))
+                step += 1
+                await trio.sleep(self.plan.step_s)
+                if step % self.plan.every == 0 or step == world.total_steps:
+                    await self._checkpoint(group, step)
+                    step = await self._go_back(group, step)
+        except StoreUnreachableError:
+            return False
+        return True
+
+    async def _checkpoint(self, group: Door, step: int) -> None:
+        """Register; what `keep` drops loses its protection when the call begins, what is added has it at the end."""
+        self.newest = step
+        self.maybe.add(step)
+        passed = sorted(kept for kept in self.acknowledged | self.maybe if kept <= step)
+        self.acknowledged &= set(passed[-self.plan.keep :])
+        self.world.ledger.promises[self.name] = min(self.acknowledged, default=step)
+        record = await group.add(step, keep=self.plan.keep)
+        self._confirmed(step, record)
+
+    def _confirmed(self, step: int, record: ConsumerRecord) -> None:
+        self.world.ledger.require(
+            {step, *self.acknowledged} <= set(record.kept),
+            f"{self.name}: {step}, {self.acknowledged} not in {record}",
+        )
+        self.world.ledger.check_record(self.name, record.record_id)
+        self.acknowledged.add(step)
+        self.maybe = set(record.kept) - self.acknowledged
+        self.world.ledger.promise(self.name, min(self.acknowledged))
+
+    async def _go_back(self, group: Door, step: int) -> int:
+        """Resume from a kept checkpoint; or bring back one that was dropped, which may come too late."""
+        if self.rng.random() < self.plan.rollback:
+            step = await self._resume(group, self.rng.choice(sorted(self.acknowledged)))
+        if self.rng.random() < self.plan.behind:
+            just_dropped = min(self.acknowledged) - self.rng.randint(1, 2 * self.plan.every)
+            earlier = self.rng.choice((self.rng.randint(0, step), max(0, just_dropped)))
+            self.maybe.add(earlier)
+            try:
+                record = await group.add(earlier)
+            except WithdrawnError:
+                self.world.ledger.counts["withdrawn"] += 1
+            else:
+                self._confirmed(earlier, record)
+                step = await self._resume(group, earlier)
+        return step
+
+    async def _resume(self, group: Door, step: int) -> int:
+        """From an acknowledged checkpoint; the newer ones are of a branch that is given up."""
+        self.newest = step
+        self.maybe |= self.acknowledged
+        self.acknowledged = {kept for kept in self.acknowledged if kept <= step}
+        self._confirmed(step, await group.go_back(step, self.acknowledged, self.maybe - self.acknowledged))
+        return step
