@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+import trio
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import NEED, checkpoint, clean, group, grow, inside_everywhere, process
@@ -17,14 +18,14 @@ from test_reader_hazards import move_on, reaches_the_end
 from stepfs.clock import TrioClock
 from stepfs.consumers import Group
 from stepfs.errors import SealedError
-from stepfs.format.ids import Step
+from stepfs.format.ids import Step, Version
 from stepfs.format.keys import snapshot_prefix
 from stepfs.format.records import ConsumerRecord
 from stepfs.format.snapshot import LogState, decode_snapshot
 from stepfs.log.append import seal
 from stepfs.log.reader import LogReader
 
-SLEEPER, OTHERS = NEED + 1, (NEED + 2, NEED + 3)
+SLEEPER, OTHERS = NEED + 1, (NEED + 2, NEED + 3, NEED + 4)
 
 
 async def _adds_one(world: World, store: ProcessStore) -> None:
@@ -32,9 +33,10 @@ async def _adds_one(world: World, store: ProcessStore) -> None:
     assert SLEEPER in record.kept
 
 
-async def _others_add_two(world: World) -> None:
-    """Two records: the second trims the first, and the slot that a sleeper wanted is free again."""
+async def _others_add_three(world: World) -> None:
+    """Hours apart, so that the last one trims the first, and the slot that a sleeper wanted is free again."""
     for step in OTHERS:
+        await trio.sleep(2 * 3600)
         await group(world, "run", process(world, "another node")).add(Step(step))
 
 
@@ -45,7 +47,7 @@ async def _all_are_kept(world: World) -> None:
 
 
 def test_a_group_record_in_a_slot_that_was_trimmed_is_not_taken_for_the_newest() -> None:
-    assert inside_everywhere(grow, _adds_one, _others_add_two, _all_are_kept) >= 8
+    assert inside_everywhere(grow, _adds_one, _others_add_three, _all_are_kept) >= 8
 
 
 def any_free_slot(patch: pytest.MonkeyPatch) -> None:
@@ -61,7 +63,7 @@ def any_free_slot(patch: pytest.MonkeyPatch) -> None:
 def test_mutant_any_free_slot_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     any_free_slot(monkeypatch)
     with pytest.raises(AssertionError, match="everybody reads"):
-        inside_everywhere(grow, _adds_one, _others_add_two, _all_are_kept)
+        inside_everywhere(grow, _adds_one, _others_add_three, _all_are_kept)
 
 
 def _newest_snapshot(world: World) -> LogState:
@@ -89,7 +91,15 @@ def test_hazard_01_a_cold_start_whose_list_shows_a_slot_taken_again() -> None:
 
 def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:
     """A slot that was not probed (a LIST showed it, or it was taken after a reopen) needs no look at the floor."""
-    confirm = LogReader.confirm
+    confirm, read = LogReader.confirm, LogReader._read_listed
+
+    async def untouched(reader: LogReader) -> Version | None:
+        lowest = reader._lowest_unconfirmed
+        behind = await read(reader)
+        reader._lowest_unconfirmed = lowest
+        return behind
+
+    patch.setattr(LogReader, "_read_listed", untouched)
 
     async def believe(reader: LogReader) -> bool:
         if reader._lowest_unconfirmed is not None:
