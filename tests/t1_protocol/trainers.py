@@ -81,6 +81,7 @@ class TrainerActor:
         self.rng = world.rng(plan.name)
         self.acknowledged: set[int] = set()
         self.maybe: set[int] = set()  # checkpoints whose registration was begun and never confirmed
+        self.order: tuple[int, ...] = ()  # in which the newest confirmed record has them
         self.newest = 0  # the newest checkpoint on the trainer's own disk
         self.start: int | None = None
 
@@ -113,9 +114,11 @@ class TrainerActor:
     async def _checkpoint(self, group: Door, step: int) -> None:
         """Register; what `keep` drops loses its protection when the call begins, what is added has it at the end."""
         self.newest = step
+        sure = [kept for kept in self.order if kept in self.acknowledged]
+        # What is unsure may be the newest; what lies beyond this step does not count.
+        order = [kept for kept in (*sure, *sorted(self.maybe)) if kept < step]
+        self.acknowledged -= set(order[: max(0, len(order) - (self.plan.keep - 1))])
         self.maybe.add(step)
-        passed = sorted(kept for kept in self.acknowledged | self.maybe if kept <= step)
-        self.acknowledged &= set(passed[-self.plan.keep :])
         self.world.ledger.promises[self.name] = min(self.acknowledged, default=step)
         record = await group.add(step, keep=self.plan.keep)
         self._confirmed(step, record)
@@ -127,6 +130,7 @@ class TrainerActor:
         )
         self.world.ledger.check_record(self.name, record.record_id)
         self.acknowledged.add(step)
+        self.order = record.order
         self.maybe = set(record.kept) - self.acknowledged
         self.world.ledger.promise(self.name, min(self.acknowledged))
 
