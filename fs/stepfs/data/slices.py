@@ -238,7 +238,7 @@ class Slices:
     def _failed(self, block: Block, error: StepfsError) -> None:
         if block.state is State.FETCHING:
             if not block.pinned and not isinstance(error, StoreUnreachableError):
-                _log.warning("%s", error)  # otherwise a reader is told
+                _log.warning("%s", error, extra={"alike": (type(error), str(error))})  # else a reader is told
             self._agenda.failed(block)
             self.cache.fail(block, error)
 

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.errors import StepfsError
-from stepfs.mount import handover, logs
+from stepfs.mount import handover, logfile, logs
 from stepfs.mount.mountinfo import mount_at, real_directory
 from stepfs.mount.options import MountOptions
 
 _log = logging.getLogger("stepfs.mount")
 
-_LOG_BYTES_MAX: Final = 16 << 20
 _LOG_TAIL_LINES: Final = 5
 
 
@@ -67,7 +66,7 @@ def start(options: MountOptions) -> int:
     log = log_file(directory)
     log.parent.mkdir(parents=True, exist_ok=True)
     free = mount_at(directory) is None  # else the log is in use, and this mount will be refused
-    if free and log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
+    if free and log.exists() and log.stat().st_size > logfile.BYTES_MAX:
         log.unlink()
     fresh = not log.exists()
     read_end, write_end = os.pipe()
@@ -121,7 +120,7 @@ def main(arguments: list[str]) -> int:
     """The daemon's process."""
     pipe = int(arguments[0])
     options = MountOptions.from_json(sys.stdin.read())
-    logs.configure(options.directory)
+    logs.configure(options.directory, bytes_max=logfile.BYTES_MAX)
     answered = False
 
     def say(body: dict[str, object]) -> None:

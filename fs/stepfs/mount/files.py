@@ -57,6 +57,11 @@ class OpenSlice:
                 "slice": self.index,
                 "rank": self._rank,
                 "version": self.entry.version,
+                "alike": (
+                    self.entry.step,
+                    self.index,
+                    type(error),
+                ),  # a reader may try again at once, for ever
             }
             report(
                 "step %d slice %d cannot be read: %s%s",

@@ -65,15 +65,16 @@ def _wrap(name: str, handler: _Handler) -> _Handler:
             raise
         except StepfsError as error:
             code = errno_of(error)
-            facts = {"operation": name, "errno": errno.errorcode[code]}
-            _log.warning("%s(%s) failed: %s", name, shown(_subject(args)), error, extra=facts)
+            subject = _subject(args)
+            facts = {"operation": name, "errno": errno.errorcode[code], "alike": (name, subject, type(error))}
+            _log.warning("%s(%s) failed: %s", name, shown(subject), error, extra=facts)
             raise pyfuse3.FUSEError(code) from error
         except Exception as error:
             code = errno.EIO
             meter.faults += 1
-            _log.exception(
-                "%s(%s) failed unexpectedly", name, shown(_subject(args)), extra={"operation": name}
-            )
+            alike = (name, type(error), str(error))
+            facts_of_bug = {"operation": name, "alike": alike}
+            _log.exception("%s(%s) failed unexpectedly", name, shown(_subject(args)), extra=facts_of_bug)
             if silent:
                 return None
             raise pyfuse3.FUSEError(errno.EIO) from error

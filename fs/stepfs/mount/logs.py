@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.errors import UsageError
+from stepfs.mount.logfile import LogHandler
 
-FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id")
+FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 _SECRET_BYTES_MIN: Final = 4  # shorter ones would strike out ordinary words
@@ -37,13 +38,14 @@ _REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
 _STRUCK: Final = "[redacted]"
 
 
-def configure(mount: Path) -> None:
+def configure(mount: Path, *, bytes_max: int | None = None) -> None:
     """Everything this process logs goes to stderr, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
 
-    JSON lines carry the mount point: a collector mixes those of several daemons.
+    JSON lines carry the mount point: a collector mixes those of several daemons. `bytes_max` bounds stderr if that is
+    a file of the daemon's own.
     """
     formatter = Json(mount) if chosen() == "json" else Text(_TEXT)
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogHandler(sys.stderr, bytes_max=bytes_max)
     handler.setFormatter(formatter)
     handler.addFilter(_asked_for)
     logging.basicConfig(handlers=[handler], force=True)
