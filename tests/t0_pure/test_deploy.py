@@ -197,3 +197,9 @@ def helper(arguments, stand_in):
         timeout=20,
         check=False,
     )
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_with_a_scrape_port_serves_it_outside_of_the_pod(manifest):
+    text = manifest.read_text()
+    assert ("STEPFS_METRICS_PORT" in text) == ("STEPFS_METRICS_ADDRESS" in text)

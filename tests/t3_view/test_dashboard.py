@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepfs.data.counts import DataCounts
 from stepfs.data.histogram import SECONDS, Histogram
 from stepfs.errors import RefusedError
-from stepfs.mount import metrics
+from stepfs.mount import metrics, scrape
 from stepfs.mount.meter import Meter
 from stepfs.store.api import Counts
 
@@ -104,12 +104,12 @@ def test_the_scrape_port_answers_and_is_free_again_afterwards():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}/metrics"
-    with metrics.served(port, registry()):
+    with scrape.served(port, registry()):
         with urllib.request.urlopen(url, timeout=20) as answer:
             assert "text/plain" in answer.headers["Content-Type"]
             names = {f.name for f in text_string_to_metric_families(answer.read().decode())}
         assert {"stepfs_requests", "stepfs_fetch_seconds", "stepfs_frontier_step"} <= names
-        with pytest.raises(RefusedError, match="choose another port"), metrics.served(port, registry()):
+        with pytest.raises(RefusedError, match="choose another port"), scrape.served(port, registry()):
             pass
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=20)

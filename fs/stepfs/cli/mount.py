@@ -152,9 +152,18 @@ def mount(
             metavar="PORT",
             min=1,
             max=65535,
-            help="Serve Prometheus metrics.",
+            help="Serve Prometheus metrics (/metrics, and /healthz).",
         ),
     ] = None,
+    metrics_address: Annotated[
+        str,
+        typer.Option(
+            "--metrics-address",
+            envvar="STEPFS_METRICS_ADDRESS",
+            metavar="ADDRESS",
+            help="Serve them on this address (0.0.0.0: on all).",
+        ),
+    ] = "127.0.0.1",
     prime: Annotated[
         bool,
         typer.Option(
@@ -189,6 +198,7 @@ def mount(
         trust_checkpoints=trust_checkpoints,
         allow_other=allow_other,
         metrics_port=metrics_port,
+        metrics_address=metrics_address,
         prime=prime,
     )
     if foreground:

@@ -1,16 +1,14 @@
 """`.stepfs/metrics` and the scrape port: what this mount does, in Prometheus' text format.
 
-The scrape port is served by threads of its own beside the loop, so whatever is iterated here is copied first.
+`scrape` serves it with threads of its own beside the loop, so whatever is iterated here is copied first.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Final
 
-from prometheus_client import start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -23,7 +21,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs.data.counts import DataCounts
 from stepfs.data.histogram import Histogram
-from stepfs.errors import RefusedError
 from stepfs.mount.meter import Meter
 from stepfs.store.api import Counts
 
@@ -163,18 +160,3 @@ def registry_of(collector: MountCollector) -> CollectorRegistry:
 def render(registry: CollectorRegistry) -> str:
     """The text exposition format."""
     return generate_latest(registry).decode()
-
-
-@contextmanager
-def served(port: int, registry: CollectorRegistry) -> Iterator[None]:
-    """While inside, `port` answers scrapes, on all addresses: scrapers come from outside. `RefusedError` if taken."""
-    try:
-        server, thread = start_http_server(port, registry=registry)
-    except OSError as error:
-        raise RefusedError(f"--metrics-port {port}: {error.strerror}; choose another port") from error
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -50,6 +50,7 @@ class MountOptions:
     trust_checkpoints: bool = False  # record at once what no reader has reached
     allow_other: bool = False
     metrics_port: int | None = None
+    metrics_address: str = "127.0.0.1"
     prime: bool = True
     deadline_s: float = DEADLINE_S
 

@@ -29,7 +29,7 @@ from stepfs.data.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memo
 from stepfs.errors import RefusedError, UsageError
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
-from stepfs.mount import handover, kernel, metrics, place, stale, watchdog
+from stepfs.mount import handover, kernel, place, scrape, stale, watchdog
 from stepfs.mount.alarm import interrupted_reads
 from stepfs.mount.assembly import Assembly
 from stepfs.mount.group import GroupNeed
@@ -141,9 +141,10 @@ class _Session:
     async def _serve_metrics(self, mount: Assembly, held: ExitStack) -> None:
         """For the rest of `held`. The mount before this one lets go of the port a little later than of the directory."""
         port, until = self._options.metrics_port, trio.current_time() + _PORT_S
+        address, healthy = self._options.metrics_address, scrape.loop_turns()
         while port is not None:
             try:
-                held.enter_context(metrics.served(port, mount.registry))
+                held.enter_context(scrape.served(port, mount.registry, address=address, healthy=healthy))
             except RefusedError as error:
                 cause = error.__cause__
                 taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE

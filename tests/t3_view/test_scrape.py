@@ -1,0 +1,95 @@
+"""The scrape port: on 127.0.0.1 unless told otherwise, and two paths."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from contextlib import contextmanager
+
+import pytest
+import servers
+import trio
+from prometheus_client.registry import CollectorRegistry
+from trio.testing import wait_all_tasks_blocked
+
+from stepfs.errors import RefusedError
+from stepfs.mount import scrape
+from stepfs.mount.options import MountOptions
+
+
+@contextmanager
+def serving(**options):
+    (port,) = servers.free_ports(1)
+    with scrape.served(port, CollectorRegistry(), **options):
+        yield port
+
+
+def ask(port, path, *, address="127.0.0.1", method="GET"):
+    connection = http.client.HTTPConnection(address, port, timeout=30)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_only_metrics_and_healthz_are_there():
+    with serving() as port:
+        assert ask(port, "/metrics")[0] == 200
+        assert ask(port, "/metrics?name[]=x")[0] == 200
+        assert ask(port, "/healthz") == (200, "ok\n")
+        for path in ("/", "/favicon.ico", "/metrics/", "/metrics/x", "/healthz/..", "/.stepfs"):
+            assert ask(port, path)[0] == 404, path
+        assert ask(port, "/metrics", method="POST")[0] in {405, 501}
+
+
+def test_other_addresses_of_this_machine_answer_only_when_asked_to():
+    with serving() as port, pytest.raises(ConnectionRefusedError):
+        ask(port, "/metrics", address="127.0.0.2")
+    with serving(address="0.0.0.0") as port:
+        assert ask(port, "/metrics", address="127.0.0.2")[0] == 200
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_an_address_of_ip_version_6():
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no ::1 here")
+    with serving(address="::1") as port:
+        assert ask(port, "/metrics", address="::1")[0] == 200
+
+
+def test_an_address_of_another_machine_is_refused_by_name():
+    with (
+        pytest.raises(RefusedError, match=r"192\.0\.2\.1: .*--metrics-address"),
+        serving(address="192.0.2.1"),
+    ):
+        pass
+
+
+def test_the_default_is_loopback_and_the_option_travels_to_the_daemon(tmp_path):
+    options = MountOptions("file:///lake", tmp_path)
+    assert options.metrics_address == scrape.LOOPBACK == "127.0.0.1"
+    asked = MountOptions("file:///lake", tmp_path, metrics_address="0.0.0.0")
+    assert MountOptions.from_json(asked.to_json()).metrics_address == "0.0.0.0"
+
+
+async def test_health_is_that_of_the_event_loop(monkeypatch):
+    monkeypatch.setattr(scrape, "_TURN_S", 0.2)
+    with serving(healthy=scrape.loop_turns()) as port:
+        assert await trio.to_thread.run_sync(ask, port, "/healthz") == (200, "ok\n")
+        answers = []
+        async with trio.open_nursery() as nursery:
+
+            async def asked():
+                answers.append(await trio.to_thread.run_sync(ask, port, "/healthz"))
+
+            nursery.start_soon(asked)
+            await wait_all_tasks_blocked()
+            time.sleep(1)  # noqa: ASYNC251 (the loop stands still)
+        assert answers == [(503, "stuck\n")]
+        assert await trio.to_thread.run_sync(ask, port, "/healthz") == (200, "ok\n")
