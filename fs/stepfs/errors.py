@@ -22,6 +22,10 @@ class UsageError(StepfsError):
     exit_code = 2
 
 
+class PayloadTypeError(UsageError, TypeError):
+    """What was appended is no payload: pass bytes."""
+
+
 class AbsentError(StepfsError):
     """A lake, bucket, directory or object that was named does not exist: name another, or create it first."""
 

@@ -91,8 +91,14 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeI
         await _hold(parent, marker.lake_id, clock)
         await _write(parent, store, marker.lake_id, cut, clock)
         filled = True
-        slices, ext = parent.identity.slices, parent.identity.ext
-        identity = await create_lake(store, slices=slices, ext=ext, clock=clock, lake_id=marker.lake_id)
+        identity = await create_lake(
+            store,
+            slices=parent.identity.slices,
+            ext=parent.identity.ext,
+            check_payload=parent.identity.check_payload,
+            clock=clock,
+            lake_id=marker.lake_id,
+        )
     except BaseException as error:
         # A fork that is there, whatever became of the answer, needs what the group holds.
         with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):

@@ -6,6 +6,7 @@ from stepfs.clock import Clock, SystemClock
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
+from stepfs.format.payload_kind import CHECKED_EXTENSIONS, is_checkable
 from stepfs.format.records import LakeIdentity, check_ext, decode_lake, encode_lake
 from stepfs.sequence import Lost, Unknown, take_slot
 from stepfs.store.api import Store
@@ -13,20 +14,32 @@ from stepfs.store.probe import probe_store
 
 
 async def create_lake(
-    store: Store, *, slices: int, ext: str = ".pt", clock: Clock | None = None, lake_id: str | None = None
+    store: Store,
+    *,
+    slices: int,
+    ext: str = ".pt",
+    check_payload: bool = False,
+    clock: Clock | None = None,
+    lake_id: str | None = None,
 ) -> LakeIdentity:
     """Create a lake with `slices` files per step. Probes the store for honest conditional writes first.
 
-    `lake_id` is given by a fork, which fills the lake before its identity makes it exist. Raises `RefusedError`
-    if there is a lake already or the store is unfit, `UsageError` for a bad number of slices or extension.
+    `check_payload`: the lake promises that its slices are files of kind `ext`, and producers look. `lake_id` is given
+    by a fork, which fills the lake before its identity makes it exist. Raises `RefusedError` if there is a lake
+    already or the store is unfit, `UsageError` for a bad number of slices or extension.
     """
     if not 0 < slices <= SLICES_MAX:
         raise UsageError(f"--slices {slices}: use 1 to {SLICES_MAX}")
     check_ext(ext)
+    if check_payload and not is_checkable(ext):
+        raise UsageError(
+            f"--check-payload: nothing tells a {ext} file from other bytes; leave it out, or use one of "
+            + " ".join(CHECKED_EXTENSIONS)
+        )
     await refuse_existing(store)
     await probe_store(store, thorough=True)
     now_ms = (clock or SystemClock()).now_ms()
-    identity = LakeIdentity(lake_id or new_lake_id(), slices, ext, now_ms)
+    identity = LakeIdentity(lake_id or new_lake_id(), slices, ext, now_ms, check_payload)
     outcome = await take_slot(store, LAKE, encode_lake(identity))
     if isinstance(outcome, Unknown):
         raise StoreUnreachableError(

@@ -22,7 +22,14 @@ from stepfs_producer.live import Live
 from stepfs_producer.pace import Pacer, Pacing
 from stepfs_producer.patience import Patience
 from stepfs_producer.recovery import START_GIVE_UP_S, start
-from stepfs_producer.tgb_writer import Payload, check_records, freeze, pack_position, unpack_position
+from stepfs_producer.tgb_writer import (
+    Payload,
+    check_kind,
+    check_records,
+    freeze,
+    pack_position,
+    unpack_position,
+)
 
 
 class AsyncProducer:
@@ -111,7 +118,7 @@ class AsyncProducer:
     async def append(
         self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
     ) -> int:
-        """Hand over one global step: one bytes-like payload per slice. Returns its seq.
+        """Hand over one global step: one payload of bytes per slice. Returns its seq.
 
         `position`: where to resume after this batch, any msgpack value up to 64 KiB; committed with it. `records`: per
         slice, for statistics. Waits only while too much is pending, never for a commit. Cancelled while it waits:
@@ -121,6 +128,8 @@ class AsyncProducer:
         live = self._open()
         slices = live.started.identity.slices
         payloads = freeze(batch, slices=slices, bytes_max=self._limits.max_pending_bytes)
+        if live.started.identity.check_payload and live.pending.next_seq == live.started.state.next_seq:
+            check_kind(payloads, ext=live.started.identity.ext)  # once: the first batch of this incarnation
         counts = check_records(records, slices=slices)
         packed = pack_position(position)
         async with self._append_order:

@@ -14,19 +14,21 @@ from typing import Final
 import msgpack
 import trio
 
-from stepfs.errors import CorruptError, UsageError
+from stepfs.errors import CorruptError, PayloadTypeError, UsageError
 from stepfs.format.codec import unpack
 from stepfs.format.descriptor import Descriptor, descriptor_bytes
 from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX
 from stepfs.format.keys import data_key
+from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import TgbImage, build
 from stepfs.store.api import Store
 from stepfs_producer.pending import Item
 from stepfs_producer.rebase import Incarnation
 
-Payload = bytes | bytearray | memoryview  # or anything else with the buffer protocol
+Payload = bytes | bytearray | memoryview  # or any other one-dimensional buffer of bytes
 
+_BYTE_FORMATS: Final = {"B", "b", "c"}
 _INLINE_BYTES_MAX: Final = 256 << 10  # checksumming this much takes less time than reaching a worker thread
 
 
@@ -61,11 +63,24 @@ def _view(payload: Payload, number: int) -> memoryview:
         view = memoryview(payload)
     except TypeError:
         view = None
-    if view is None or "O" in view.format:
-        raise UsageError(
-            f"payload {number} is a {type(payload).__name__}, not bytes-like; stepfs.torch.dump(obj) makes bytes of objects"
+    # The buffer of an array is not a file: no header says its shape, and its readers refuse it.
+    if view is None or view.ndim != 1 or view.format.lstrip("@=<>!") not in _BYTE_FORMATS:
+        what = "" if view is None else f" of format {view.format!r} and {view.ndim} dimensions"
+        raise PayloadTypeError(
+            f"payload {number} is a {type(payload).__name__}{what}, not bytes; pass the bytes of a file, as "
+            "file.getvalue() after numpy.save(file, array), or stepfs.torch.dump(obj)"
         )
     return view
+
+
+def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
+    """`UsageError` names the first payload that cannot be a file of `ext`."""
+    for number, payload in enumerate(payloads):
+        problem = payload_problem(ext, payload[:HEAD_BYTES], len(payload))
+        if problem is not None:
+            raise UsageError(
+                f"payload {number} {problem}; append what the lake promises (it was made with --check-payload)"
+            )
 
 
 def check_records(records: Sequence[int] | None, *, slices: int) -> tuple[int, ...]:

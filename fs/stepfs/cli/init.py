@@ -23,6 +23,14 @@ def init(
     ext: Annotated[
         str, typer.Option("--ext", envvar="STEPFS_EXT", metavar=".EXT", help="Extension of the files.")
     ] = ".pt",
+    check_payload: Annotated[
+        bool,
+        typer.Option(
+            "--check-payload",
+            envvar="STEPFS_CHECK_PAYLOAD",
+            help="Record that slices are files of this extension; producers check their first batch.",
+        ),
+    ] = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Create a lake.
@@ -32,15 +40,15 @@ def init(
     """
     import trio
 
-    trio.run(_init, lake, slices, ext, endpoint_url)
+    trio.run(_init, lake, slices, ext, check_payload, endpoint_url)
 
 
-async def _init(lake: str, slices: int, ext: str, endpoint_url: str | None) -> None:
+async def _init(lake: str, slices: int, ext: str, check_payload: bool, endpoint_url: str | None) -> None:
     from stepfs.cli.target import opened_store
     from stepfs.lake import create_lake
 
     async with opened_store(lake, endpoint_url) as store:
-        identity = await create_lake(store, slices=slices, ext=ext)
+        identity = await create_lake(store, slices=slices, ext=ext, check_payload=check_payload)
         files = f"rank-00000{identity.ext}" + (
             f" … rank-{slices - 1:05d}{identity.ext}" if slices > 1 else ""
         )

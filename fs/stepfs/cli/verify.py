@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepfs.cli.columns import printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, Lake
-from stepfs.errors import CorruptError, StepfsError
+from stepfs.errors import CorruptError, StepfsError, UsageError
 
 if TYPE_CHECKING:
     from stepfs.log.reader import LogReader
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 def verify(
     lake: Lake,
+    content: Annotated[
+        bool,
+        typer.Option(
+            "--content",
+            envvar="STEPFS_CONTENT",
+            help="Check too that each slice begins like a file of the lake's extension.",
+        ),
+    ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -32,7 +40,7 @@ def verify(
     """
     import trio
 
-    result, lines = trio.run(_verify, lake, as_json, endpoint_url)
+    result, lines = trio.run(_verify, lake, as_json, endpoint_url, content)
     if as_json:
         errors = [asdict(damage) for damage in result.errors]
         found = {"steps": result.steps, "slices": result.slices, "errors": errors, "advice": lines}
@@ -48,14 +56,16 @@ def verify(
         raise typer.Exit(CorruptError.exit_code)
 
 
-async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> tuple[Verification, list[str]]:
+async def _verify(
+    lake: str, as_json: bool, endpoint_url: str | None, content: bool
+) -> tuple[Verification, list[str]]:
     from stepfs.cli.target import opened_store
     from stepfs.lake import open_lake
     from stepfs.verify.advice import advice
     from stepfs.verify.metadata import group_names
 
     opened: list[LogReader] = []
-    result = await _found(lake, as_json, endpoint_url, opened)
+    result = await _found(lake, as_json, endpoint_url, opened, content)
     if not result.errors:
         return result, []
     lake_id, groups = None, {}
@@ -68,9 +78,12 @@ async def _verify(lake: str, as_json: bool, endpoint_url: str | None) -> tuple[V
     return result, advice(lake, lake_id, result.errors, opens=bool(opened), live=live, groups=groups)
 
 
-async def _found(lake: str, as_json: bool, endpoint_url: str | None, opened: list[LogReader]) -> Verification:
+async def _found(
+    lake: str, as_json: bool, endpoint_url: str | None, opened: list[LogReader], content: bool
+) -> Verification:
     """All damage. The log is put into `opened` if a reader reaches its head."""
     from stepfs.cli.target import opened_store, watched_store
+    from stepfs.format.payload_kind import is_checkable
     from stepfs.lake import open_lake
     from stepfs.log.reader import LogReader
     from stepfs.verify.lake import Damage, Verification, verify_lake
@@ -80,6 +93,10 @@ async def _found(lake: str, as_json: bool, endpoint_url: str | None, opened: lis
     try:
         async with opened_store(lake, endpoint_url) as store:
             identity = await open_lake(store)
+            if content and not is_checkable(identity.ext):
+                raise UsageError(
+                    f"--content: nothing tells a {identity.ext} file from other bytes; verify without it"
+                )
             found = await verify_metadata(store, identity)
             log = await LogReader.open(store, identity)
             opened.append(log)
@@ -89,6 +106,7 @@ async def _found(lake: str, as_json: bool, endpoint_url: str | None, opened: lis
                     log,
                     origin_store=lambda url: watched_store(url, endpoint_url),
                     progress=advance,
+                    content=content,
                 )
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)

@@ -30,6 +30,7 @@ class LakeIdentity:
     slices: int
     ext: str
     created_ms: int
+    check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` look
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,15 @@ def check_id(identifier: str, what: str) -> str:
 
 
 def encode_lake(identity: LakeIdentity) -> bytes:
-    data = encode(
-        Kind.LAKE,
-        {
-            "lake": identity.lake_id,
-            "slices": identity.slices,
-            "ext": identity.ext,
-            "created": identity.created_ms,
-        },
-    )
-    return readable(Kind.LAKE, data, identity, decode_lake)
+    body: dict[str, Value] = {
+        "lake": identity.lake_id,
+        "slices": identity.slices,
+        "ext": identity.ext,
+        "created": identity.created_ms,
+    }
+    if identity.check_payload:  # a key that older readers do not know is written only where it says something
+        body["check_payload"] = True
+    return readable(Kind.LAKE, encode(Kind.LAKE, body), identity, decode_lake)
 
 
 def decode_lake(data: bytes, what: str) -> LakeIdentity:
@@ -116,7 +116,8 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
     if not _LAKE_ID.fullmatch(lake_id) or not _EXT.fullmatch(ext):
         raise CorruptError(f"{what}: lake id {lake_id!r} with extension {ext!r}")
     slices = fields.integer("slices", low=1, high=SLICES_MAX)
-    return LakeIdentity(lake_id, slices, ext, fields.integer("created"))
+    check_payload = "check_payload" in fields and fields.boolean("check_payload")
+    return LakeIdentity(lake_id, slices, ext, fields.integer("created"), check_payload)
 
 
 def encode_floor(lake_id: str, record: FloorRecord) -> bytes:

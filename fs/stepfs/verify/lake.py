@@ -54,17 +54,22 @@ class Verification:
 
 
 async def verify_lake(
-    log: LogReader, *, origin_store: OriginStore, progress: Callable[[Verification], None] | None = None
+    log: LogReader,
+    *,
+    origin_store: OriginStore,
+    progress: Callable[[Verification], None] | None = None,
+    content: bool = False,
 ) -> Verification:
     """Check all live steps as of now. Never raises `CorruptError`: damage is what it reports.
 
     Steps reclaimed while this runs are not missed: what they lack is no damage. An object that cannot be read is
     damaged if others of its store can be; if none can, it is the store: `StoreUnreachableError` or `RefusedError`.
+    `content`: a slice that cannot be a file of the lake's extension is damage too.
     """
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):
         stores[number] = origin_store(origin.url)
-    look = _Look(log, stores, progress or (lambda _: None))
+    look = _Look(log, stores, progress or (lambda _: None), log.identity.ext if content else None)
     try:
         await look.at(log.first_live_step, log.state.next_step)
         await look.again()
@@ -85,8 +90,13 @@ class _Look:
     """One look at everything; `result` grows."""
 
     def __init__(
-        self, log: LogReader, stores: dict[int, Store], progress: Callable[[Verification], None]
+        self,
+        log: LogReader,
+        stores: dict[int, Store],
+        progress: Callable[[Verification], None],
+        ext: str | None,
     ) -> None:
+        self._ext = ext
         self.result = Verification()
         self._log = log
         self._stores = stores
@@ -112,7 +122,7 @@ class _Look:
         window = memoryview(bytearray(WINDOW_BYTES))
         for entry in self._unread:
             try:
-                damages = await _verify_object(self._stores[entry.tgb.origin], entry, window)
+                damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._ext)
             except (RefusedError, StoreUnreachableError) as error:
                 if entry.tgb.origin not in self._answered:
                     raise
@@ -144,7 +154,7 @@ class _Look:
         async with receive:
             async for entry in receive:
                 try:
-                    damages = await _verify_object(self._stores[entry.tgb.origin], entry, window)
+                    damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._ext)
                 except (RefusedError, StoreUnreachableError):
                     self._unread.append(entry)
                     self._unread_in_a_row += 1
@@ -163,10 +173,10 @@ class _Look:
         self._progress(self.result)
 
 
-async def _verify_object(store: Store, entry: StepEntry, window: memoryview) -> list[Damage]:
+async def _verify_object(store: Store, entry: StepEntry, window: memoryview, ext: str | None) -> list[Damage]:
     """One TGB, front to back."""
     tgb = entry.tgb
-    check = TgbCheck(tgb)
+    check = TgbCheck(tgb, ext=ext)
     offset = 0
     while offset < tgb.size:
         size = min(len(window), tgb.size - offset)
