@@ -44,8 +44,11 @@ def init(
 
 
 async def _init(lake: str, slices: int, ext: str, check_payload: bool, endpoint_url: str | None) -> None:
+    from stepfs.cli.failure import say
     from stepfs.cli.target import opened_store
+    from stepfs.doctor.lakes import note_versions
     from stepfs.lake import create_lake
+    from stepfs.store.versioning import keeps_versions
 
     async with opened_store(lake, endpoint_url) as store:
         identity = await create_lake(store, slices=slices, ext=ext, check_payload=check_payload)
@@ -53,3 +56,6 @@ async def _init(lake: str, slices: int, ext: str, check_payload: bool, endpoint_
             f" … rank-{slices - 1:05d}{identity.ext}" if slices > 1 else ""
         )
         typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")
+        if await keeps_versions(store):
+            advice = note_versions()
+            say(f"stepfs: {advice.detail}; {advice.remedy}")

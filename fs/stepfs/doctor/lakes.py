@@ -14,6 +14,7 @@ from stepfs.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.local import LocalStore
 from stepfs.store.probe import probe_store
+from stepfs.store.versioning import keeps_versions
 
 
 async def check_lake(store: Store) -> AsyncIterator[Finding]:
@@ -32,17 +33,8 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
     if identity is not None:
         yield ok("lake", f"{identity.lake_id}, {identity.slices} slices per step, {identity.ext}")
     yield ok("store", f"answers in {(trio.current_time() - started) * 1000:.1f} ms ({store.url})")
-    try:
-        await probe_store(store, thorough=True)
-    except StepfsError as error:
-        yield fail(
-            "conditional create",
-            str(error),
-            "commit only to a store that passes; reading an existing lake needs no right to write",
-            exit_code=error.exit_code,
-        )
-    else:
-        yield ok("conditional create", "honest, serially and in a race")
+    async for finding in _check_store(store):
+        yield finding
     if identity is None:
         return
     try:
@@ -55,3 +47,28 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
         yield note("log", "no step is committed yet", "start a producer")
     else:
         yield ok("log", f"version {state.version}, steps {log.first_live_step}…{state.next_step - 1}")
+
+
+async def _check_store(store: Store) -> AsyncIterator[Finding]:
+    try:
+        await probe_store(store, thorough=True)
+    except StepfsError as error:
+        yield fail(
+            "conditional create",
+            str(error),
+            "commit only to a store that passes; reading an existing lake needs no right to write",
+            exit_code=error.exit_code,
+        )
+    else:
+        yield ok("conditional create", "honest, serially and in a race")
+    if await keeps_versions(store):
+        yield note_versions()
+
+
+def note_versions() -> Finding:
+    """For the lake of a bucket that keeps versions."""
+    return note(
+        "versions",
+        "the bucket keeps versions: each mount with a group adds up to 8,640 a day, and reclaim frees no space by itself",
+        "make sure that a lifecycle rule expires noncurrent versions and expired delete markers (README, Limits)",
+    )

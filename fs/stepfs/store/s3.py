@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,6 +21,7 @@ from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
 from stepfs.store.names import check_key, check_prefix
+from stepfs.store.s3_bucket import delete_batch, is_versioned
 from stepfs.store.s3_clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
 from stepfs.store.s3_download import Answered, Landing, download, download_whole
 from stepfs.store.s3_errors import (
@@ -44,6 +46,7 @@ T = TypeVar("T")
 Listing = list[Entry]  # inside the class `list` is the verb
 COMMIT_TIMEOUT_S: Final = 15.0  # losers of a race wait up to 4 s on SeaweedFS
 DATA_TIMEOUT_S: Final = 20.0  # of silence; a loaded server takes seconds to acknowledge 64 MiB
+_ADVICE_S: Final = 3.0  # for a question whose answer is only advice
 _PAGE: Final = 1000  # S3's limit, for listing and for deleting
 _ATTEMPTS_MAX: Final = 4
 _SENDS_BODY: Final = {"PutObject", "UploadPart"}
@@ -201,6 +204,12 @@ class S3Store:
         for start in range(0, len(names), _PAGE):
             await self._delete_all(tuple(names[start : start + _PAGE]))
 
+    async def keeps_versions(self) -> bool:
+        """Whether the bucket keeps what is overwritten or deleted; False if the server does not say so soon."""
+        with suppress(StepfsError, *FAILURES), trio.move_on_after(_ADVICE_S):
+            return await self._call("get", (), lambda: is_versioned(self._clients.data(), self.bucket))
+        return False
+
     async def _delete_all(self, batch: tuple[str, ...]) -> None:
         for attempt in range(_ATTEMPTS_MAX):
             try:
@@ -225,13 +234,7 @@ class S3Store:
         await trio.to_thread.run_sync(self._clients.close)
 
     def _delete(self, keys: Sequence[str]) -> dict[str, str]:
-        """Key → error code of those that are still there."""
-        answer = self._clients.data().delete_objects(
-            Bucket=self.bucket,
-            Delete={"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True},
-        )
-        failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
-        return {name.removeprefix(self._prefix): code for name, code in failed.items() if code != "NoSuchKey"}
+        return delete_batch(self._clients.data(), self.bucket, self._prefix, keys)
 
     async def _call(
         self,

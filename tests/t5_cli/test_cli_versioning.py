@@ -1,0 +1,49 @@
+"""`init` and `doctor` on a bucket that keeps versions: one line, and the exit code is what it was."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from lakes import SLICES, stepfs
+from stubs3 import ABSENT, Answer, stub_s3
+
+from stepfs.store.local import LocalStore
+
+STATE = b"<VersioningConfiguration><Status>%s</Status></VersioningConfiguration>"
+NOTE = "the bucket keeps versions: each mount with a group adds up to 8,640 a day"
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with stub_s3() as server:
+        yield server
+
+
+@pytest.mark.parametrize(("status", "notes"), [(b"Enabled", 1), (b"Suspended", 0)])
+def test_doctor_notes_a_bucket_that_keeps_versions(stub, status, notes):
+    def answer(_method: str, path: str) -> Answer:
+        return Answer(body=STATE % status) if path.endswith("?versioning") else ABSENT
+
+    stub.answer = answer
+    ended = stepfs("doctor", "s3://stepfs-tests/lake", "--endpoint-url", stub.endpoint_url)
+    assert ended.code == 4  # the stub stores nothing, so its creates are refused; the note changes nothing
+    found = re.findall("^note  versions .*", ended.out, re.MULTILINE)
+    assert len(found) == notes
+    assert all(NOTE in line for line in found)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_init_says_it_in_one_line_and_succeeds(file_url, monkeypatch, keeps):
+    async def keeps_versions(_store: LocalStore) -> bool:
+        return keeps
+
+    monkeypatch.setattr(LocalStore, "keeps_versions", keeps_versions, raising=False)
+    ended = stepfs("init", file_url, "--slices", SLICES)
+    assert ended.code == 0
+    assert ended.out.startswith("created lake ")
+    lines = ended.err.splitlines()
+    assert len(lines) == keeps
+    assert all(line.startswith(f"stepfs: {NOTE}") and "lifecycle rule" in line for line in lines)
