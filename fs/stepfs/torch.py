@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import enum
 import io
-import json
 import logging
 import os
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import trio
 
 from stepfs.checkpoints.record import mounted_lake, record_checkpoint
+from stepfs.control_files import read_status
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake import open_lake
@@ -67,10 +67,7 @@ class StreamState:
         `world`: how many ranks will read; `RefusedError` if the mount shows another number, because some slices would
         be read twice, or never.
         """
-        try:
-            document = json.loads((Path(directory) / ".stepfs" / "status.json").read_text())
-        except (FileNotFoundError, NotADirectoryError):
-            raise AbsentError(f"{directory} is not a stepfs mount; see `stepfs mount --help`") from None
+        document: Any = read_status(Path(directory))
         if world is not None and world != document["world"]:
             raise RefusedError(
                 f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}"

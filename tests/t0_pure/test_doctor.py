@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from stepfs.doctor import environment, limits, mounts
 from stepfs.doctor.finding import Level
+from stepfs.mount import stale
 from stepfs.mount.mountinfo import Mounted, source_of
 
 
@@ -97,11 +101,20 @@ def test_packages_that_are_absent(monkeypatch):
     assert levels["neither-is-this"] is Level.NOTE
 
 
-def test_stale_and_stacked_mounts(monkeypatch, tmp_path):
-    alive = tmp_path / "alive"
-    (alive / ".stepfs").mkdir(parents=True)
+@pytest.fixture
+def answers(monkeypatch):
+    """What listing a directory gives, by the name of the mount point; the directories themselves are not there."""
+    found = {
+        "stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
+        "alive": ["status.json"],
+    }
+    monkeypatch.setattr(stale, "list_within", lambda directory: found[directory.parent.name])
+    return found
+
+
+def test_stale_and_stacked_mounts(monkeypatch, tmp_path, answers):
     table = [
-        Mounted("0:50", str(alive), "fuse.stepfs", "file:///lake"),
+        Mounted("0:50", str(tmp_path / "alive"), "fuse.stepfs", "file:///lake"),
         Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
         Mounted("0:52", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
         Mounted("0:53", "/elsewhere", "ext4", "/dev/vda"),
@@ -122,19 +135,42 @@ def test_stale_and_stacked_mounts(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["file:///another-lake", "another-directory"])
-def test_a_mount_that_nobody_asked_about_fails_nothing(monkeypatch, tmp_path, target):
-    stale = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake")
-    monkeypatch.setattr(mounts, "mounts", lambda: [stale, stale])
+def test_a_mount_that_nobody_asked_about_fails_nothing(monkeypatch, tmp_path, answers, target):
+    dead = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake")
+    monkeypatch.setattr(mounts, "mounts", lambda: [dead, dead])
     assert {finding.level for finding in mounts.check_mounts(target)} == {Level.NOTE}
-    for asked in (None, stale.source, f"{stale.source}/", stale.directory):
+    for asked in (None, dead.source, f"{dead.source}/", dead.directory):
         assert Level.FAIL in {finding.level for finding in mounts.check_mounts(asked)}
 
 
-def test_a_lake_is_known_by_the_name_that_its_mounts_have(monkeypatch, tmp_path):
+def test_a_lake_is_known_by_the_name_that_its_mounts_have(monkeypatch, tmp_path, answers):
     lake = "s3://key:secret@bucket/date=2026, a/run/"
-    stale = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", source_of(lake))
-    monkeypatch.setattr(mounts, "mounts", lambda: [stale])
+    dead = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", source_of(lake))
+    monkeypatch.setattr(mounts, "mounts", lambda: [dead])
     assert next(mounts.check_mounts(lake)).level is Level.FAIL
+
+
+def test_another_users_mount_is_not_called_dead(monkeypatch, tmp_path, answers):
+    """EACCES says nothing of the daemon; the advice to clear it would end a stranger's training run."""
+    theirs = Mounted("0:51", str(tmp_path / "theirs"), "fuse.stepfs", "file:///lake")
+    monkeypatch.setattr(mounts, "mounts", lambda: [theirs])
+    for number in (errno.EACCES, errno.EIO, errno.ESTALE):
+        answers["theirs"] = OSError(number, os.strerror(number))
+        found = next(mounts.check_mounts())
+        assert found.level is Level.NOTE
+        assert "clear" not in found.remedy
+        assert "umount" not in found.remedy
+
+
+def test_a_mount_that_hangs_is_given_up_by_force_first(monkeypatch, tmp_path, answers):
+    """`umount -l` alone leaves its readers hanging, and nobody finds the connection any more."""
+    hung = Mounted("0:51", str(tmp_path / "it hangs"), "fuse.stepfs", "file:///lake")
+    monkeypatch.setattr(mounts, "mounts", lambda: [hung])
+    answers["it hangs"] = None
+    found = next(mounts.check_mounts())
+    assert found.level is Level.FAIL
+    forced, lazily = found.remedy.index("umount -f '"), found.remedy.index("umount -l '")
+    assert forced < lazily
 
 
 def test_every_problem_comes_with_what_to_do(machine):

@@ -19,6 +19,7 @@ import trio
 import trio.testing
 
 from stepfs.mount import watchdog
+from stepfs.mount.abort import abort_handle
 from stepfs.mount.watchdog import Timing, Watchdog
 
 QUICK = Timing(interval_s=0.01, stuck_s=0.1, abort_s=0.3)
@@ -231,20 +232,20 @@ async def test_what_systemd_receives(nursery, tmp_path, monkeypatch):
 def test_abort_writes_where_the_kernel_listens_and_survives_where_it_does_not(tmp_path):
     (tmp_path / "53").mkdir()
     (tmp_path / "53/abort").write_text("")
-    with watchdog.lever("0:53", tmp_path) as lever:
+    with abort_handle("0:53", tmp_path) as handle:
         (tmp_path / "53/abort").rename(tmp_path / "gone")  # detached; the next mount has the number
         (tmp_path / "53/abort").write_text("")
-        assert given_up(lever).returncode == 1
+        assert given_up(handle).returncode == 1
     assert (tmp_path / "gone").read_text() == "1"
     assert (tmp_path / "53/abort").read_text() == ""
-    with watchdog.lever("0:54", tmp_path) as lever:
-        assert lever is None
-        assert b"connection was aborted" in given_up(lever).stderr
+    with abort_handle("0:54", tmp_path) as handle:
+        assert handle is None
+        assert b"connection was aborted" in given_up(handle).stderr
 
 
-def given_up(lever, before=""):
-    script = f"from stepfs.mount import watchdog\n{before}\nwatchdog.give_up({lever})"
-    descriptors = [] if lever is None else [lever]
+def given_up(handle, before=""):
+    script = f"from stepfs.mount import watchdog\n{before}\nwatchdog.abort_and_exit({handle})"
+    descriptors = [] if handle is None else [handle]
     return subprocess.run(
         [sys.executable, "-c", script], pass_fds=descriptors, capture_output=True, timeout=60, check=False
     )

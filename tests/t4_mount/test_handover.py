@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -11,13 +10,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from rawmount import mount_with_descriptor
 from realmount import STEPFS, gone_within, make_lake, payload, produce, stepfs
 
 from stepfs.mount import mountinfo
 from stepfs.mount.detach import unmount
 from stepfs.mount.handover import descriptor_of
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 UNPRIVILEGED = [
     shutil.which("setpriv") or "setpriv",
     "--bounding-set=-all",
@@ -37,18 +36,7 @@ def lake(file_url):
 def handed_over(tmp_path):
     """What the helper does: (directory, descriptor); the mount is taken away afterwards."""
     directory = tmp_path / "m"
-    directory.mkdir()
-    descriptor = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions"
-    libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.mount(
-        b"stepfs",
-        bytes(directory),
-        b"fuse.stepfs",
-        MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC,
-        options.encode(),
-    )
-    assert done == 0, os.strerror(ctypes.get_errno())
+    descriptor = mount_with_descriptor(directory)
     yield directory, descriptor
     if mountinfo.mount_at(directory) is not None:
         unmount(directory, lazy=True)

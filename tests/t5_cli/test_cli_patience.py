@@ -6,12 +6,12 @@ import os
 
 from lakes import stepfs
 
-from stepfs.mount import stale
+from stepfs import control_files
 
 
 def test_status_of_a_mount_that_does_not_answer(tmp_path, monkeypatch):
     """The read that hangs stays behind in its thread; here it is a pipe that nobody writes."""
-    monkeypatch.setattr(stale, "ANSWER_S", 0.1)
+    monkeypatch.setattr(control_files, "ANSWER_S", 0.1)
     (tmp_path / ".stepfs").mkdir()
     status = tmp_path / ".stepfs" / "status.json"
     os.mkfifo(status)

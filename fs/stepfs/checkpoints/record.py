@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepfs.consumers import Group
-from stepfs.errors import AbsentError, UsageError
+from stepfs.control_files import read_config
+from stepfs.errors import UsageError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
 from stepfs.log.reader import LogReader
@@ -23,11 +24,8 @@ class MountedLake:
 
 
 def mounted_lake(directory: Path) -> MountedLake:
-    """`AbsentError` if the directory is not a stepfs mount."""
-    try:
-        options = json.loads((directory / ".stepfs" / "config.json").read_text())["options"]
-    except (FileNotFoundError, NotADirectoryError):
-        raise AbsentError(f"{directory} is not a stepfs mount; name the lake's URL instead") from None
+    """`AbsentError` if the directory is not a stepfs mount; other errors as `read_control_file`."""
+    options: Any = read_config(directory)["options"]
     return MountedLake(options["lake"], options["endpoint_url"], options["group"])
 
 

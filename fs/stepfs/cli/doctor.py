@@ -23,7 +23,7 @@ def doctor(
         str | None, typer.Argument(metavar="LAKE|DIR", help="A lake or a mount point to look at as well.")
     ] = None,
     bundle: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--bundle",
             envvar="STEPFS_BUNDLE",
@@ -50,7 +50,7 @@ def doctor(
     if bundle is not None:
         from stepfs.doctor.bundle import write_bundle
 
-        write_bundle(bundle, "".join(f"{line}\n" for line in lines))
+        write_bundle(Path(bundle), "".join(f"{line}\n" for line in lines))
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
         say(f"{len(failed)} of {len(findings)} checks failed")

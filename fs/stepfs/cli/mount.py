@@ -13,7 +13,8 @@ from stepfs.errors import RefusedError, StepfsError, UsageError
 if TYPE_CHECKING:
     from stepfs.mount.unmount import Daemon
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The mount point: an empty directory.")]
+# A string: typer looks at what a `Path` names, and a mount that hangs would hang the command.
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="The mount point: an empty directory.")]
 
 
 def mount(
@@ -74,7 +75,7 @@ def mount(
         ),
     ] = None,
     cache_dir: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--cache-dir",
             envvar="STEPFS_CACHE_DIR",
@@ -179,7 +180,7 @@ def mount(
     _check_watching(checkpoint_dir, group, next_step, trusts=trust_checkpoints)
     options = parsing.MountOptions(
         lake=lake,
-        directory=real_directory(directory),
+        directory=real_directory(Path(directory)),
         endpoint_url=endpoint_url,
         ranks=None if ranks is None else parsing.parse_ranks(ranks),
         world=world,
@@ -187,7 +188,7 @@ def mount(
         steps=None if steps is None else parsing.parse_steps(steps),
         wait_s=None if wait is None else parsing.parse_duration(wait),
         group=group,
-        cache_dir=None if cache_dir is None else cache_dir.absolute(),
+        cache_dir=None if cache_dir is None else Path(cache_dir).absolute(),
         cache_bytes=None if cache_size is None else parsing.parse_size(cache_size),
         memory_bytes=None if memory_size is None else parsing.parse_size(memory_size),
         prefetch_steps=prefetch,
@@ -252,7 +253,7 @@ def unmount(
     from stepfs.mount.unmount import unmount_and_wait
 
     if checkpoint is None:
-        unmount_and_wait(directory)
+        unmount_and_wait(Path(directory))
         return
     import trio
 
@@ -260,14 +261,14 @@ def unmount(
     from stepfs.mount.mountinfo import real_directory
     from stepfs.mount.unmount import committed_steps, daemon_of
 
-    where = real_directory(directory)
+    where = real_directory(Path(directory))
     daemon = daemon_of(where)
     if daemon.group is None:
         raise RefusedError(
             f"{directory} was mounted without --group; there is no run to record a checkpoint for"
         )
     check_next_step(checkpoint, committed_steps(where))  # what is wrong is said while the mount stands
-    unmount_and_wait(directory)
+    unmount_and_wait(Path(directory))
     try:
         trio.run(_record, daemon, daemon.group, checkpoint)
     except StepfsError as error:

@@ -14,7 +14,6 @@ import typer
 from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
-from stepfs.errors import AbsentError, StepfsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -185,41 +184,15 @@ async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Repor
     import trio
 
     from stepfs.cli.live import live_lines
-    from stepfs.mount.stale import ANSWER_S
+    from stepfs.control_files import read_status
 
     before = None
     while True:
-        with trio.move_on_after(ANSWER_S) as waiting:
-            # Abandoned, because a read that hangs in a mount whose daemon hangs cannot be ended from here.
-            document = await trio.to_thread.run_sync(_read_mount_status, directory, abandon_on_cancel=True)
-        if waiting.cancelled_caught:
-            raise StepfsError(
-                f"{directory}: the mount does not answer within {ANSWER_S:g} s; `stepfs doctor {directory}` names its log"
-            )
+        document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
         lines = live_lines(document, before) if live else _plain_lines(document)
         yield document, "".join(f"{line}\n" for line in lines)
         before = document
         await trio.sleep(_WATCH_S)
-
-
-def _read_mount_status(directory: Path) -> dict[str, object]:
-    import errno
-
-    try:
-        text = (directory / ".stepfs" / "status.json").read_text()
-    except (FileNotFoundError, NotADirectoryError):
-        what = "is not a stepfs mount" if directory.is_dir() else "does not exist"
-        raise AbsentError(
-            f"{directory} {what}; mount a lake there with `stepfs mount LAKE {directory}`"
-        ) from None
-    except OSError as error:
-        if error.errno != errno.ENOTCONN:
-            raise
-        raise StepfsError(
-            f"{directory}: the mount's daemon is gone; `stepfs mount` there again clears it, or `stepfs unmount`"
-        ) from None
-    document: dict[str, object] = json.loads(text)
-    return document
 
 
 def _plain_lines(document: Mapping[str, object]) -> Iterator[str]:

@@ -78,6 +78,11 @@ class Primer:
         """False once this kernel, or this kind of mount, turned out not to be primable."""
         return self._threads.working
 
+    def stop(self) -> None:
+        """Prime nothing any more."""
+        self._threads.working = False
+        self._wake.set()
+
     def is_own(self, pid: int) -> bool:
         """Whether a request comes from this room: `pid` of a FUSE request is the calling thread's id."""
         return self._threads.has(pid)

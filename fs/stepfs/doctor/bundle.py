@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from stepfs.control_files import ANSWER_S
 from stepfs.errors import RefusedError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.logs import redacted
 from stepfs.mount.mountinfo import FSTYPE, mounts
-from stepfs.mount.stale import ANSWER_S
 
 _TEXT_BYTES_MAX: Final = 1 << 20  # of each file the newest bytes
 _FILES: Final = ("status.json", "config.json", "metrics", "accesslog")

@@ -5,15 +5,17 @@ What is wrong with a mount that nobody asked about is told and fails nothing: an
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from stepfs.control_files import ANSWER_S, answer_within
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
 from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
-from stepfs.mount.stale import ANSWER_S, list_within
+from stepfs.mount.stale import Health, give_up_command, list_within, look
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:
@@ -22,19 +24,19 @@ def check_mounts(target: str | None = None) -> Iterator[Finding]:
     if not found:
         yield ok("mounts", "no stepfs mount here")
     stacked = {directory for directory, count in Counter(m.directory for m in found).items() if count > 1}
-    for directory, source in sorted({mounted.directory: mounted.source for mounted in found}.items()):
-        findings = [check_alive(directory)]
+    for directory, mounted in sorted({mounted.directory: mounted for mounted in found}.items()):
+        findings = [check_alive(mounted)]
         if directory in stacked:
             findings.append(
                 fail(
                     f"mount {directory}",
                     "several mounts are stacked on it",
-                    f"umount -l {directory}, until none is left",
+                    f"`stepfs unmount {shlex.quote(directory)}`, until none is left",
                 )
             )
         asked = (
             target is None
-            or source_of(target).rstrip("/") == source.rstrip("/")
+            or source_of(target).rstrip("/") == mounted.source.rstrip("/")
             or str(real_directory(Path(target))) == directory
         )
         yield from findings if asked else map(_told_only, findings)
@@ -45,23 +47,26 @@ def _told_only(finding: Finding) -> Finding:
     return replace(finding, level=Level.NOTE) if finding.level is Level.FAIL else finding
 
 
-def check_alive(directory: str) -> Finding:
+def check_alive(mounted: Mounted) -> Finding:
     """Lists a control directory; `stat` would be answered from the kernel's memory even when the daemon is dead."""
-    subject = f"mount {directory}"
-    answer = list_within(Path(directory) / ".stepfs")
-    if answer is None:
-        return fail(
-            subject,
-            f"does not answer within {ANSWER_S:.0f} s",
-            f"look at its log, {log_file(Path(directory))}; `stepfs unmount {directory}` or umount -l {directory} gives it up",
-        )
-    if isinstance(answer, OSError):
-        return fail(
-            subject,
-            f"stale, its daemon is gone: {answer.strerror}",
-            f"`stepfs mount LAKE {directory}` clears it, or umount -l {directory}",
-        )
-    return ok(subject, "alive")
+    directory = mounted.directory
+    subject, quoted = f"mount {directory}", shlex.quote(directory)
+    found = look(mounted, below=".stepfs")
+    why = "it does not answer" if found.error is None else found.error.strerror
+    match found.health:
+        case Health.ALIVE:
+            return ok(subject, "alive")
+        case Health.DEAD:
+            remedy = f"`stepfs mount LAKE {quoted}` or `stepfs unmount {quoted}` clears it"
+            return fail(subject, f"stale, its daemon is gone: {why}", remedy)
+        case Health.SILENT:
+            return fail(
+                subject,
+                f"does not answer within {ANSWER_S:.0f} s",
+                f"look at its log, {log_file(Path(directory))}, and its process; {give_up_command(directory)} gives it up",
+            )
+        case Health.UNKNOWN:
+            return note(subject, f"cannot be looked into: {why}", "ask the user who mounted it, or root")
 
 
 def check_read_ahead(mounted: Mounted) -> Finding:
@@ -87,15 +92,15 @@ def check_directory(directory: Path) -> Iterator[Finding]:
             subject, f"is a mount of type {mounted.fstype}", "choose a directory of its own", exit_code=4
         )
         return
-    if not real.is_dir():
+    if answer_within(real.is_dir) is not True:
         yield fail(subject, "does not exist or is no directory", f"mkdir -p {directory}", exit_code=3)
         return
-    try:
-        occupied = next(real.iterdir(), None)
-    except OSError as error:
-        yield fail(subject, f"cannot be listed: {error.strerror}", "choose a directory you own")
+    names = list_within(real)
+    if names is None or isinstance(names, OSError):
+        why = "it does not answer" if names is None else names.strerror
+        yield fail(subject, f"cannot be listed: {why}", "choose a directory you own")
         return
-    if occupied is not None:
-        yield fail(subject, f"is not empty ({occupied.name} …)", "mount on an empty directory", exit_code=4)
+    if names:
+        yield fail(subject, f"is not empty ({names[0]} …)", "mount on an empty directory", exit_code=4)
         return
     yield ok(subject, "is empty and can be mounted on")

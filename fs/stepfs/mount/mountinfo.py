@@ -27,6 +27,7 @@ class Mounted:
     directory: str
     fstype: str
     source: str
+    mount_id: int = 0  # of this mount in this namespace; the superblock may be mounted elsewhere, too
 
 
 def source_of(lake: str) -> str:
@@ -40,9 +41,9 @@ def mounts() -> list[Mounted]:
     # The kernel escapes a newline, and nothing else that Python takes for the end of a line.
     for line in _MOUNTINFO.read_bytes().decode(errors="surrogateescape").split("\n"):
         match line.split(" "):
-            case [_, _, device, _, directory, _, *rest] if "-" in rest[:-2]:
+            case [number, _, device, _, directory, _, *rest] if "-" in rest[:-2]:
                 fstype, source = rest[rest.index("-") + 1 :][:2]
-                found.append(Mounted(device, _unescape(directory), fstype, _unescape(source)))
+                found.append(Mounted(device, _unescape(directory), fstype, _unescape(source), int(number)))
     return found
 
 

@@ -30,14 +30,17 @@ from stepfs.errors import RefusedError, UsageError
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.mount import handover, kernel, place, scrape, stale, watchdog
+from stepfs.mount.abort import abort_handle
 from stepfs.mount.alarm import interrupted_reads
 from stepfs.mount.assembly import Assembly
 from stepfs.mount.group import GroupNeed
-from stepfs.mount.mountinfo import is_mounted, real_directory, wait_for_change
+from stepfs.mount.guardian import Guardian
+from stepfs.mount.mountinfo import is_mounted, mount_at, real_directory, wait_for_change
 from stepfs.mount.node import Node
 from stepfs.mount.options import MountOptions
 from stepfs.mount.reports import Machine
 from stepfs.mount.running import RunningTime
+from stepfs.mount.server_record import recorded, records_directory
 from stepfs.mount.stacks import shown_on_signal
 from stepfs.mount.tune import tune
 from stepfs.store.api import Store
@@ -87,7 +90,8 @@ class _Session:
         self._opening = trio.CancelScope()
         self._background: trio.CancelScope | None = None
         self._why = "unmounted"
-        self._lever: int | None = None
+        self._abort_handle: int | None = None
+        self._guardian = Guardian(self._directory)
         self._notifier = sdnotify.SystemdNotifier()
 
     async def end_on(self, signals: AsyncIterator[int]) -> None:
@@ -127,8 +131,10 @@ class _Session:
                     await self._serve_metrics(mount, scraped)
                     with (
                         interrupted_reads(),
+                        self._guardian,
                         kernel.mounted(mount.operations, self._directory, flags) as device,
-                        watchdog.lever(device) as self._lever,
+                        recorded(mount_at(self._directory) if device else None, records_directory()),
+                        abort_handle(device) as self._abort_handle,
                     ):
                         mounted()
                         machine.device = device
@@ -171,6 +177,7 @@ class _Session:
     async def _start(
         self, mount: Assembly, group: GroupNeed | None, background: trio.Nursery, device: str
     ) -> None:
+        guarded = self._descriptor is None and await self._guard(mount, background)
         await mount.start(background)
         if group is not None:
             await background.start(group.run)
@@ -181,22 +188,43 @@ class _Session:
             names = await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
             assert "status.json" in names
             mount.machine.kernel = tune(device)
-        await background.start(self._watchdog(mount, device).run)
+        await background.start(self._watchdog(mount, device, guarded=guarded).run)
         state = mount.reader.state
         facts = {"lake_id": state.lake_id, "version": state.version, "group": self._options.group}
         _log.info("%s: serving %s, %d steps", self._directory, mount.store.url, state.next_step, extra=facts)
         self._notifier.notify("READY=1")
         self._ready()
 
-    def _watchdog(self, mount: Assembly, device: str) -> watchdog.Watchdog:
+    async def _guard(self, mount: Assembly, background: trio.Nursery) -> bool:
+        """Whether a guardian watches; without one no thread of this process may call into its own mount."""
+        at = mount_at(self._directory)
+        if at is None or not await self._guardian.start(at.mount_id, self._abort_handle):
+            if mount.primer is not None:
+                _log.warning(
+                    "priming is off: nobody could free the readers of %s if this process were killed while it primes;"
+                    " mount fusectl on /sys/fs/fuse/connections, or mount as root",
+                    self._directory,
+                )
+            mount.primer = None
+            return False
+        background.start_soon(self._keep_guarded, mount)
+        return True
+
+    async def _keep_guarded(self, mount: Assembly) -> None:
+        await self._guardian.keep()
+        if mount.primer is not None:
+            _log.warning("priming of %s is off: its guardian cannot be kept running", self._directory)
+            mount.primer.stop()
+
+    def _watchdog(self, mount: Assembly, device: str, *, guarded: bool) -> watchdog.Watchdog:
         return watchdog.Watchdog(
-            self._directory if self._descriptor is None else None,
+            self._directory if guarded else None,
             notifier=self._notifier,
             answered=mount.meter.requests.total,
             unanswered=lambda: watchdog.unanswered(device),
             busy=lambda: mount.waits.waiting >= kernel.TASKS_MAX // 2,
             status=mount.reports.line,
-            last_resort=lambda: watchdog.give_up(self._lever),
+            last_resort=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
         )
 

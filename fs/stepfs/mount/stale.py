@@ -2,65 +2,99 @@
 
 After `kill -9` of a daemon, `stat` of its mount still succeeds and a second mount would stack silently on the dead
 one. Health therefore means: its listing answers. A dead mount of ours is taken away; anything live is left alone.
+
+Clearing cuts the connection before it detaches. A mount that was only detached can no longer be found by whoever would
+free the readers that hang in it. Cutting ends the reads of a healthy mount as well, so it needs a sign that cannot be
+mistaken: the kernel's own ENOTCONN or ECONNABORTED, or no answer and the proof that the server is gone. An EIO or EACCES
+says nothing of the daemon.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import fcntl
 import itertools
 import logging
 import os
+import shlex
 import stat
-import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, RefusedError
+from stepfs.mount.abort import abort_handle, abort_mount
 from stepfs.mount.detach import unmount
 from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at
+from stepfs.mount.server_record import forget_server, records_directory, server_is_gone
 
 _log = logging.getLogger("stepfs.mount")
 
-ANSWER_S: Final = 5.0
 _CLAIM_S: Final = 20.0
 _GLANCE_S: Final = 0.05
 _STACK_MAX: Final = 16
 _NAMES: Final = 8
-_DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENODEV})
+_DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 
 
-def list_within(directory: Path, timeout_s: float = ANSWER_S) -> list[str] | OSError | None:
+def list_within(directory: Path, timeout_s: float | None = None) -> list[str] | OSError | None:
     """Some names of a directory; the error if it gave one; None if it did not answer in time.
 
     A handful only: a root of 10⁶ steps takes many seconds to list, and its first names prove as much.
     """
-    result: list[list[str] | OSError] = []
 
-    def look() -> None:
-        try:
-            with os.scandir(directory) as names:
-                result.append([entry.name for entry in itertools.islice(names, _NAMES)])
-        except OSError as error:
-            result.append(error)
+    def names() -> list[str]:
+        with os.scandir(directory) as found:
+            return [entry.name for entry in itertools.islice(found, _NAMES)]
 
-    # A thread that hangs in a dead file system is left behind: it is a daemon thread and can be killed.
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return result[0] if result else None
+    return answer_within(names, timeout_s)
 
 
-def is_dead(directory: Path) -> bool:
-    """Whether the mount at `directory` has lost its daemon; `RefusedError` if it does not answer at all."""
-    names = list_within(directory)
-    if names is None:
+class Health(enum.Enum):
+    """What a mount of ours says of its daemon."""
+
+    ALIVE = "alive"
+    DEAD = "dead"  # its daemon is gone for certain: it may be cut off and detached
+    SILENT = "silent"  # no answer, and no proof that nobody will give one
+    UNKNOWN = "unknown"  # an error that says nothing of the daemon: another user's mount gives EACCES
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The health of a mount, and the error that a look at it gave."""
+
+    health: Health
+    error: OSError | None = None
+
+
+def look(mounted: Mounted, *, below: str = "") -> Look:
+    """Look at a mount, for a few seconds at most; `below` names a directory in it to list instead of its root."""
+    answer = list_within(Path(mounted.directory) / below)
+    if answer is None:
+        gone = server_is_gone(mounted, records_directory())
+        return Look(Health.DEAD if gone else Health.SILENT)
+    if not isinstance(answer, OSError):
+        return Look(Health.ALIVE)
+    return Look(Health.DEAD if answer.errno in _DEAD else Health.UNKNOWN, answer)
+
+
+def is_dead(mounted: Mounted) -> bool:
+    """Whether a mount has lost its daemon; `RefusedError` if it does not answer and may yet."""
+    health = look(mounted).health
+    if health is Health.SILENT:
         raise RefusedError(
-            f"{directory}: a file system is mounted here that does not answer; look at its process, or detach it"
-            f" with `umount -l {directory}`"
+            f"{mounted.directory}: a file system is mounted here that does not answer; look at its process, and if that"
+            f" is gone or is to be given up, run {give_up_command(mounted.directory)}"
         )
-    return isinstance(names, OSError) and names.errno in _DEAD
+    return health is Health.DEAD
+
+
+def give_up_command(directory: str) -> str:
+    """What an operator types to give up a mount that hangs. `umount -l` alone leaves its readers hanging."""
+    return f"`umount -f {shlex.quote(directory)} || umount -l {shlex.quote(directory)}` as root"
 
 
 def prepare(directory: Path) -> None:
@@ -72,7 +106,7 @@ def prepare(directory: Path) -> None:
         mounted = mount_at(directory)
         if mounted is None or mounted.fstype != FSTYPE:
             break
-        if not is_dead(directory):
+        if not is_dead(mounted):
             raise RefusedError(
                 f"{directory}: {mounted.source} is mounted here already; unmount it first with"
                 f" `stepfs unmount {directory}`"
@@ -118,24 +152,38 @@ def _lock(descriptor: int) -> bool:
 def _clear(directory: Path, mounted: Mounted) -> None:
     _log.info("clearing the mount of %s that a dead daemon left at %s", mounted.source, directory)
     try:
-        unmount(directory, lazy=True)
+        clear_dead(mounted)
     except OSError as error:
-        if error.errno == errno.EINVAL:
-            return  # somebody was faster
         raise RefusedError(
             f"{directory}: a dead mount of {mounted.source} is here and may not be removed ({error.strerror});"
             f" run `fusermount3 -uz {directory}` as its owner"
         ) from error
 
 
-def _check_directory(directory: Path) -> None:
+def clear_dead(mounted: Mounted) -> None:
+    """Cut off and detach a mount that `look` found dead. OSError if that is not allowed."""
+    with abort_handle(mounted.device) as handle:
+        if handle is not None:
+            os.write(handle, b"1")
+    abort_mount(mounted.directory, mounted.mount_id)
+    forget_server(mounted, records_directory())
     try:
-        mode = directory.stat().st_mode
-    except FileNotFoundError:
-        raise AbsentError(f"{directory} does not exist; create it with `mkdir -p {directory}`") from None
+        unmount(Path(mounted.directory), lazy=True)
     except OSError as error:
-        raise RefusedError(f"{directory}: {error.strerror}; choose another mount point") from error
-    if not stat.S_ISDIR(mode):
+        if error.errno != errno.EINVAL:  # somebody was faster
+            raise
+
+
+def _check_directory(directory: Path) -> None:
+    found = answer_within(directory.stat)
+    if isinstance(found, FileNotFoundError):
+        raise AbsentError(
+            f"{directory} does not exist; create it with `mkdir -p {shlex.quote(str(directory))}`"
+        )
+    if found is None or isinstance(found, OSError):
+        why = "does not answer" if found is None else found.strerror
+        raise RefusedError(f"{directory}: {why}; choose another mount point")
+    if not stat.S_ISDIR(found.st_mode):
         raise RefusedError(f"{directory} is not a directory; choose an empty directory to mount on")
     names = list_within(directory)
     if names is None:

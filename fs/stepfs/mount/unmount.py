@@ -8,20 +8,20 @@ because `df` or `stepfs doctor` looks at it, is not refused.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from stepfs.control_files import read_config, read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.detach import unmount
 from stepfs.mount.mountinfo import FSTYPE, mount_at, real_directory
 from stepfs.mount.reports import process_start
-from stepfs.mount.stale import is_dead
+from stepfs.mount.stale import clear_dead, is_dead
 
 GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
@@ -47,11 +47,8 @@ class Daemon:
 
 
 def daemon_of(directory: Path) -> Daemon:
-    """Ask a live mount who serves it."""
-    try:
-        body = json.loads((directory / ".stepfs" / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RefusedError(f"{directory}: the mount does not say who serves it ({error})") from error
+    """Ask a live mount who serves it; errors as `read_control_file`."""
+    body: Any = read_config(directory)
     options = body["options"]
     return Daemon(
         body["pid"],
@@ -64,11 +61,9 @@ def daemon_of(directory: Path) -> Daemon:
 
 
 def committed_steps(directory: Path) -> int:
-    """How many steps a live mount knows to be committed."""
-    try:
-        return int(json.loads((directory / ".stepfs" / "status.json").read_text())["next_step"])
-    except (OSError, ValueError) as error:
-        raise RefusedError(f"{directory}: the mount does not say where it is ({error})") from error
+    """How many steps a live mount knows to be committed; errors as `read_control_file`."""
+    committed: Any = read_status(directory)["next_step"]
+    return int(committed)
 
 
 def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
@@ -84,39 +79,44 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
         raise RefusedError(
             f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount"
         )
-    if is_dead(where):
-        _detach(where, lazy=True)  # what a killed daemon left: there is nobody to wait for
+    if is_dead(mounted):  # what a killed daemon left: there is nobody to wait for
+        try:
+            clear_dead(mounted)
+        except OSError as error:
+            raise _not_ours(directory, error) from error
         return
     daemon = daemon_of(where)
     descriptor = _pidfd(daemon)
     try:
-        _detach(where, lazy=False)
+        _detach(where)
         _wait(daemon, log_file(where), descriptor, time.monotonic() + timeout_s)
     finally:
         if descriptor is not None:
             os.close(descriptor)
 
 
-def _detach(directory: Path, *, lazy: bool) -> None:
+def _detach(directory: Path) -> None:
     try:
-        _unmount_once_idle(directory, lazy=lazy)
+        _unmount_once_idle(directory)
     except OSError as error:
         if error.errno == errno.EBUSY:
             users = ", ".join(users_of(directory)[:_USERS_SHOWN])
             raise RefusedError(
                 f"{directory} is busy{f' ({users})' if users else ''}; nothing was changed: end what uses it and try again"
             ) from error
-        raise RefusedError(
-            f"{directory}: cannot unmount ({error.strerror}); do it as the user who mounted"
-        ) from error
+        raise _not_ours(directory, error) from error
 
 
-def _unmount_once_idle(directory: Path, *, lazy: bool) -> None:
+def _not_ours(directory: Path, error: OSError) -> RefusedError:
+    return RefusedError(f"{directory}: cannot unmount ({error.strerror}); do it as the user who mounted")
+
+
+def _unmount_once_idle(directory: Path) -> None:
     """Unmount; while something uses the mount, try again for a moment."""
     deadline = time.monotonic() + _BUSY_S
     while True:
         try:
-            return unmount(directory, lazy=lazy)
+            return unmount(directory, lazy=False)
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise

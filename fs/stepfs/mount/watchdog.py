@@ -11,7 +11,7 @@ systemd hears WATCHDOG=1 only while both proofs are fresh (sd_watchdog_enabled(3
 cannot: a loop that keeps the GIL; SIGABRT shows its stack. Time is counted in ticks of the watching thread, never as a
 difference of clocks: a process that was stopped, or a machine that slept, was not stuck. Rejected: `faulthandler`'s own
 timer, which cannot tell the two apart and, after SIGCONT, walks the frames of a loop that runs again: 7 of 10 daemons
-ended in SIGSEGV; a guardian process, one more per mount, for the case that supervisors cover.
+ended in SIGSEGV. What a daemon that was killed leaves behind is the guardian's business (guardian.py).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from typing import Final, NoReturn, Protocol
 
 import trio
 
+from stepfs.mount.abort import CONNECTIONS
 from stepfs.mount.stacks import task_tree, thread_stacks, write_aside
 
 _log = logging.getLogger("stepfs.mount")
 
 _LAST_WORDS_S: Final = 1.0
-_CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
+_CONNECTIONS: Final = Path(CONNECTIONS)
 
 
 class Notifier(Protocol):
@@ -197,36 +198,18 @@ def unanswered(device: str, connections: Path = _CONNECTIONS) -> int | None:
         return None
 
 
-@contextlib.contextmanager
-def lever(device: str, connections: Path = _CONNECTIONS) -> Iterator[int | None]:
-    """A descriptor for `give_up`, opened while the mount ("0:53") stands: once that is detached, its number may be that of
-    the next mount, which must not be aborted in its stead.
+def abort_and_exit(handle: int | None) -> NoReturn:
+    """The last resort: the connection is aborted, so that readers get errors; then the process ends as killed ones do.
 
-    None where fusectl is not to be written: then the end of the process closes /dev/fuse, which does the same unless
-    one of its own threads hangs in the mount.
-    """
-    try:
-        found = os.open(connections / device.partition(":")[2] / "abort", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        yield None
-        return
-    try:
-        yield found
-    finally:
-        os.close(found)
-
-
-def give_up(lever: int | None) -> NoReturn:
-    """The last resort: the kernel's end is cut off, so that readers get errors; then the process ends as killed ones do.
-
-    The next mount clears up.
+    `handle` is of `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian abort the
+    connection. The next mount clears up.
     """
     last_words = (
         b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
     )
     try:
-        if lever is not None:
-            os.write(lever, b"1")
+        if handle is not None:
+            os.write(handle, b"1")
         write_aside(last_words).join(_LAST_WORDS_S)
     finally:
         os._exit(1)

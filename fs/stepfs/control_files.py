@@ -1,0 +1,89 @@
+"""The one reader of a mount's `.stepfs/` from outside, and the guard that every look at a mount point goes through.
+
+A mount whose daemon hangs, or was killed at the wrong moment, never answers. So no command and no trainer's helper touches
+a mount point in its own thread: it looks in a thread that can be left behind, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shlex
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from stepfs.errors import AbsentError, StepfsError
+
+ANSWER_S: Final = 5.0
+_DAEMON_GONE: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+
+T = TypeVar("T")
+
+
+def answer_within(look: Callable[[], T], timeout_s: float | None = None) -> T | OSError | None:
+    """What `look` returns; the OSError that it raised; None if it takes longer than `timeout_s` (`ANSWER_S`)."""
+    result: list[T | OSError] = []
+
+    def run() -> None:
+        try:
+            result.append(look())
+        except OSError as error:
+            result.append(error)
+
+    # A thread that hangs in a dead file system is left behind: it is a daemon thread and can be killed.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S if timeout_s is None else timeout_s)
+    return result[0] if result else None
+
+
+def read_control_file(directory: Path, name: str) -> str:
+    """The text of `.stepfs/<name>` of the mount at `directory`.
+
+    `AbsentError` if `directory` is not a stepfs mount, `StepfsError` if its daemon is gone or does not answer.
+    """
+    answer = answer_within((directory / ".stepfs" / name).read_text)
+    quoted = shlex.quote(str(directory))
+    if isinstance(answer, (FileNotFoundError, NotADirectoryError)):
+        what = "is not a stepfs mount" if answer_within(directory.is_dir) is True else "does not exist"
+        raise AbsentError(
+            f"{directory} {what}; mount a lake there with `stepfs mount LAKE {quoted}`, or name the lake's URL instead"
+        )
+    if answer is None:
+        raise StepfsError(
+            f"{directory}: the mount does not answer within {ANSWER_S:g} s; `stepfs doctor {quoted}` names its log"
+        )
+    if isinstance(answer, OSError):
+        if answer.errno in _DAEMON_GONE:
+            raise StepfsError(
+                f"{directory}: the mount's daemon is gone; `stepfs mount` there again clears it, or"
+                f" `stepfs unmount {quoted}`"
+            )
+        raise StepfsError(
+            f"{directory}: the mount cannot be read ({answer.strerror}); ask the user who mounted it"
+        )
+    return answer
+
+
+def read_status(directory: Path) -> dict[str, object]:
+    """`.stepfs/status.json`; errors as `read_control_file`."""
+    return _document(directory, "status.json")
+
+
+def read_config(directory: Path) -> dict[str, object]:
+    """`.stepfs/config.json`; errors as `read_control_file`."""
+    return _document(directory, "config.json")
+
+
+def _document(directory: Path, name: str) -> dict[str, object]:
+    try:
+        document = json.loads(read_control_file(directory, name))
+    except ValueError as error:
+        raise StepfsError(
+            f"{directory}: .stepfs/{name} is not JSON ({error}); is this a stepfs mount?"
+        ) from error
+    if not isinstance(document, dict):
+        raise StepfsError(f"{directory}: .stepfs/{name} is not a map; is this a stepfs mount?")
+    return document

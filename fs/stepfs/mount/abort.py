@@ -1,0 +1,75 @@
+"""Cutting a FUSE connection: every request that waits on it ends with an error, now and later.
+
+Two ways. A descriptor of the connection's `abort` file, opened while the mount stands: needs fusectl and the mounting
+user's rights, and works from a user namespace and after `umount -l`. Or umount2(2) with MNT_FORCE, as root: the kernel
+aborts the connection before it looks whether the mount is busy, so a descriptor on the mount makes the unmount itself
+fail and the dead mount stays in place. It has to: an empty directory would look like an empty lake.
+
+Imports little, because the guardian is this module and a signal handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+CONNECTIONS = "/sys/fs/fuse/connections"
+_MNT_FORCE = 1
+_CAP_SYS_ADMIN = 21
+
+
+@contextlib.contextmanager
+def abort_handle(device: str, connections: str | os.PathLike[str] = CONNECTIONS) -> Iterator[int | None]:
+    """A descriptor that aborts the connection of the mount `device` ("0:53") when "1" is written to it.
+
+    Opened while the mount stands: once that is detached, its number may be that of the next mount, which must not be
+    aborted in its stead. None where fusectl is not to be written.
+    """
+    try:
+        path = f"{os.fspath(connections)}/{device.partition(':')[2]}/abort"
+        found = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield found
+    finally:
+        os.close(found)
+
+
+def may_force_unmount() -> bool:
+    """Whether this process may call umount2(2): CAP_SYS_ADMIN is in effect."""
+    try:
+        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    effective = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
+    return bool(effective) and bool(effective[0] >> _CAP_SYS_ADMIN & 1)
+
+
+def abort_mount(directory: str, mount_id: int) -> bool:
+    """Abort the connection of the mount `mount_id` at `directory` through MNT_FORCE; that mount stays, dead.
+
+    False if another mount, or none, is there by now, or the right is missing. Never waits for the mount's daemon.
+    """
+    try:
+        # O_PATH on a mount's root asks its file system nothing.
+        pinned = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if _mount_id_of(pinned) != mount_id:
+            return False
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.umount2(f"/proc/self/fd/{pinned}".encode(), _MNT_FORCE)  # EBUSY: `pinned` sees to that
+    finally:
+        os.close(pinned)
+    return may_force_unmount()
+
+
+def _mount_id_of(descriptor: int) -> int | None:
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)

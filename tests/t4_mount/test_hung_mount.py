@@ -1,0 +1,128 @@
+"""A mount that does not answer: what may be taken away by force, what may not, and that no command hangs on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from rawmount import mount_with_descriptor
+from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
+
+from stepfs.mount import mountinfo
+from stepfs.mount.abort import abort_mount
+from stepfs.mount.server_record import recorded, records_directory
+
+ANSWERED_S = 20.0
+
+
+@pytest.fixture
+def hung(tmp_path):
+    """A mount whose server holds /dev/fuse and answers nothing."""
+    directory = tmp_path / "it hangs"
+    descriptor = mount_with_descriptor(directory)
+    yield directory
+    at = mountinfo.mount_at(directory)
+    if at is not None:
+        abort_mount(str(directory), at.mount_id)
+        clear(directory, None)
+    os.close(descriptor)
+
+
+@pytest.fixture
+def lake(file_url):
+    make_lake(file_url)
+    produce(file_url, 3)
+    return file_url
+
+
+@pytest.fixture
+def dead_server(hung):
+    """A record, as a daemon writes it, of a process that is gone."""
+    base = records_directory()
+    at = mountinfo.mount_at(hung)
+    with recorded(at, base):
+        path = base / f"{at.device.replace(':', '-')}.json"
+        body = json.loads(path.read_text())
+        body["process_start"] -= 1  # another process has its number by now
+        path.write_text(json.dumps(body))
+        yield path
+
+
+def hanging_reader(directory):
+    """A process whose request the kernel has put into the connection's queue."""
+    reader = subprocess.Popen(
+        [sys.executable, "-c", "import os, sys; os.listdir(sys.argv[1])", str(directory)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wchan = Path(f"/proc/{reader.pid}/wchan")
+    until(lambda: any(word in wchan.read_text() for word in ("fuse", "request_wait")), 20, wchan.read_text())
+    return reader
+
+
+@pytest.mark.parametrize("command", ["mount", "unmount"])
+def test_without_proof_a_hung_mount_is_left_alone_and_the_advice_frees_its_readers(lake, hung, command):
+    arguments = ["mount", lake, hung] if command == "mount" else ["unmount", hung]
+    done = stepfs(*arguments, timeout_s=ANSWERED_S)
+    assert done.returncode == 4
+    assert "does not answer" in done.stderr
+    advice = done.stderr.split("`")[1]
+    assert advice.startswith("umount -f ")
+    reader = hanging_reader(hung)
+    assert subprocess.run(["sh", "-c", advice], timeout=ANSWERED_S, check=False).returncode in {0, 32}
+    _, said = reader.communicate(timeout=ANSWERED_S)
+    assert "OSError" in said
+    assert mountinfo.mount_at(hung) is None
+
+
+def test_with_proof_that_its_server_is_gone_unmount_frees_the_readers(hung, dead_server):
+    reader = hanging_reader(hung)
+    done = stepfs("unmount", hung, timeout_s=ANSWERED_S)
+    assert done.returncode == 0, done.stderr
+    assert "OSError" in reader.communicate(timeout=ANSWERED_S)[1]
+    assert mountinfo.mount_at(hung) is None
+
+
+def test_with_proof_the_next_mount_takes_the_place(lake, hung, dead_server):
+    with mounted(lake, hung) as mount:
+        assert mount.file(1, 1).read_bytes() == payload(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("boot_id", "another"), ("pid_namespace", "pid:[1]"), ("mount", ["0:1", 1, "/", "none"])],
+)
+def test_a_record_of_another_boot_namespace_or_mount_proves_nothing(hung, dead_server, field, value):
+    body = json.loads(dead_server.read_text())
+    dead_server.write_text(json.dumps({**body, field: value}))
+    assert stepfs("unmount", hung, timeout_s=ANSWERED_S).returncode == 4
+    assert mountinfo.mount_at(hung) is not None
+
+
+def test_a_record_that_others_may_write_proves_nothing(hung, dead_server):
+    os.chown(dead_server, 12345, 12345)
+    try:
+        assert stepfs("unmount", hung, timeout_s=ANSWERED_S).returncode == 4
+    finally:
+        os.chown(dead_server, 0, 0)
+
+
+def test_aborting_leaves_the_dead_mount_in_place_and_no_other_mount_is_touched(hung):
+    """An empty directory would look like an empty lake."""
+    reader = hanging_reader(hung)
+    at = mountinfo.mount_at(hung)
+    assert not abort_mount(str(hung), at.mount_id + 1)
+    assert reader.poll() is None
+    asked = threading.Thread(target=abort_mount, args=(str(hung), at.mount_id), daemon=True)
+    asked.start()
+    asked.join(ANSWERED_S)
+    assert not asked.is_alive()
+    assert "OSError" in reader.communicate(timeout=ANSWERED_S)[1]
+    assert mountinfo.mount_at(hung) == at
+    with pytest.raises(OSError, match="not connected"):
+        os.listdir(hung)

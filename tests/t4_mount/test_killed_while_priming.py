@@ -1,0 +1,92 @@
+"""kill -9 of a daemon whose own threads are inside its own mount: readers get errors, the process goes, nothing hangs.
+
+A thread of the daemon that waits in the kernel for the daemon's own answer keeps the process, and with it /dev/fuse:
+without the guardian 3 to 5 kills of 20 left readers hanging for good.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from realmount import clear, gone_within, make_lake, mounted, until
+
+from stepfs.mount import mountinfo
+from stepfs_producer import Producer
+
+SLICES = 64
+STEPS = 40
+SLICE_BYTES = 16 << 10
+ENDED_S = 5.0
+
+# Reads in an order that priming does not foresee, so that READs are pending while pages are stored.
+READER = """
+import os, random, sys
+root, seed = sys.argv[1], int(sys.argv[2])
+order = random.Random(seed)
+print("reading", flush=True)
+while True:
+    path = f"{root}/step-{order.randrange(40):09d}/rank-{order.randrange(64):05d}.bin"
+    with open(path, "rb") as file:
+        file.read()
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+"""
+
+
+@pytest.fixture
+def lake(file_url):
+    make_lake(file_url, slices=SLICES)
+    with Producer(file_url, producer_id="p0") as producer:
+        for step in range(STEPS):
+            producer.append([bytes([step]) * SLICE_BYTES] * SLICES, position=step)
+    return file_url
+
+
+def kill_while_priming(lake, directory, seed):
+    """One daemon, killed at a moment drawn by `seed`; every reader ends in time and so does the process."""
+    with mounted(lake, directory, "--ranks", "0-63", "--memory-size", "64M") as mount:
+        readers = [
+            subprocess.Popen(
+                [sys.executable, "-c", READER, str(directory), str(seed * 10 + number)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            for number in range(3)
+        ]
+        try:
+            for reader in readers:
+                reader.stdout.readline()
+            until(lambda: mount.status()["data"]["primed_files"] > 20, 20, "nothing is primed")
+            time.sleep(0.01 * (seed % 17))  # not to wait for something: the moment is what is drawn
+            mount.kill(signal.SIGKILL)
+            killed_at = time.monotonic()
+            for reader in readers:
+                reader.wait(timeout=ENDED_S)
+            gone_within(mount.pid, max(0.1, ENDED_S - (time.monotonic() - killed_at)))
+            with pytest.raises(OSError, match="not connected"):
+                os.listdir(directory)
+        finally:
+            for reader in readers:
+                reader.kill()
+                reader.stdout.close()
+            subprocess.run(["umount", "-f", "-l", str(directory)], check=False, capture_output=True)
+            for reader in readers:
+                reader.wait(timeout=20)
+            clear(directory, None)
+    assert mountinfo.mount_at(directory) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_killed_daemon_lets_its_readers_go(lake, tmp_path, seed):
+    kill_while_priming(lake, tmp_path / "m", seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_kills_let_every_reader_go(lake, tmp_path):
+    for seed in range(100):
+        kill_while_priming(lake, tmp_path / "m", seed)
