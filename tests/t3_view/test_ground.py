@@ -67,7 +67,7 @@ def test_a_mount_point_is_claimed_once(tmp_path, monkeypatch):
 def test_another_users_cache_is_passed_over(tmp_path, monkeypatch):
     left = place.claim(tmp_path, OTHER)
 
-    def denied(lake):
+    def denied(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(place, "_sweep_lake", denied)

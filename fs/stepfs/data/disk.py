@@ -1,8 +1,9 @@
 """Slices on a local disk: a second budget behind memory, and what the next mount adopts after a crash.
 
 One file per slice, named by everything that identifies its bytes, written to a temporary name and renamed. Nothing
-is trusted: whoever loads a file verifies it like bytes from the store, and a file that fails is removed. The
-directory is the caller's alone (the mount holds a lock on it and removes it in the end). Written pages are flushed
+is trusted: whoever loads a file verifies it like bytes from the store, and a file that fails is removed. A CRC is no
+proof against somebody who wants to deceive, so the directory must be this user's own, 0700, and every file is opened
+relative to it. It is the caller's alone (the mount holds a lock on it and removes it in the end). Written pages are flushed
 and dropped from the page cache at once: they would be charged to this process's cgroup, and the budget knows nothing
 of them.
 
@@ -14,15 +15,19 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from stepfs.errors import RefusedError
 from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import SliceIndex, Step
+from stepfs.own_directory import make_own
 
 _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _FLUSHED_BYTES_MIN: Final = 1 << 20  # a flush per small file costs more than the pages it frees
 
 Key = tuple[Step, SliceIndex]
@@ -42,12 +47,12 @@ class DiskCache:
         self._pins: dict[Key, int] = {}
         self.path = directory / "slices"
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.chmod(0o700)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory = make_own(self.path)
             self.adopted = self._adopt()  # how many files
         except OSError as error:
             raise RefusedError(
-                f"{self.path}: cannot be used as cache ({error.strerror}); choose another --cache-dir"
+                f"{self.path}: cannot be used as cache ({error.strerror or error}); choose another --cache-dir"
             ) from error
 
     def holds(self, key: Key, ref: SliceRef) -> bool:
@@ -97,9 +102,9 @@ class DiskCache:
     def write(self, key: Key, ref: SliceRef, parts: Sequence[memoryview]) -> str:
         """Write one slice; returns its name, for `add`. OSError if the disk is full or failing. Touches files."""
         name = self._name(key, ref.length, ref.crc32c)
-        temporary = self.path / f"{name}.tmp"
+        temporary, directory = f"{name}.tmp", self._directory
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(temporary, _WRITE, 0o600, dir_fd=directory)
             try:
                 for part in parts:
                     _write_all(descriptor, part)
@@ -108,9 +113,10 @@ class DiskCache:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
-            temporary.rename(self.path / name)
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                self._unlink(temporary)
             raise
         return name
 
@@ -125,7 +131,7 @@ class DiskCache:
         if found is None:
             return 0
         try:
-            descriptor = os.open(self.path / found[0], os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(found[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
         except OSError:
             return 0
         try:
@@ -148,22 +154,33 @@ class DiskCache:
         failed: OSError | None = None
         for name in names:
             try:
-                (self.path / name).unlink(missing_ok=True)
+                self._unlink(name)
+            except FileNotFoundError:
+                continue
             except OSError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
 
     def _adopt(self) -> int:
-        for file in sorted(self.path.iterdir()):
-            match = _NAME.match(file.name)
-            if match is not None and match[1] == self._lake_id and file.stat().st_size == int(match[4]):
-                self.add((Step(int(match[2])), SliceIndex(int(match[3]))), file.name, int(match[4]))
+        for name in sorted(os.listdir(self._directory)):  # noqa: PTH208 (relative to a descriptor)
+            match = _NAME.match(name)
+            status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+            whole = stat.S_ISREG(status.st_mode) and match is not None and status.st_size == int(match[4])
+            if match is not None and whole and match[1] == self._lake_id:
+                self.add((Step(int(match[2])), SliceIndex(int(match[3]))), name, int(match[4]))
             else:
-                file.unlink(missing_ok=True)
+                self._unlink(name)
         while self.used > self.limit:
             self.remove([self.forget(max(self._files))])
         return len(self._files)
+
+    def close(self) -> None:
+        """Let go of the directory; nothing may be called after that. The files stay."""
+        os.close(self._directory)
+
+    def _unlink(self, name: str) -> None:
+        os.unlink(name, dir_fd=self._directory)
 
     def _victim(self, step: Step, relied: Callable[[Key], bool]) -> Key | None:
         passed = (key for key in self._files if key[0] < self.low)

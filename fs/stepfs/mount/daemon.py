@@ -14,18 +14,20 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
-from stepfs.errors import StepfsError
+from stepfs.errors import RefusedError, StepfsError
 from stepfs.mount import handover, logfile, logs
 from stepfs.mount.mountinfo import mount_at, real_directory
 from stepfs.mount.options import MountOptions
 
 _log = logging.getLogger("stepfs.mount")
 
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOG_TAIL_LINES: Final = 5
 
 
@@ -64,19 +66,17 @@ def start(options: MountOptions) -> int:
     for number in handed_over:
         handover.check(number)
     log = log_file(directory)
-    log.parent.mkdir(parents=True, exist_ok=True)
     free = mount_at(directory) is None  # else the log is in use, and this mount will be refused
-    if free and log.exists() and log.stat().st_size > logfile.BYTES_MAX:
-        log.unlink()
     fresh = not log.exists()
+    output = _open_log(log, start_over=free)
     read_end, write_end = os.pipe()
     try:
-        with log.open("ab") as output:
+        with os.fdopen(output, "ab") as output_file:
             process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
                 [sys.executable, "-m", "stepfs.mount.daemon", str(write_end), str(directory)],
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
+                stdout=output_file,
+                stderr=output_file,
                 cwd="/",
                 start_new_session=True,
                 pass_fds=(write_end, *handed_over),
@@ -97,6 +97,28 @@ def start(options: MountOptions) -> int:
         if fresh and error.announced and mount_at(directory) is None:
             log.unlink(missing_ok=True)  # it would only repeat what the caller is told
         raise
+
+
+def _open_log(log: Path, *, start_over: bool) -> int:
+    """A descriptor of the log, to append to; one that is too long is begun anew if `start_over`.
+
+    `RefusedError` if that place cannot be written, or holds something that is not this user's own file: in a directory
+    that everybody writes to, a link planted under the log's name would make root write into another file.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if start_over and log.exists() and log.lstat().st_size > logfile.BYTES_MAX:
+            log.unlink()
+        descriptor = os.open(log, _APPEND, 0o644)
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+            return descriptor
+        os.close(descriptor)
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        why = "it is not a file of this user"
+    raise RefusedError(f"cannot write the log {log}: {why}; set STEPFS_LOG_DIR to a directory of your own")
 
 
 def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> int:

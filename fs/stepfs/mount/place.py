@@ -1,29 +1,36 @@
 """The directory a mount keeps its cache in: claimed by a lock, adopted after a crash, removed at every other ending.
 
-    <cache-dir>/<lake_id>/<token>/lock        held (flock) for as long as the daemon lives; the kernel drops it
+    <cache-dir>/<lake_id>[-<random>]/<token>/lock     held (flock) for as long as the daemon lives; the kernel drops it
 
-A directory nobody holds was left by a crash: the next mount of the same lake takes it over, with what is in it.
+A directory nobody holds was left by a crash: the next mount of the same lake takes it over, with what is in it. The cache
+directory may be one that everybody writes to. A `<lake_id>` that somebody else has made there is passed over for one
+beside it with a random name, and nothing that is not this user's own is ever opened, changed or removed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
+import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from stepfs.errors import RefusedError
+from stepfs.own_directory import make_own, open_own
 
 _LOCK: Final = "lock"
-_MADE_BASE: Final = (
-    b"base"  # in the lock: the directory above was made for it, so it goes with it, after a crash, too
-)
+# In the lock: the directory above was made for it, so it goes with it, after a crash, too.
+_MADE_BASE: Final = b"base"
 _ABANDONED_AFTER_S: Final = 86400.0
+_LAKE: Final = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{16})?")
 
 
 def default_cache_dir() -> Path:
@@ -37,9 +44,11 @@ def default_cache_dir() -> Path:
 class CachePlace:
     """One claimed directory, 0700. A context manager: leaving removes it."""
 
-    def __init__(self, path: Path, lock: int, *, adopted: bool, keep_base: bool) -> None:
+    def __init__(self, path: Path, lake: int, lock: int, *, adopted: bool, keep_base: bool) -> None:
+        """`lake`: the descriptor of its parent, `lock` that of its lock; both are closed by `remove`."""
         self.path = path
         self.adopted = adopted
+        self._lake = lake
         self._lock = lock
         self._keep_base = keep_base
 
@@ -53,8 +62,9 @@ class CachePlace:
 
     def remove(self) -> None:
         """Remove the directory and, when they are empty, those that were made for it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self._lake)
         os.close(self._lock)
+        os.close(self._lake)
         lake = self.path.parent
         for made in (lake,) if self._keep_base else (lake, lake.parent):
             try:
@@ -62,67 +72,125 @@ class CachePlace:
             except OSError:
                 break  # somebody else's cache is in it
 
+    def release(self) -> None:
+        """Let go of it as it is."""
+        os.close(self._lock)
+        os.close(self._lake)
+
+    def left_at(self) -> float:
+        """When something last changed in it, in seconds of the epoch."""
+        return os.stat(self.path.name, dir_fd=self._lake, follow_symlinks=False).st_mtime
+
 
 def claim(cache_dir: Path, lake_id: str) -> CachePlace:
     """Adopt what a crashed mount of this lake left, or make a new directory. `RefusedError` if that is not possible."""
-    mine = cache_dir / lake_id
     keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
-        _sweep(cache_dir, keep=mine)
-        if mine.is_dir():
-            for left in sorted(mine.iterdir()):
-                lock = _try_lock(left, create=False)
-                if lock is not None:
-                    kept = keep_base and os.pread(lock, len(_MADE_BASE), 0) != _MADE_BASE
-                    return CachePlace(left, lock, adopted=True, keep_base=kept)
-        while True:
-            fresh = mine / secrets.token_hex(8)
-            fresh.mkdir(parents=True, mode=0o700)
-            lock = _try_lock(fresh, create=True)
-            if lock is not None:
-                if not keep_base:
-                    os.pwrite(lock, _MADE_BASE, 0)
-                return CachePlace(fresh, lock, adopted=False, keep_base=keep_base)
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        base = os.open(cache_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _sweep(base, cache_dir, keep=lake_id)
+            return _adopt(base, cache_dir, lake_id, keep_base=keep_base) or _make(
+                base, cache_dir, lake_id, keep_base=keep_base
+            )
+        finally:
+            os.close(base)
     except OSError as error:
         raise RefusedError(
-            f"cannot use the cache directory {cache_dir}: {error.strerror}; choose one with --cache-dir"
+            f"cannot use the cache directory {cache_dir}: {error.strerror or error}; choose one with --cache-dir"
         ) from error
 
 
-def _sweep(cache_dir: Path, *, keep: Path) -> None:
-    """Remove what mounts of other lakes left by a crash a day ago and never came back for."""
-    if not cache_dir.is_dir():
-        return
-    for lake in cache_dir.iterdir():
-        if lake != keep and _is_lake_id(lake.name):
-            with suppress(OSError):  # another user's, or just removed by another mount
-                _sweep_lake(lake)
-
-
-def _sweep_lake(lake: Path) -> None:
-    for left in lake.iterdir():
-        if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
-            lock = _try_lock(left, create=False)
-            if lock is not None:
-                CachePlace(left, lock, adopted=True, keep_base=True).remove()
-
-
-def _try_lock(directory: Path, *, create: bool) -> int | None:
-    """The lock's descriptor; None if somebody holds it, or removed it between our open and our lock."""
-    path = directory / _LOCK
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.stat().st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
+def _adopt(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> CachePlace | None:
+    for name in sorted(os.listdir(base)):
+        if _lake_id_of(name) == lake_id:
+            for place in _left(base, cache_dir / name, keep_base=keep_base):
+                return place
     return None
 
 
-def _is_lake_id(name: str) -> bool:
-    return len(name) == 32 and all(letter in "0123456789abcdef" for letter in name)
+def _left(base: int, lake_path: Path, *, keep_base: bool) -> Iterator[CachePlace]:
+    """What nobody holds in a lake's directory, if that is ours. OSError that concerns others is no reason to stop."""
+    try:
+        lake = open_own(lake_path.name, parent=base)
+    except OSError:
+        return
+    try:
+        for name in sorted(os.listdir(lake)):  # noqa: PTH208
+            lock = _try_lock(name, parent=lake, create=False)
+            if lock is not None:
+                kept = keep_base and os.pread(lock, len(_MADE_BASE), 0) != _MADE_BASE
+                yield CachePlace(lake_path / name, os.dup(lake), lock, adopted=True, keep_base=kept)
+    finally:
+        os.close(lake)
+
+
+def _make(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> CachePlace:
+    name = lake_id
+    while True:
+        try:
+            lake = make_own(name, parent=base)
+        except OSError as error:
+            if error.errno not in {errno.EPERM, errno.EACCES, errno.ENOTDIR, errno.ELOOP, None}:
+                raise
+            name = f"{lake_id}-{secrets.token_hex(8)}"  # somebody else's is there
+            continue
+        token = secrets.token_hex(8)
+        try:
+            os.close(make_own(token, parent=lake))
+            lock = _try_lock(token, parent=lake, create=True)
+        except FileNotFoundError:
+            lock = None  # another mount, ending, has removed the empty lake directory
+        except BaseException:
+            os.close(lake)
+            raise
+        if lock is not None:
+            if not keep_base:
+                os.pwrite(lock, _MADE_BASE, 0)
+            return CachePlace(cache_dir / name / token, lake, lock, adopted=False, keep_base=keep_base)
+        os.close(lake)
+
+
+def _sweep(base: int, cache_dir: Path, *, keep: str) -> None:
+    """Remove what mounts of other lakes left by a crash a day ago and never came back for."""
+    for name in os.listdir(base):
+        if _lake_id_of(name) not in {None, keep}:
+            with suppress(OSError):  # just removed by another mount
+                _sweep_lake(base, cache_dir / name)
+
+
+def _sweep_lake(base: int, lake_path: Path) -> None:
+    for place in _left(base, lake_path, keep_base=True):
+        if time.time() - place.left_at() > _ABANDONED_AFTER_S:
+            place.remove()
+        else:
+            place.release()
+
+
+def _try_lock(name: str, *, parent: int, create: bool) -> int | None:
+    """The descriptor of the lock of `name` in `parent`; None if somebody holds it, or it is not ours, or going."""
+    try:
+        directory = open_own(name, parent=parent)
+    except OSError:
+        return None
+    try:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        descriptor = os.open(_LOCK, flags, 0o600, dir_fd=directory)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and os.stat(_LOCK, dir_fd=directory).st_ino == status.st_ino:
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(directory)
+    return None
+
+
+def _lake_id_of(name: str) -> str | None:
+    match = _LAKE.fullmatch(name)
+    return match[1] if match else None

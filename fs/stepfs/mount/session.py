@@ -142,6 +142,8 @@ class _Session:
             finally:
                 with trio.CancelScope(shield=True):
                     await mount.aclose()
+                    if disk is not None:
+                        disk.close()
         _log.info("%s: %s", self._directory, self._why)
 
     async def _serve_metrics(self, mount: Assembly, held: ExitStack) -> None:
