@@ -9,34 +9,25 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from typing import Final
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS: Final = 0o077
 
 
-def open_directory(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
-    """A descriptor of a directory that is no link, whoever owns it. OSError."""
-    return os.open(path, _FLAGS, dir_fd=parent)
-
-
 def open_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
     """A descriptor of a directory of this user with mode 0700; `PermissionError` if it is not that. OSError."""
-    descriptor = open_directory(path, parent=parent)
-    try:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & _OTHERS:
-            raise PermissionError(f"{os.fspath(path)} is not a directory that only this user can enter")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    descriptor = os.open(path, _FLAGS, dir_fd=parent)
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & _OTHERS:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(f"{os.fspath(path)} is not a directory that only this user can enter")
 
 
 def make_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
     """Make a directory with mode 0700 and open it; one that is there must be one's own. OSError."""
-    try:
+    with suppress(FileExistsError):
         os.mkdir(path, 0o700, dir_fd=parent)
-    except FileExistsError:
-        pass
     return open_own(path, parent=parent)
