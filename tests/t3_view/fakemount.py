@@ -18,6 +18,7 @@ from stepfs.mount.known import KnownSteps
 from stepfs.mount.meter import Meter
 from stepfs.mount.news import News
 from stepfs.mount.operations import Parts, StepOperations
+from stepfs.mount.pending_sizes import PendingSizes
 from stepfs.mount.waits import Waits
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import rank_map
@@ -51,6 +52,7 @@ class Mounted:
     ops: StepOperations
     signalled: set[int]
     opens: list[tuple[int, int]] = field(default_factory=list)
+    sizes_told: list[tuple[int, int, bytes]] = field(default_factory=list)
     listed: list[tuple[bytes, int, int]] = field(default_factory=list)
     rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
     listing_room: int = 1_000_000
@@ -142,6 +144,7 @@ async def mounted(
             meter=meter,
             known=known,
             files=files,
+            sizes=PendingSizes(lambda inode, size, data: made.sizes_told.append((inode, size, data))),
             observer=made,
         ),
         readdir_reply=made.reply,

@@ -66,7 +66,7 @@ async def test_a_wait_that_expires_is_enoent(autojump_clock):
 async def test_without_wait_the_deadline_of_steps_is_etimedout(autojump_clock):
     async with mounted(steps=range(3)) as m:
         with fails(errno.ETIMEDOUT):
-            await m.lookup("step-000000000", "rank-00000.pt")
+            await m.read("step-000000000", "rank-00000.pt")
         assert trio.current_time() == pytest.approx(300)
 
 
@@ -123,7 +123,7 @@ async def test_a_signalled_caller_is_let_go_within_a_fifth_of_a_second(autojump_
                 m.signalled.add(77)
 
             with fails(errno.EINTR):
-                await m.lookup("step-000000000", "rank-00000.pt", pid=77)
+                await m.read("step-000000000", "rank-00000.pt", pid=77)
         assert trio.current_time() <= 3.2
 
 
@@ -187,7 +187,7 @@ async def test_the_root_answers_while_many_wait(autojump_clock):
         m.commit(2)
         async with trio.open_nursery() as nursery:
             for number in range(2, 100):
-                nursery.start_soon(_ignore_errors, m.lookup, f"step-{number:09d}", "rank-00000.pt")
+                nursery.start_soon(_ignore_errors, m.read, f"step-{number:09d}", "rank-00000.pt")
             await trio.sleep(0.05)
             assert m.waits.waiting == 98
             began = trio.current_time()

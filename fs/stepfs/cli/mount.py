@@ -68,6 +68,14 @@ def mount(
             help="Opening a file of a step that is not committed yet waits that long for it.",
         ),
     ] = None,
+    stat_waits: Annotated[
+        bool,
+        typer.Option(
+            "--stat-waits",
+            envvar="STEPFS_STAT_WAITS",
+            help="Under --steps, a file's size waits for its step, too, and with it `exists` and `glob`.",
+        ),
+    ] = False,
     group: Annotated[
         str | None,
         typer.Option(
@@ -187,6 +195,7 @@ def mount(
         mesh=mesh,
         steps=None if steps is None else parsing.parse_steps(steps),
         wait_s=None if wait is None else parsing.parse_duration(wait),
+        stat_waits=stat_waits,
         group=group,
         cache_dir=None if cache_dir is None else Path(cache_dir).absolute(),
         cache_bytes=None if cache_size is None else parsing.parse_size(cache_size),

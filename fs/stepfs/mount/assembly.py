@@ -59,7 +59,13 @@ class Assembly:
         self.news = News()
         self.ranks = ranks_of(options, reader.identity)
         self.tree = Tree(
-            reader, ViewOptions(options.steps, options.show_last, wait=options.wait_s is not None)
+            reader,
+            ViewOptions(
+                options.steps,
+                options.show_last,
+                wait=options.wait_s is not None,
+                stat_waits=options.stat_waits,
+            ),
         )
         self.origins = OriginStores(store, lambda url: open_store(url, endpoint_url=options.endpoint_url))
         self.slices = Slices(

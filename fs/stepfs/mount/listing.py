@@ -134,6 +134,23 @@ class OpenStep:
                 return
 
 
+class OpenPendingStep:
+    """A step that is not committed yet: the names of its files are known, their sizes are not."""
+
+    def __init__(self, table: StepTable, step: Step, ranks: RankMap, ext: bytes) -> None:
+        self._table = table
+        self._step = step
+        self._ranks = ranks
+        self._ext = ext
+
+    def list_after(self, after: int, rows: Rows) -> None:
+        for rank in range(after, self._ranks.world):
+            index = self._ranks.slice_of(rank)
+            found = attributes.pending_file(self._table, self._step, index, self._ranks.links)
+            if not rows.add(rank + 1, rank_name(rank, self._ext), found):
+                return
+
+
 class OpenFixed:
     """A directory of `.stepfs/`: entries known when it was opened."""
 

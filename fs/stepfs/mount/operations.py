@@ -3,7 +3,10 @@
 The rule that shapes this room: a handler for the *root* never awaits anything, because the kernel lets one request
 at a time through a directory's lock and everybody else would wait with it. Handlers inside a step directory may
 wait, for its commit or its index segment, with a deadline and for no longer than the caller lives (`waits`).
-Awaits that may yield: `_entry` (everything is looked at afresh after it) and the reads of open files.
+Awaits that may yield: `_entry` (everything is looked at afresh after it), `sizes.settle` and the reads of open files.
+
+Under `--steps` names and attributes never wait for a commit. LOOKUP and GETATTR come for `exists` and `getsize` alike,
+so neither may. The kernel is given size 0 and told to keep nothing; opening waits (`pending_sizes`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import pyfuse3
@@ -23,15 +26,24 @@ from stepfs.mount.doors import OpenObserver, Reader, Slices
 from stepfs.mount.files import FileTable, OpenFile, OpenSlice, OpenUnread
 from stepfs.mount.guard import guarded
 from stepfs.mount.known import KnownSteps
-from stepfs.mount.listing import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Rows
+from stepfs.mount.known_attributes import KnownAttributes
+from stepfs.mount.listing import (
+    OpenDirectory,
+    OpenPendingStep,
+    OpenRoot,
+    OpenStep,
+    ReaddirReply,
+    Rows,
+)
 from stepfs.mount.meter import Meter
+from stepfs.mount.pending_sizes import PendingSizes
 from stepfs.mount.readonly import read_only
 from stepfs.mount.replies import Replies
 from stepfs.mount.waits import Outcome, Waits
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of
-from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, parse_rank, parse_step, step_name
+from stepfs.view.naming import parse_rank, step_name
 from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Presence, Tree
 
@@ -53,6 +65,7 @@ class Parts:
     meter: Meter
     known: KnownSteps
     files: FileTable
+    sizes: PendingSizes = field(default_factory=PendingSizes)
     observer: OpenObserver | None = None
     is_own: Callable[[int], bool] = lambda _pid: False  # whether a request is of the daemon's own threads
 
@@ -72,6 +85,10 @@ class StepOperations(pyfuse3.Operations):
         self._tree = parts.tree
         self._ext = parts.reader.identity.ext.encode()
         self._replies = Replies()
+        self._sizes = parts.sizes
+        self._known = KnownAttributes(
+            parts.reader, parts.tree, parts.ranks, parts.control, parts.files, parts.sizes
+        )
         self._reply = readdir_reply
         self._directories: dict[int, OpenDirectory] = {}
         self._next_directory = 1
@@ -81,9 +98,9 @@ class StepOperations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         parent = node_of(parent_inode)
         if name in {b".", b".."}:
-            found: Attributes | None = self._dots(parent_inode, name)
+            found: Attributes | None = self._known.dots(parent_inode, name)
         elif parent is Fixed.ROOT:
-            found = self._lookup_in_root(name)
+            found = self._known.in_root(name)
         elif isinstance(parent, StepDirectory):
             found = await self._lookup_in_step(parent.step, name, ctx.pid)
         elif isinstance(parent, Fixed):
@@ -95,71 +112,25 @@ class StepOperations(pyfuse3.Operations):
         self._count(found)
         return self._replies.entry(found)
 
-    def _lookup_in_root(self, name: bytes) -> Attributes | None:
-        step = parse_step(name)
-        if step is not None:
-            if self._tree.presence(step) is Presence.ABSENT:
-                return None
-            return attributes.step_directory(self._reader, self._tree, step)
-        if name == LATEST:
-            newest = self._tree.latest()
-            return None if newest is None else attributes.latest(self._reader, newest)
-        return self._parts.control.directory if name == CONTROL_DIRECTORY else None
-
     async def _lookup_in_step(self, step: Step, name: bytes, pid: int) -> Attributes | None:
         rank = parse_rank(name, self._ext)
         if rank is None or rank >= self._parts.ranks.world:
             return None  # at once, however long the step itself may be in coming
+        index = self._parts.ranks.slice_of(rank)
+        if self._tree.names_known(step):
+            return self._known.pending(step, index)
         entry = await self._entry(step, pid)
-        return attributes.slice_file(entry, self._parts.ranks.slice_of(rank), self._parts.ranks.links)
-
-    def _dots(self, inode: int, name: bytes) -> Attributes | None:
-        """`.` and `..` by inode, which the kernel asks for when a file handle comes from an NFS client."""
-        node = node_of(inode)
-        if name == b".":
-            return self._attributes_now(inode)
-        if isinstance(node, SliceFile):
-            return attributes.step_directory(self._reader, self._tree, node.step)
-        above = {StepFile: Fixed.STEPS, WaitFile: Fixed.WAIT}.get(type(node), Fixed.ROOT)
-        return self._fixed(Fixed.CONTROL if node in {Fixed.STEPS, Fixed.WAIT} else above)
+        return attributes.slice_file(entry, index, self._parts.ranks.links)
 
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        found = self._attributes_now(inode)
+        found = self._known.attributes(inode)
         node = node_of(inode)
         if found is None and isinstance(node, SliceFile):
             entry = await self._entry(node.step, ctx.pid)
-            found = self._slice_attributes(entry, node)
+            found = self._known.of_slice(entry, node)
         if found is None:
             raise pyfuse3.FUSEError(errno.ENOENT)
         return self._replies.entry(found)
-
-    def _attributes_now(self, inode: int) -> Attributes | None:
-        """Attributes that need no waiting; None for what is not there, or not at hand."""
-        node = node_of(inode)
-        if isinstance(node, StepDirectory):
-            gone = self._tree.presence(node.step) is Presence.ABSENT
-            return None if gone else attributes.step_directory(self._reader, self._tree, node.step)
-        if isinstance(node, SliceFile):
-            entry = self._parts.files.entry_of(node.step, node.index) or self._reader.entry_if_loaded(
-                node.step
-            )
-            return None if entry is None else self._slice_attributes(entry, node)
-        if isinstance(node, StepFile | WaitFile):
-            return self._parts.control.numbered(node)
-        return None if node is None else self._fixed(node)
-
-    def _slice_attributes(self, entry: StepEntry, node: SliceFile) -> Attributes | None:
-        if node.index >= entry.tgb.slices:
-            return None
-        return attributes.slice_file(entry, node.index, self._parts.ranks.links)
-
-    def _fixed(self, node: Fixed) -> Attributes | None:
-        if node is Fixed.ROOT:
-            return attributes.root(self._reader)
-        if node is Fixed.LATEST:
-            newest = self._tree.latest()
-            return None if newest is None else attributes.latest(self._reader, newest)
-        return self._parts.control.fixed(node)
 
     async def readlink(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileNameT:
         del ctx
@@ -174,8 +145,7 @@ class StepOperations(pyfuse3.Operations):
         if node is Fixed.ROOT:
             directory = OpenRoot(self._reader, self._tree, self._parts.control.directory, self._parts.known)
         elif isinstance(node, StepDirectory):
-            entry = await self._entry(node.step, ctx.pid)
-            directory = OpenStep(entry, self._parts.ranks, self._ext)
+            directory = await self._open_step_directory(node.step, ctx.pid)
         else:
             directory = self._parts.control.opendir(node)
         if directory is None:
@@ -184,6 +154,12 @@ class StepOperations(pyfuse3.Operations):
         self._next_directory += 1
         self._directories[handle] = directory
         return handle
+
+    async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
+        # Listing never waits under --steps, not even with --stat-waits: the names are known.
+        if self._tree.options.steps is not None and self._tree.presence(step) is Presence.PENDING:
+            return OpenPendingStep(self._reader, step, self._parts.ranks, self._ext)
+        return OpenStep(await self._entry(step, pid), self._parts.ranks, self._ext)
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         self._directories[fh].list_after(start_id, Rows(self._replies, self._reply, token))
@@ -201,10 +177,15 @@ class StepOperations(pyfuse3.Operations):
             entry = await self._entry(node.step, ctx.pid)
             if node.index >= entry.tgb.slices:
                 raise pyfuse3.FUSEError(errno.ENOENT)
+            file = self._open_slice(entry, node, ctx.pid)
+            handle, size = self._parts.files.add(file), entry.tgb.length(node.index)
+            try:
+                await self._sizes.settle(inode, size, lambda: file.read(size - 1, 1))
+            except BaseException:
+                self._parts.files.release(handle)
+                raise
             # direct_io would break MAP_SHARED: np.memmap, safetensors.
-            return pyfuse3.FileInfo(
-                fh=self._parts.files.add(self._open_slice(entry, node, ctx.pid)), keep_cache=True
-            )
+            return pyfuse3.FileInfo(fh=handle, keep_cache=True)
         if isinstance(node, StepFile):
             opened = await self._parts.control.open_step(await self._entry(node.step, ctx.pid))
         elif isinstance(node, WaitFile):
@@ -235,6 +216,8 @@ class StepOperations(pyfuse3.Operations):
             node = node_of(inode)
             if isinstance(node, StepDirectory):
                 self._parts.known.forget(node.step, count)
+            elif isinstance(node, SliceFile):
+                self._sizes.forget(inode)
 
     async def access(self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext) -> bool:
         """Not asked under default_permissions: everything here is 0444 or 0555."""

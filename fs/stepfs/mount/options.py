@@ -38,6 +38,7 @@ class MountOptions:
     mesh: str | None = None
     steps: range | None = None
     wait_s: float | None = None
+    stat_waits: bool = False  # under `steps`: names and attributes of steps to come wait, too
     group: str | None = None
     cache_dir: Path | None = None
     cache_bytes: int | None = None  # on disk under `cache_dir`; without one, in memory

@@ -116,6 +116,7 @@ class _Session:
         options = self._options
         identity = await open_lake(store)
         reader = await LogReader.open(store, identity)
+        _check_steps(options, reader)
         with place.claim(options.cache_dir or place.default_cache_dir(), identity.lake_id) as claimed:
             machine = Machine(claimed.path, *budgets(options))
             disk = None
@@ -228,6 +229,16 @@ class _Session:
             status=mount.reports.line,
             last_resort=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
+        )
+
+
+def _check_steps(options: MountOptions, reader: LogReader) -> None:
+    """`RefusedError` for steps that will never come: whoever opens one would get ENOENT after hours of training."""
+    steps, state = options.steps, reader.state
+    if steps is not None and state.sealed and steps.stop > state.next_step:
+        raise RefusedError(
+            f"--steps {steps.start}:{steps.stop}: the lake is sealed and has {state.next_step} steps; no more will come."
+            f" Mount at most --steps {min(steps.start, state.next_step)}:{state.next_step}"
         )
 
 

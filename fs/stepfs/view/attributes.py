@@ -75,6 +75,11 @@ def slice_file(entry: StepEntry, index: SliceIndex, links: int) -> Attributes:
     )
 
 
+def pending_file(table: StepTable, step: Step, index: SliceIndex, links: int) -> Attributes:
+    """A rank's file of a step that is not committed yet: size 0, and the kernel keeps nothing of it."""
+    return Attributes(slice_inode(step, index), FILE_MODE, links, 0, table.identity.created_ms, 0.0)
+
+
 def latest(table: StepTable, step: Step) -> Attributes:
     """The symlink to the newest step; never kept, it moves with every commit."""
     return Attributes(Fixed.LATEST, LINK_MODE, 1, len(step_name(step)), table.time_ms(step), 0.0)

@@ -39,7 +39,7 @@ class Presence(enum.Enum):
     """What a step's name resolves to."""
 
     COMMITTED = "committed"  # a directory whose files exist
-    PENDING = "pending"  # a directory; LOOKUP and OPENDIR inside it wait for the commit
+    PENDING = "pending"  # a directory whose files are to come: opening one waits for the commit
     GONE = "gone"  # listed for ever under --steps, but reclaimed, or never to come: nothing inside
     ABSENT = "absent"  # ENOENT
 
@@ -51,6 +51,7 @@ class ViewOptions:
     steps: range | None = None  # --steps A:B: exactly these, from the start
     show_last: int | None = None  # --show-last N: trims listings, never lookups
     wait: bool = False  # --wait: names just beyond the frontier resolve
+    stat_waits: bool = False  # --stat-waits: under --steps, names and attributes wait like opening
 
     def __post_init__(self) -> None:
         assert self.steps is None or (self.steps.step == 1 and 0 <= self.steps.start <= self.steps.stop)
@@ -88,6 +89,15 @@ class Tree:
     def awaited(self, step: Step) -> bool:
         """Whether the step may still come: not committed, and the lake is not sealed."""
         return self.next_step <= step <= STEP_MAX and not self._table.state.sealed
+
+    def names_known(self, step: Step) -> bool:
+        """Whether the files of a pending step have names and attributes already, all but their sizes.
+
+        Under `--steps` alone: `glob`, `exists` and `find` would wait once per name, and end with lists of different
+        lengths on different nodes. Under `--wait` a name tells whether the step is there; loops on `exists` rely on it.
+        """
+        steps = self.options.steps
+        return steps is not None and not self.options.stat_waits and self.presence(step) is Presence.PENDING
 
     def presence(self, step: Step) -> Presence:
         """What the name of a step resolves to; never by asking the store."""
