@@ -114,7 +114,7 @@ class Group:
             self._check_number(len(record.kept))
             return record
 
-        return await self._write(change, brings=frozenset({next_step}))
+        return await self._write(change, brings=frozenset({next_step}), fences=True)
 
     async def drop(self, next_step: Step) -> ConsumerRecord:
         """That checkpoint is gone. `AbsentError` if it was not kept."""
@@ -210,12 +210,20 @@ class Group:
         return record
 
     async def _write(
-        self, change: Change, *, brings: frozenset[Step] = frozenset(), whole: bool = False
+        self,
+        change: Change,
+        *,
+        brings: frozenset[Step] = frozenset(),
+        whole: bool = False,
+        fences: bool = False,
     ) -> ConsumerRecord:
         """Make `change` the newest record, or return that one if it says the same already.
 
         `brings` are the checkpoints that it may add; with `whole`, the caller relies on all that the record needs. A
         record that is found is believed as far as one that is written: after a look at the floor, taken afterwards.
+
+        With `fences`, a slot is taken by this call, or was taken from it, even if the newest record says the same: a
+        request that somebody got no answer to, and that would undo this, is aimed at the next slot and may still land.
         """
         floor = Floor(self.store, self.identity)
         former: ConsumerRecord | None = None
@@ -231,7 +239,8 @@ class Group:
             record = change(old, floor.first_live_step)
             late = _gone(former, record, brings, floor)
             if not late:
-                placed = await self._place(record, number, found, landed)
+                believed = attempt > 0 or not fences  # then somebody else has taken the slot meanwhile
+                placed = await self._place(record, number, found if believed else None, landed)
                 if placed is None:
                     continue
                 number, record = placed

@@ -66,6 +66,12 @@ MUTANTS = [
     ("groups", 7, ALONE, "spurious_corrupt"),  # the newest record is trimmed as well
     ("groups", 8, ALONE, "needed_deleted"),  # no closing record
     ("groups", 9, ALONE, "promised_gone"),  # an announcement is taken back after it was followed
+    (
+        "groups",
+        10,
+        ALONE,
+        "needed_deleted",
+    ),  # what is on record already is not written, so a late request undoes it
 ]
 
 LARGER = [

@@ -89,8 +89,8 @@ inline land_floor(author, record_closing, record_live) {
     floor_id[newest.number] = author
 }
 
-/* A call that writes nothing, since what it wants stands there already, stops no request that is still on its way. */
-#define dropped_by(w, its_group, step, is_start) (g == its_group && (me != w || !landed) && \
+/* register writes nothing if what it wants stands there already, so it stops no request of ours that is still on its way. */
+#define dropped_by(w, its_group, step, is_start) (g == its_group && (me != w || operation == REGISTER && !landed && !lost) && \
     (dropping[w] > (step) || (is_start) && raising[w]))
 
 inline promise(step, is_start) {
@@ -158,6 +158,9 @@ inline judge() {
     least(record.kept, record.start) : step)
 #define safe (record.retired || relied >= floor.closing)
 
+/* Who says a checkpoint takes a slot, or loses it to somebody: see consumers.py _write, `fences`. */
+#define believes (operation == REGISTER || operation == RETIRE || lost || landed || mutant == 10)
+
 inline decide() {
     survive();
     if
@@ -174,7 +177,7 @@ inline decide() {
     fi;
     if
     :: late -> goto withdraw
-    :: !late && found.id && same(record, found) -> saw(1); goto look_at_floor
+    :: !late && found.id && same(record, found) && believes -> saw(1); goto look_at_floor
     :: else -> clear(found); clear(old); goto create
     fi
 }
@@ -182,7 +185,7 @@ inline decide() {
 inline forget_operation() {     /* what is left is the trimming, below `number` */
     clear(found); clear(old); clear(former); clear(record);
     floor.number = 0; floor.closing = 0; floor.live = 0;
-    operation = 0; step = 0; landed = false; late = false; exists = false; withdraws = false
+    operation = 0; step = 0; landed = false; lost = false; late = false; exists = false; withdraws = false
 }
 
 inline forget() { forget_operation(); number = 0; to_trim = 0 }
@@ -191,7 +194,7 @@ proctype writer(byte me; byte g) {
     Floor floor;
     Record found, old, former, record;
     byte number, done, operation, step, to_trim;
-    bool landed, late, exists, withdraws;
+    bool landed, lost, late, exists, withdraws;
 
 again:
     atomic {
@@ -277,7 +280,7 @@ not_ours:
         exists = false;
         if
         :: withdraws -> goto withdraw
-        :: else -> goto begin
+        :: else -> lost = true; goto begin
         fi
     }
 list_again:                     /* consumers.py _take: only the greatest slot counts */
