@@ -63,8 +63,12 @@ def usual_beat_s(nodes: int) -> float:
 
 
 async def count_nodes(store: Store, identity: LakeIdentity) -> int:
-    """How many mounts have a record, in one LIST (1,000 records each): nothing is read, no clock is asked."""
-    return len(await store.list(nodes_prefix(identity.lake_id)))
+    """How many mounts have a fresh record, in one LIST (1,000 records each): nothing is read, and the store's clock alone
+    is asked. Mounts that were killed stop counting after three of the longest intervals of a fleet of all these records.
+    """
+    listed = await store.list(nodes_prefix(identity.lake_id), ages=True)
+    fresh_s = FRESH_INTERVALS * (1 + BEAT_SPREAD) * usual_beat_s(len(listed))
+    return sum(entry.age_s <= fresh_s for entry in listed)
 
 
 async def list_nodes_outside(store: Store, identity: LakeIdentity, groups: AbstractSet[str]) -> list[Entry]:

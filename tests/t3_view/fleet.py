@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ class Server:
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = dict(objects)
         self._listed: dict[str, Listing] = {}  # a thousand mounts list the same
+        self._written_s: dict[str, float] = {}
         self.asked: Counter[tuple[str, str]] = Counter()  # (verb, kind of object)
         self.throttles = False
 
@@ -45,6 +47,7 @@ class Server:
         if key not in self.objects:
             self._listed.clear()
         self.objects[key] = body
+        self._written_s[key] = trio.current_time()
 
     def remove(self, key: str) -> None:
         if self.objects.pop(key, None) is not None:
@@ -54,6 +57,11 @@ class Server:
         if prefix not in self._listed:
             self._listed[prefix] = [Entry(key, 1) for key in sorted(self.objects) if key.startswith(prefix)]
         return self._listed[prefix]
+
+    def listed_with_ages(self, prefix: str) -> Listing:
+        now_s = trio.current_time()
+        written_s = self._written_s
+        return [Entry(e.key, e.size, now_s - written_s.get(e.key, -math.inf)) for e in self.listed(prefix)]
 
     async def ask(self, verb: str, key: str) -> bool:
         """Whether the server answers; it is busy otherwise."""
@@ -70,6 +78,7 @@ class LeanStore:
 
     def __init__(self, server: Server) -> None:
         self.counts = Counts()
+        self.is_cut = False  # nothing arrives any more: a mount that ends now looks killed
         self._server = server
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
@@ -81,10 +90,12 @@ class LeanStore:
         await self._ask("put", key)
         self._server.store(key, b"".join(parts))
 
-    async def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> Listing:
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> Listing:
         del limit
         await self._ask("list", prefix)
-        found = self._server.listed(prefix)
+        found = self._server.listed_with_ages(prefix) if ages else self._server.listed(prefix)
         return [entry for entry in found if entry.key > after] if after else found
 
     async def delete(self, keys: Iterable[str]) -> None:
@@ -93,6 +104,8 @@ class LeanStore:
             self._server.remove(key)
 
     async def _ask(self, verb: str, key: str) -> None:
+        if self.is_cut:
+            raise StoreUnreachableError("no route to host")
         if not await self._server.ask(verb, key):
             self.counts.throttled += 1
             raise StoreUnreachableError("503 SlowDown")
@@ -124,6 +137,14 @@ class OneOfMany:
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id
 
+    async def run_until_killed(self, after_s: float) -> None:
+        """Its record stays behind."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(self.run, waiting=False))
+            await trio.sleep(after_s)
+            self.store.is_cut = True
+            nursery.cancel_scope.cancel()
+
     async def run(self, *, waiting: bool) -> None:
         with ExitStack() as stack:
             if waiting:
@@ -137,9 +158,11 @@ class OneOfMany:
 class Fleet:
     """Mounts that start together."""
 
-    def __init__(self, server: Server, mounts: list[OneOfMany]) -> None:
+    def __init__(self, server: Server, identity: LakeIdentity, state: LogState, number: int) -> None:
         self.server = server
-        self.mounts = mounts
+        self.identity = identity
+        self.mounts = [OneOfMany(server, identity, state, each) for each in range(number)]
+        self._state = state
 
     @classmethod
     async def of(cls, number: int) -> Fleet:
@@ -147,8 +170,11 @@ class Fleet:
         identity = await create_lake(store, slices=1, clock=TrioClock())
         await Group.of(store, identity, "run", TrioClock()).register()
         state = (await LogReader.open(store, identity)).state
-        server = Server(store.shared.objects)
-        return cls(server, [OneOfMany(server, identity, state, each) for each in range(number)])
+        return cls(Server(store.shared.objects), identity, state, number)
+
+    def successors(self) -> Fleet:
+        """As many new mounts of the same lake at the same directories."""
+        return Fleet(self.server, self.identity, self._state, len(self.mounts))
 
     def start(self, nursery: trio.Nursery, *, waiting: bool = False) -> None:
         for mount in self.mounts:

@@ -45,7 +45,7 @@ class FleetPace:
         return self.nodes >= NODES_MIN
 
     def counted(self, nodes: int) -> None:
-        """So many mounts have a record; this one may not have its own yet."""
+        """So many mounts have a fresh record; this one may not have its own yet."""
         nodes = max(nodes, 1)
         if nodes >= self.nodes:
             self.nodes = nodes

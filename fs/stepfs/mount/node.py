@@ -1,7 +1,7 @@
 """This mount's record in the fleet view: rewritten every ten seconds, removed when the mount ends.
 
 In a large fleet the records, and every other request that each mount makes on its own, come less often (`fleet_pace`).
-So each mount counts the records: twice right after its start, when others may be starting with it; then with every
+So each mount counts the fresh records: twice right after its start, when others may be starting with it; then with every
 record if there are many, and once a minute if there are few. A LIST costs a request per 1,000 records, so above 1,000
 it comes with every second record, above 2,000 with every third.
 """
