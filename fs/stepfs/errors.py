@@ -22,7 +22,11 @@ class UsageError(StepfsError):
     exit_code = 2
 
 
-class PayloadTypeError(UsageError, TypeError):
+class WrongTypeError(UsageError, TypeError):
+    """An argument of the Python API is of a type that cannot be meant. Correct the call."""
+
+
+class PayloadTypeError(WrongTypeError):
     """What was appended is no payload: pass bytes."""
 
 

@@ -28,6 +28,7 @@ import trio
 from stepfs.checkpoints.record import mounted_lake, record_checkpoint
 from stepfs.control_files import read_status
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
@@ -58,7 +59,7 @@ class StreamState:
     def __init__(self, *, lake_id: str, slices: int, next_step: int = 0) -> None:
         self.lake_id = lake_id
         self.slices = slices
-        self.next_step = next_step
+        self.next_step = check_integer(next_step, "next_step")
 
     @classmethod
     def of_mount(cls, directory: str | Path, *, world: int | None = None) -> Self:
@@ -76,12 +77,17 @@ class StreamState:
 
     def state_dict(self) -> dict[str, object]:
         """What to put into a checkpoint: the same on every rank, whatever the world size."""
-        return {"lake_id": self.lake_id, "next_step": self.next_step, "slices": self.slices}
+        return {
+            "lake_id": self.lake_id,
+            "next_step": check_integer(self.next_step, "next_step"),
+            "slices": self.slices,
+        }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume. `RefusedError` for the state of another lake or of another number of slices per step."""
         lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
-        if not isinstance(next_step, int) or isinstance(next_step, bool) or not 0 <= next_step <= INTEGER_MAX:
+        next_step = check_integer(next_step, "not the state of a stepfs stream: next_step")
+        if not 0 <= next_step <= INTEGER_MAX:
             raise UsageError(f"not the state of a stepfs stream: next_step is {next_step!r}")
         if lake_id != self.lake_id:
             raise RefusedError(
@@ -160,6 +166,7 @@ class CheckpointHook:
         self._say(next_step, _Event.DROPPED)
 
     def _say(self, next_step: int, event: _Event) -> None:
+        next_step = check_integer(next_step, "next_step")
         if _rank() != 0:
             return
         with self._speaking:

@@ -13,6 +13,7 @@ import trio
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import RefusedError, UsageError
+from stepfs.format.arguments import check_text
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
@@ -66,7 +67,7 @@ class AsyncProducer:
     ) -> None:
         self.producer_id = check_id(producer_id, "producer_id")
         self._limits = Limits(max_pending_bytes, max_delay, max_lead, max_lead_bytes, uploads, give_up_after)
-        self._url = lake_url
+        self._url = check_text(lake_url, "lake_url", "file:///directory")
         self._endpoint_url = endpoint_url
         self._given_store = store
         self._clock = clock or SystemClock()

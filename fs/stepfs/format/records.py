@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stepfs.errors import CorruptError, UsageError
+from stepfs.format.arguments import check_text
 from stepfs.format.codec import Kind, Value, decode, encode, readable
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX, Step, Version
 
@@ -91,7 +92,7 @@ def check_ext(ext: str) -> str:
 
 def check_id(identifier: str, what: str) -> str:
     """A producer or group id: 1 to 256 bytes of printable UTF-8."""
-    size = len(identifier.encode(errors="surrogatepass"))
+    size = len(check_text(identifier, what, "run-0").encode(errors="surrogatepass"))
     if not 0 < size <= ID_BYTES_MAX or not identifier.isprintable():
         raise UsageError(f"{what} {identifier!r}: use 1 to {ID_BYTES_MAX} bytes of printable text")
     return identifier

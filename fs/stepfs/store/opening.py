@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from stepfs.errors import UsageError
+from stepfs.format.arguments import check_text
 from stepfs.store.api import Store
 from stepfs.store.local import LocalStore
 from stepfs.store.names import check_key
@@ -22,7 +23,7 @@ def open_store(url: str, *, endpoint_url: str | None = None, silence: Silence | 
     `endpoint_url` names an S3-compatible server; without it the AWS chain decides (AWS_ENDPOINT_URL_S3, …). `silence`
     watches its requests for somebody who waits.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = check_text(url, "the lake", "file:///directory").partition("://")
     if not separator:
         raise UsageError(f"{url!r} has no scheme; write file:///directory or s3://bucket/prefix")
     if scheme == "file":
