@@ -3,6 +3,9 @@
 
 def main() -> None:
     """Entry point of the console script; `app` is imported here so that `stepfs.cli.failure` stays cheap."""
+    from stepfs.interruption import end_silently
+
+    end_silently()
     from stepfs.cli.app import app
     from stepfs.cli.failure import log_to_stderr, open_standard_streams
 

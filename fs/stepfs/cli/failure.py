@@ -31,6 +31,7 @@ from stepfs.errors import (
     StoreUnreachableError,
     UsageError,
 )
+from stepfs.interruption import listen
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -54,6 +55,7 @@ _CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
 def reported(program: str = "stepfs") -> Iterator[None]:
     """Turn any exception into its line on stderr and `SystemExit(code)`. Use as decorator or context manager."""
     try:
+        listen()
         yield
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
     except _CONTROL_FLOW:
