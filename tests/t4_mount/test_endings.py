@@ -13,8 +13,8 @@ from endings import ENDINGS, assert_nothing_is_left
 from realmount import STEPFS, clear, gone_within, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs.mount import mountinfo
-from stepfs.mount.daemon import _LOG_BYTES_MAX
 from stepfs.mount.detach import unmount
+from stepfs.mount.logfile import BYTES_MAX
 from stepfs.mount.unmount import unmount_and_wait
 
 
@@ -139,7 +139,7 @@ def test_foreground_serves_until_interrupted(lake, tmp_path):
             assert said, "ended before it served"
         assert len(os.listdir(directory)) == 5
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=20) == 130
         assert "detached on SIGINT" in process.stderr.read()
     finally:
         process.kill()
@@ -162,10 +162,10 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
         assert sum(mounted.directory == str(directory) for mounted in mountinfo.mounts()) == 1
         (log,) = logs.iterdir()
         with log.open("ab") as file:
-            file.truncate(_LOG_BYTES_MAX + 1)
+            file.truncate(BYTES_MAX + 1)
         refused = subprocess.run(command, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
         assert refused.returncode == 4
-        assert log.stat().st_size > _LOG_BYTES_MAX
+        assert log.stat().st_size > BYTES_MAX
         assert len(os.listdir(directory)) == 5
         stepfs("unmount", directory).check_returncode()
         assert mountinfo.mount_at(directory) is None

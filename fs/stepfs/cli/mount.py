@@ -212,11 +212,15 @@ def mount(
         prime=prime,
     )
     if foreground:
+        import signal
+
+        from stepfs.cli.failure import EXIT_INTERRUPTED
         from stepfs.mount import logs
         from stepfs.mount.session import run
 
         logs.configure(options.directory)
-        run(options)
+        if run(options) == signal.SIGINT:
+            raise typer.Exit(EXIT_INTERRUPTED)
     else:
         from stepfs.mount.daemon import start
 

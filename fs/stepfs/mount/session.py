@@ -57,14 +57,16 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Ready = Callable[[], None]
 
 
-def run(options: MountOptions, ready: Ready = lambda: None) -> None:
+def run(options: MountOptions, ready: Ready = lambda: None) -> int | None:
     """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
     faulthandler.enable()  # a supervisor's watchdog ends what is stuck with SIGABRT: show where
-    trio.run(serve, options, ready, clock=RunningTime())
+    return trio.run(serve, options, ready, clock=RunningTime())
 
 
-async def serve(options: MountOptions, ready: Ready) -> None:
-    """Mount and serve until unmounted or signalled. `ready` is called once the mount answers a listing.
+async def serve(options: MountOptions, ready: Ready) -> int | None:
+    """Mount and serve until unmounted or signalled; returns the signal that ended it, if one did.
+
+    `ready` is called once the mount answers a listing.
 
     Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
     afterwards only `ReplacedError`, when another lake takes this one's URL.
@@ -76,6 +78,7 @@ async def serve(options: MountOptions, ready: Ready) -> None:
             with shown_on_signal(nursery):
                 await session.serve()
             nursery.cancel_scope.cancel()
+    return session.ended_by
 
 
 class _Session:
@@ -89,6 +92,7 @@ class _Session:
         self._ready = ready
         self._opening = trio.CancelScope()
         self._background: trio.CancelScope | None = None
+        self.ended_by: int | None = None
         self._why = "unmounted"
         self._abort_handle: int | None = None
         self._guardian = Guardian(self._directory)
@@ -96,6 +100,7 @@ class _Session:
 
     async def end_on(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
+            self.ended_by = number
             self._why = f"detached on {signal.Signals(number).name}"
             (self._background or self._opening).cancel()
 
