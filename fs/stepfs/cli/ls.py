@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 
 if TYPE_CHECKING:
     from stepfs.format.snapshot import StepEntry
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ls(
-    lake: Lake,
+    target: LakeOrDirectory,
     step: Annotated[
         int | None,
         typer.Option("--step", envvar="STEPFS_STEP", metavar="N", min=0, help="List the files of this step."),
@@ -31,6 +31,9 @@ def ls(
     """
     import trio
 
+    from stepfs.cli.target import lake_of
+
+    lake, endpoint_url = lake_of(target, endpoint_url)
     trio.run(_ls, lake, step, as_json, endpoint_url)
 
 

@@ -268,6 +268,8 @@ def unmount(
     if checkpoint is None:
         unmount_and_wait(Path(directory))
         return
+    import shlex
+
     import trio
 
     from stepfs.checkpoints.record import check_next_step
@@ -287,7 +289,7 @@ def unmount(
     except StepfsError as error:
         raise type(error)(
             f"{directory} is unmounted, but its checkpoint is not recorded ({error}); do it with"
-            f" `stepfs checkpoint {daemon.lake} --group {daemon.group} {checkpoint}`"
+            f" `stepfs checkpoint {shlex.quote(daemon.lake)} --group {shlex.quote(daemon.group)} {checkpoint}`"
         ) from error
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepfs.errors import UsageError
+from stepfs.errors import AbsentError, UsageError
 
 if TYPE_CHECKING:
     from stepfs.log.reader import LogReader
@@ -17,6 +17,24 @@ if TYPE_CHECKING:
 def is_lake(argument: str) -> bool:
     """LAKE has a scheme, DIR has none."""
     return "://" in argument
+
+
+def lake_of(target: str, endpoint_url: str | None) -> tuple[str, str | None]:
+    """The lake that LAKE or DIR names, and the server it is on.
+
+    `UsageError` that offers a URL if the directory is not a mount, `StepfsError` if its daemon does not answer.
+    """
+    if is_lake(target):
+        return target, endpoint_url
+    from stepfs.checkpoints.record import mounted_lake
+
+    try:
+        mounted = mounted_lake(Path(target))
+    except AbsentError:
+        raise UsageError(
+            f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {_as_url(target)}"
+        ) from None
+    return mounted.lake, endpoint_url or mounted.endpoint_url
 
 
 def watched_store(url: str, endpoint_url: str | None) -> Store:

@@ -13,7 +13,7 @@ import typer
 
 from stepfs.cli.columns import printable, size_text
 from stepfs.cli.failure import explain, say
-from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.errors import CorruptError, StepfsError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    lake: Lake,
+    target: LakeOrDirectory,
     content: Annotated[
         bool,
         typer.Option(
@@ -40,6 +40,9 @@ def verify(
     """
     import trio
 
+    from stepfs.cli.target import lake_of
+
+    lake, endpoint_url = lake_of(target, endpoint_url)
     result, lines = trio.run(_verify, lake, as_json, endpoint_url, content)
     if as_json:
         errors = [asdict(damage) for damage in result.errors]
