@@ -1,14 +1,15 @@
 """The lake to produce into: opened, or created by whichever of several producers started at once gets there first.
 
-And where a producer stands in it, without becoming that producer: who opens one takes its name from a live process.
+And where its producers stand, without becoming one of them: opening a producer id fences the process that has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from stepfs.cli.target import opened_log, opened_store
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake import create_lake, open_lake
 from stepfs.store.api import Store
@@ -45,11 +46,14 @@ async def ensure_lake(
         return identity
 
 
-async def committed_position(url: str, producer_id: str, endpoint_url: str | None) -> object:
-    """The position of the last commit of `producer_id`, None before its first."""
+async def committed_positions(url: str, endpoint_url: str | None) -> dict[str, object]:
+    """Producer id → the position of its last commit, of every producer that has committed."""
+    positions = {}
     async with opened_log(url, endpoint_url) as log:
-        known = log.state.producers.get(producer_id)
-        return None if known is None else unpack_position(known.position)
+        for producer_id, known in log.state.producers.items():
+            with suppress(CorruptError):  # of another program's producer; what it means is not ours to judge
+                positions[producer_id] = unpack_position(known.position)
+    return {producer_id: position for producer_id, position in positions.items() if position is not None}
 
 
 async def _create_or_open(store: Store, slices: int, ext: str) -> LakeIdentity:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,18 +11,22 @@ from pathlib import Path
 import trio
 import typer
 
+from stepfs.cli.columns import printable
+from stepfs.cli.failure import say
 from stepfs.errors import UsageError
-from stepfs.format.records import LakeIdentity
 from stepfs_producer import Producer
-from stepfs_producer.cli.ensure_lake import committed_position, ensure_lake
+from stepfs_producer.cli.ensure_lake import committed_positions, ensure_lake
 from stepfs_producer.cli.feed import Ending, feed
 from stepfs_producer.cli.progress import showing
 from stepfs_producer.cli.stopping import Stopping
+from stepfs_producer.cli.text_summary import TextSummary
 from stepfs_producer.cli.vocabulary import bpe_for
+from stepfs_producer.plan.beginning import default_id, refuse_other_shape, refuse_resharding
+from stepfs_producer.plan.finished import FinishedFiles
 from stepfs_producer.plan.listing import list_sources
 from stepfs_producer.plan.payload import encoder_for
 from stepfs_producer.plan.source import Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, resume, text_steps
+from stepfs_producer.plan.text import Shape, TextPosition, TextStep, resume, text_steps
 from stepfs_producer.plan.tokenize import ByteTokenizer, Tokenizer
 
 
@@ -62,17 +66,33 @@ def produce_text(run: TextRun) -> int:
     identity = trio.run(
         partial(ensure_lake, run.lake, run.slices, run.ext, run.endpoint_url, check_ext=check_ext)
     )
-    producer_id = run.producer_id or f"text-{shard.index}-of-{shard.count}"
+    shape = Shape(identity.slices, run.batch_size, run.seq_len, identity.ext)
+    producer_id = run.producer_id or default_id(shard)
     resumed = partial(resume, source=source, shard=shard, tokenizer=tokenizer.identity)
+
+    def look() -> None:
+        positions = trio.run(committed_positions, run.lake, run.endpoint_url)
+        resumed(positions.get(producer_id))
+        refuse_other_shape(positions, producer_id, shape)
+        refuse_resharding(positions, producer_id, source)
+
+    def looked_at_again(steps: Iterator[TextStep]) -> Iterator[TextStep]:
+        """Others may have begun since `look` was called; once this producer has committed, its position shows that."""
+        for number, step in enumerate(steps):
+            if number == 0 and start.steps == 0:
+                look()
+            yield step
+
     # Before the producer is opened, which would fence a healthy one on behalf of a mistyped command.
-    resumed(trio.run(committed_position, run.lake, producer_id, run.endpoint_url))
+    look()
     started = time.monotonic()
     with (
         Stopping() as stopping,
         Producer(run.lake, producer_id=producer_id, endpoint_url=run.endpoint_url) as producer,
     ):
         start = resumed(producer.position)
-        shape = Shape(identity.slices, run.batch_size, run.seq_len, identity.ext)
+        refuse_other_shape({producer_id: producer.position}, producer_id, shape)
+        grown = _grown(source, start)
         with showing(producer_id, len(files)) as show:
 
             def shown(position: TextPosition) -> None:
@@ -82,7 +102,7 @@ def produce_text(run: TextRun) -> int:
                     )
 
             ending, position = feed(
-                text_steps(source, tokenizer, shape, start),
+                looked_at_again(text_steps(source, tokenizer, shape, start)),
                 producer,
                 start,
                 stopping=stopping,
@@ -91,11 +111,28 @@ def produce_text(run: TextRun) -> int:
                 shown=shown,
             )
             producer.flush()
-    summary = _Summary(
-        run, identity, producer_id, start, position, ending, time.monotonic() - started, source
+    summary = TextSummary(
+        lake=run.lake,
+        lake_id=identity.lake_id,
+        producer_id=producer_id,
+        start=start,
+        end=position,
+        ending=ending,
+        seconds=time.monotonic() - started,
+        skipped=len(source.skipped),
+        passed=source.passed,
+        grown=list(dict.fromkeys([*grown, *_grown(source, position)])),
     )
+    for warning in summary.warnings():
+        say(f"stepfs-produce: warning: {printable(warning)}")
     typer.echo(summary.as_json() if run.as_json else summary.as_line())
     return stopping.exit_code if ending is Ending.STOPPED else 0
+
+
+def _grown(source: TextSource, position: TextPosition) -> list[str]:
+    if position.cursor is None:
+        return []
+    return source.grown(FinishedFiles(position.finished), position.cursor.place)
 
 
 def parse_shard(text: str) -> Shard:
@@ -104,44 +141,3 @@ def parse_shard(text: str) -> Shard:
     if not (slash and index.isdecimal() and count.isdecimal()):
         raise UsageError(f"--shard {text}: write I/N, such as 0/2 and 1/2 for two producers")
     return Shard(int(index), int(count))
-
-
-@dataclass(frozen=True, slots=True)
-class _Summary:
-    run: TextRun
-    identity: LakeIdentity
-    producer_id: str
-    start: TextPosition
-    end: TextPosition
-    ending: Ending
-    seconds: float
-    source: TextSource
-
-    def as_line(self) -> str:
-        ended = {
-            Ending.COMPLETE: "the source is exhausted",
-            Ending.LIMIT: "the limit is reached",
-            Ending.STOPPED: "stopped; run the same command again to continue",
-        }[self.ending]
-        return (
-            f"{self.producer_id}: {self.end.steps - self.start.steps} steps in {self.seconds:.1f} s, all committed; "
-            f"{self.end.steps} steps, {self.end.documents} documents, {self.end.source_bytes} source bytes in total; {ended}"
-            + (f"; {len(self.source.skipped)} files without text skipped" if self.source.skipped else "")
-        )
-
-    def as_json(self) -> str:
-        totals = ("steps", "rows", "tokens", "documents", "source_bytes")
-        return json.dumps(
-            {
-                "lake": self.run.lake,
-                "lake_id": self.identity.lake_id,
-                "producer": self.producer_id,
-                "shard": self.run.shard,
-                "tokenizer": self.end.tokenizer,
-                "ending": str(self.ending),
-                "seconds": round(self.seconds, 3),
-                "run": {name: getattr(self.end, name) - getattr(self.start, name) for name in totals},
-                "total": {name: getattr(self.end, name) for name in totals},
-                "skipped_files": len(self.source.skipped),
-            }
-        )

@@ -119,6 +119,7 @@ def text(
     """Pack text into steps of LAKE, created when absent; run again after any ending, it continues exactly.
 
     Every source byte of the shard is in exactly one step; the last step is padded. Sources must not change meanwhile.
+    All text in a lake has one --seq-len and --batch-size, and a corpus keeps its number of shards.
     """
     from stepfs_producer.cli.run_text import TextRun, produce_text  # noqa: PLC0415
 

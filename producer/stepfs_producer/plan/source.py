@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, cast
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
+from stepfs_producer.plan.finished import FinishedFiles
 from stepfs_producer.plan.listing import SourceFile
 
 RECORD_BYTES: Final = 1 << 20
@@ -86,15 +87,32 @@ class TextSource:
     ) -> None:
         self._files = files
         self._names = [file.name for file in files]
-        self._shard = shard
+        self.shard = shard
         self._text_field = text_field
         self._record_bytes = record_bytes
         self.skipped: set[str] = set()  # names of files met that hold no text
+        self.finished = FinishedFiles()
+        self.passed = 0  # records met that belong to other shards
         self._head = ("", b"")  # name and first bytes of the file last asked for
 
     def file_number(self, name: str) -> int:
         """How many files of the corpus come before `name`."""
         return bisect_left(self._names, name)
+
+    def holds(self, name: str) -> bool:
+        """Whether a file of that name is part of the corpus."""
+        number = self.file_number(name)
+        return number < len(self._files) and self._names[number] == name
+
+    def grown(self, finished: FinishedFiles, place: Place) -> list[str]:
+        """Names of files that grew after they were finished, and whose new bytes a producer at `place` does not read.
+
+        The file at `place` goes on; but what is added to its last record belongs to a shard by another hash, so
+        with more shards than one it may be nobody's.
+        """
+        at = self.file_number(place.name)
+        cut = self.shard.count > 1 and not _is_json_lines(place.name)
+        return finished.grown(self._files[: at + cut])
 
     def head(self, place: Place) -> str:
         """Digest of what the file has before `place`, its first 64 KiB at most: what tells it from another of its name."""
@@ -116,7 +134,7 @@ class TextSource:
 
     def _number_of(self, place: Place) -> int:
         number = self.file_number(place.name)
-        if number == len(self._files) or self._files[number].name != place.name:
+        if not self.holds(place.name):
             raise RefusedError(
                 f"the source {place.name}, where this producer stopped, is not among the inputs any more; "
                 "restore it, or begin again under a new producer id"
@@ -129,8 +147,10 @@ class TextSource:
         for file in self._files[first:]:
             place = start if start is not None and file.name == start.name else Place(file.name, 0, 0)
             for record in self._records_of(file, place):
-                if self._shard.holds(record.document, record.start):
+                if self.shard.holds(record.document, record.start):
                     yield record
+                else:
+                    self.passed += 1
 
     def _records_of(self, file: SourceFile, place: Place) -> Iterator[Record]:
         compressed = _is_compressed(file)
@@ -138,11 +158,18 @@ class TextSource:
             if not file.named and b"\0" in stream.read(_SNIFF_BYTES):
                 self.skipped.add(file.name)
                 return
+            stored_bytes = os.fstat(stream.fileno()).st_size
             _go_to(stream, place.offset, file, compressed=compressed)
-            if file.name.removesuffix(".gz").endswith(_JSON_LINES):
+            if _is_json_lines(file.name):
                 yield from _json_records(stream, file, place, self._text_field)
             else:
                 yield from _text_records(stream, place, self._record_bytes)
+            # What a plain file held when its end was reached is known exactly; an archive grows by being appended to.
+            self.finished.add(file.name, stored_bytes if compressed else stream.tell())
+
+
+def _is_json_lines(name: str) -> bool:
+    return name.removesuffix(".gz").endswith(_JSON_LINES)
 
 
 def _is_compressed(file: SourceFile) -> bool:

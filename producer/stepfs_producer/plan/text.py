@@ -1,17 +1,20 @@
 """The text pipeline: a corpus and a position → the remaining steps, each with the position after it.
 
 The position is a small map of what cannot be recomputed: where the stream stands, and which stream it is. Resuming
-a producer id with another shard or tokenizer would publish other records under the name of these, so it is refused;
-another sequence length, batch size or extension continues the same stream of tokens and is fine.
+a producer id with another shard or tokenizer would publish other records under the name of these, so it is refused.
+Another sequence length or batch size would continue the same stream of tokens, but a loader could not stack its rows
+with those before: that, and what the lake's other producers have done, is refused in `beginning`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.plan.construct import construct
+from stepfs_producer.plan.finished import FinishedFiles
 from stepfs_producer.plan.pack import Cursor, pack
 from stepfs_producer.plan.payload import encoder_for
 from stepfs_producer.plan.source import Place, Shard, TextSource
@@ -26,6 +29,8 @@ class TextPosition:
     tokenizer: str  # identity
     cursor: Cursor | None = None  # None: at the beginning
     head: str = ""  # of the file at the cursor, see `TextSource.head`; "" in what older versions wrote
+    shape: tuple[int, int] | None = None  # rows per slice, tokens per row; None in what older versions wrote
+    finished: bytes = b""  # `FinishedFiles.packed`
     steps: int = 0
     rows: int = 0
     tokens: int = 0
@@ -38,6 +43,8 @@ class TextPosition:
         if self.cursor is not None:
             place = self.cursor.place
             at = [place.name, place.offset, place.lines, self.cursor.taken]
+        shape = {} if self.shape is None else {"shape": list(self.shape)}
+        finished = {"finished": self.finished} if self.finished else {}
         return {
             "pipeline": "text",
             "shard": [self.shard.index, self.shard.count],
@@ -49,6 +56,8 @@ class TextPosition:
             "tokens": self.tokens,
             "documents": self.documents,
             "source_bytes": self.source_bytes,
+            **shape,
+            **finished,
         }
 
 
@@ -59,22 +68,15 @@ def read_position(value: object, *, shard: Shard, tokenizer: str) -> TextPositio
     if not isinstance(value, Mapping) or value.get("pipeline") != "text":
         raise RefusedError("this producer id was used by another pipeline; choose another --producer-id")
     try:
-        index, count = value["shard"]
-        name, offset, lines, taken = value["at"]
-        position = TextPosition(
-            Shard(int(index), int(count)),
-            str(value["tokenizer"]),
-            Cursor(Place(str(name), int(offset), int(lines)), int(taken)),
-            str(value.get("head", "")),
-            **{key: int(value[key]) for key in ("steps", "rows", "tokens", "documents", "source_bytes")},
-        )
+        position = parse_position(value)
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise RefusedError(
             "the position of this producer id is of another version; choose another --producer-id"
         ) from error
     if position.shard != shard:
+        was = f"{position.shard.index}/{position.shard.count}"
         raise RefusedError(
-            f"this producer id has produced shard {index}/{count}; continue it with --shard {index}/{count}, "
+            f"this producer id has produced shard {was}; continue it with --shard {was}, "
             "or choose another --producer-id"
         )
     if position.tokenizer != tokenizer:
@@ -83,6 +85,26 @@ def read_position(value: object, *, shard: Shard, tokenizer: str) -> TextPositio
             "continue with that tokenizer, or choose another --producer-id"
         )
     return position
+
+
+def parse_position(value: Mapping[str, object]) -> TextPosition:
+    """A text position as stored. `KeyError`, `TypeError`, `ValueError` or `UsageError` if it is none."""
+    fields: Mapping[str, Any] = value
+    index, count = fields["shard"]
+    name, offset, lines, taken = fields["at"]
+    shape = fields.get("shape")
+    if shape is not None:
+        rows, seq_len = map(int, shape)
+        shape = (rows, seq_len)
+    return TextPosition(
+        Shard(int(index), int(count)),
+        str(fields["tokenizer"]),
+        Cursor(Place(str(name), int(offset), int(lines)), int(taken)),
+        str(fields.get("head", "")),
+        shape,
+        bytes(fields.get("finished", b"")),
+        **{key: int(fields[key]) for key in ("steps", "rows", "tokens", "documents", "source_bytes")},
+    )
 
 
 def resume(value: object, source: TextSource, *, shard: Shard, tokenizer: str) -> TextPosition:
@@ -121,6 +143,7 @@ def text_steps(
     stream = f"{start.shard.index}-of-{start.shard.count}"
     position = start
     count = shape.slices * shape.rows_per_slice
+    source.finished = FinishedFiles(start.finished)
     records = source.records(start.cursor.place if start.cursor is not None else None)
     for rows in pack(records, tokenizer, rows=count, seq_len=shape.seq_len, start=start.cursor):
         batches = construct(rows, slices=shape.slices, stream=stream, first_row=position.rows)
@@ -128,6 +151,8 @@ def text_steps(
             position,
             cursor=rows.cursor,
             head=source.head(rows.cursor.place),
+            shape=(shape.rows_per_slice, shape.seq_len),
+            finished=source.finished.packed(),
             steps=position.steps + 1,
             rows=position.rows + count,
             tokens=position.tokens + rows.tokens,
