@@ -25,6 +25,7 @@ from stepfs.cli import (
     verify,
 )
 from stepfs.cli.failure import reported
+from stepfs.cli.variables import warn_of_unknown
 
 app = typer.Typer(
     name="stepfs",
@@ -71,3 +72,4 @@ def stepfs(
     ] = False,
 ) -> None:
     """Global training steps, committed to object storage, read as files."""
+    warn_of_unknown()

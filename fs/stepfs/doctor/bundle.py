@@ -1,6 +1,7 @@
 """`stepfs doctor --bundle`: what somebody else needs to find out what is wrong, in one file, without a credential.
 
     report.txt  versions.json  environment.json  system/…  mounts/<directory>/{status.json,config.json,metrics,accesslog,log}
+    logs/<name>.log: of mounts that are not there (any more), such as one that failed to start
 
 A mount that does not answer must not hang the doctor, so each is read in a thread that may be left behind. Every text
 goes through the same redaction as the daemon's log; of the environment, names that sound secret lose their values.
@@ -14,11 +15,13 @@ import json
 import os
 import platform
 import re
+import stat
 import sys
 import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +32,7 @@ from stepfs.mount.logs import redacted
 from stepfs.mount.mountinfo import FSTYPE, mounts
 
 _TEXT_BYTES_MAX: Final = 1 << 20  # of each file the newest bytes
+_LOGS_MAX: Final = 20
 _FILES: Final = ("status.json", "config.json", "metrics", "accesslog")
 _SYSTEM: Final = ("meminfo", "loadavg", "version", "self/cgroup", "self/limits")
 _SECRET: Final = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|_KEY", re.IGNORECASE)
@@ -61,11 +65,25 @@ def _contents(report: str) -> Iterator[tuple[str, str]]:
     yield "system/mountinfo", "".join(f"{line}\n" for line in fuse)
     for name in _SYSTEM:
         yield f"system/{name.replace('/', '-')}", _tail(Path("/proc") / name)
-    for directory in sorted({mounted.directory for mounted in mounts() if mounted.fstype == FSTYPE}):
+    directories = sorted({mounted.directory for mounted in mounts() if mounted.fstype == FSTYPE})
+    for path in _other_logs({log_file(Path(directory)) for directory in directories}):
+        yield f"logs/{_UNSAFE.sub('_', path.name)}", _tail(path)
+    for directory in directories:
         place = _UNSAFE.sub("_", directory.strip("/")) or "root"
         yield f"mounts/{place}/log", _tail(log_file(Path(directory)))
         for name, text in _of_mount(Path(directory)).items():
             yield f"mounts/{place}/{name}", text
+
+
+def _other_logs(of_mounts: set[Path]) -> list[Path]:
+    """The newest logs of this user's daemons, without those of the mounts that stand."""
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        for path in log_file(Path("/")).parent.glob("*.log"):
+            status = path.lstat()  # a link may lead to what others must not see
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and path not in of_mounts:
+                found.append((status.st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)[:_LOGS_MAX]]
 
 
 def versions() -> dict[str, object]:

@@ -18,6 +18,7 @@ from typing import Final
 
 from stepfs.doctor.finding import Finding, fail, note, ok
 
+_CAP_SYS_ADMIN: Final = 1 << 21
 _REQUIRED: Final = ("boto3", "crc32c", "msgpack", "trio")
 _OPTIONAL: Final = {
     "torch": "only `.pt` payloads and stepfs.torch need it: pip install 'stepfs[torch]'",
@@ -81,7 +82,15 @@ def check_fusermount(*, is_root: bool, path: str | None = None) -> Finding:
 
 
 def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
-    """Who may mount, and whether others may be allowed in."""
+    """Who may mount, and whether others may be allowed in. A set-uid helper cannot exceed what the bounding set allows."""
+    held = _capabilities(root, "CapEff" if is_root else "CapBnd")
+    if held is not None and not held & _CAP_SYS_ADMIN:
+        return fail(
+            "rights",
+            f"{'root' if is_root else 'user'}: may not mount, CAP_SYS_ADMIN was taken from this process",
+            "in a container add --cap-add SYS_ADMIN (Kubernetes: privileged), or serve a mount that was made outside: "
+            "stepfs mount LAKE /dev/fd/N",
+        )
     if is_root:
         return ok("rights", "root: may mount, tune read-ahead, and allow others in")
     try:
@@ -95,6 +104,15 @@ def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
         "user: may mount through fusermount3, not with --allow-other",
         "if other users must read the mount, add user_allow_other to /etc/fuse.conf",
     )
+
+
+def _capabilities(root: Path, which: str) -> int | None:
+    """One of this process's capability sets as bits; None if the kernel does not say."""
+    try:
+        lines = (root / "proc/self/status").read_text().splitlines()
+        return next((int(line.split()[1], 16) for line in lines if line.startswith(f"{which}:")), None)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _version(package: str) -> str | None:

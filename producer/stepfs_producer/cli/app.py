@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from stepfs.cli.failure import reported
+from stepfs.cli.variables import warn_of_unknown
 from stepfs_producer.cli.text import text
 
 app = typer.Typer(
@@ -39,3 +40,4 @@ def stepfs_produce(
     ] = False,
 ) -> None:
     """Turn data into global training steps, each in exactly one commit, across kills and restarts."""
+    warn_of_unknown()

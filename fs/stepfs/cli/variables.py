@@ -1,0 +1,102 @@
+"""Variables named STEPFS_… that mean nothing: a misspelt one would be passed over in silence, and the default taken.
+
+The names stand here, not in the options, because each of the two commands must know those of the other. A test holds
+this list to what they read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from stepfs.cli.columns import printable
+from stepfs.cli.failure import say
+
+_PREFIX: Final = "STEPFS_"
+KNOWN: Final = frozenset(
+    f"{_PREFIX}{name}"
+    for name in [
+        "ALLOW_OTHER",
+        "BATCH_SIZE",
+        "BUNDLE",
+        "CACHE_DIR",
+        "CACHE_SIZE",
+        "CHECKPOINT",
+        "CHECKPOINT_DIR",
+        "CHECK_PAYLOAD",
+        "CONTENT",
+        "DEBUG",
+        "DIR",
+        "DROP",
+        "DRY_RUN",
+        "ENDPOINT_URL",
+        "EVERY",
+        "EXT",
+        "FOREGROUND",
+        "GRACE",
+        "GROUP",
+        "INPUT",
+        "JSON",
+        "KEEP",
+        "LAKE",
+        "LIMIT_STEPS",
+        "LOG_DIR",
+        "LOG_FORMAT",
+        "MAX_PERCENT",
+        "MEMORY_SIZE",
+        "MESH",
+        "METRICS_ADDRESS",
+        "METRICS_PORT",
+        "NEXT_STEP",
+        "POLL",
+        "PREFETCH",
+        "PRIME",
+        "PRODUCER_ID",
+        "RANKS",
+        "RESUMED",
+        "RETIRE",
+        "SEQ_LEN",
+        "SHARD",
+        "SHOW_LAST",
+        "SKIP",
+        "SLICES",
+        "SSE",
+        "SSE_KMS_KEY_ID",
+        "STAT_WAITS",
+        "STEP",
+        "STEPS",
+        "STEPS_PER_SECOND",
+        "TEXT_FIELD",
+        "TOKENIZER",
+        "TOKENIZER_FILE",
+        "TRUST_CHECKPOINTS",
+        "UNTIL",
+        "UNTIL_DAMAGE",
+        "VOCAB_SIZE",
+        "WAIT",
+        "WATCH",
+        "WORLD",
+    ]
+)
+# Kubernetes sets these for a service called stepfs, or stepfs-something.
+_SERVICE: Final = re.compile(
+    r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
+
+
+def warn_of_unknown() -> None:
+    """A line on stderr for each; call it once per command."""
+    for line in unknown(os.environ):
+        say(f"stepfs: {printable(line)}")
+
+
+def unknown(names: Iterable[str]) -> Iterator[str]:
+    """What is wrong with each of these names, and which was probably meant. Values are not shown."""
+    for name in sorted(names):
+        if name.startswith(_PREFIX) and name not in KNOWN and not _SERVICE.fullmatch(name):
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, KNOWN, n=1)
+            yield f"{name} is set and means nothing" + (f"; do you mean {near[0]}?" if near else "")
