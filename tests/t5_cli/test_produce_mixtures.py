@@ -146,3 +146,19 @@ def test_finished_files_that_grew_are_named(file_url: str, corpus: Path) -> None
         last.write("more\n")
     went_on = json.loads(produce(file_url, "-i", corpus, *RAW, "--json").stdout)
     assert (went_on["run"]["source_bytes"], went_on["grown_files"]) == (5, expected)
+
+
+def test_files_added_behind_a_producer_are_counted(file_url: str, corpus: Path) -> None:
+    assert (
+        json.loads(produce(file_url, "-i", corpus, *RAW, "--limit-steps", 3, "--json").stdout)["late_files"]
+        == 0
+    )
+    for name in ("00a.txt", "00b.txt", "zz.txt"):  # the last one comes behind, and is read
+        (corpus / name).write_text("added\n")
+    (corpus / "00.txt").unlink()  # empty it was
+    for _ in range(2):
+        done = produce(file_url, "-i", corpus, *RAW, "--json")
+        assert (json.loads(done.stdout)["late_files"], done.stderr) == (1, "")
+    (corpus / "00.txt").touch()
+    line = produce(file_url, "-i", corpus, *RAW).stdout
+    assert "2 files were added before zz.txt, where this producer stands, and are not read" in line

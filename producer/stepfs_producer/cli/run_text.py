@@ -26,7 +26,7 @@ from stepfs_producer.plan.finished import FinishedFiles
 from stepfs_producer.plan.listing import list_sources
 from stepfs_producer.plan.payload import encoder_for
 from stepfs_producer.plan.source import Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, TextStep, resume, text_steps
+from stepfs_producer.plan.text import Shape, TextPosition, TextStep, late_files, resume, text_steps
 from stepfs_producer.plan.tokenize import ByteTokenizer, Tokenizer
 
 
@@ -121,6 +121,7 @@ def produce_text(run: TextRun) -> int:
         seconds=time.monotonic() - started,
         skipped=len(source.skipped),
         passed=source.passed,
+        late=max(late_files(source, position), 0),
         grown=list(dict.fromkeys([*grown, *_grown(source, position)])),
     )
     for warning in summary.warnings():

@@ -27,6 +27,7 @@ class TextSummary:
     seconds: float
     skipped: int  # files without text that were met
     passed: int  # records of other shards that were met
+    late: int  # files added before the one where the producer stands
     grown: Sequence[str]  # files that grew after they were finished
 
     def warnings(self) -> list[str]:
@@ -51,6 +52,7 @@ class TextSummary:
             f"{self.producer_id}: {self.end.steps - self.start.steps} steps in {self.seconds:.1f} s, all committed; "
             f"{self.end.steps} steps, {self.end.documents} documents, {self.end.source_bytes} source bytes in total; {ended}"
             + (f"; {self.skipped} files without text skipped" if self.skipped else "")
+            + self._late_line()
             + self._grown_line()
         )
 
@@ -68,6 +70,7 @@ class TextSummary:
                 "run": {name: getattr(self.end, name) - getattr(self.start, name) for name in totals},
                 "total": {name: getattr(self.end, name) for name in totals},
                 "skipped_files": self.skipped,
+                "late_files": self.late,
                 "grown_files": list(self.grown),
                 "warnings": self.warnings(),
             }
@@ -76,6 +79,14 @@ class TextSummary:
     @property
     def _shard(self) -> str:
         return f"{self.end.shard.index}/{self.end.shard.count}"
+
+    def _late_line(self) -> str:
+        if not self.late or self.end.cursor is None:
+            return ""
+        files = "1 file was" if self.late == 1 else f"{self.late} files were"
+        are = "is" if self.late == 1 else "are"
+        place = printable(self.end.cursor.place.name)
+        return f"; {files} added before {place}, where this producer stands, and {are} not read"
 
     def _grown_line(self) -> str:
         if not self.grown:

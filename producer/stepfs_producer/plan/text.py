@@ -31,6 +31,7 @@ class TextPosition:
     head: str = ""  # of the file at the cursor, see `TextSource.head`; "" in what older versions wrote
     shape: tuple[int, int] | None = None  # rows per slice, tokens per row; None in what older versions wrote
     finished: bytes = b""  # `FinishedFiles.packed`
+    before: int | None = None  # files passed before the one at the cursor; None in what older versions wrote
     steps: int = 0
     rows: int = 0
     tokens: int = 0
@@ -45,6 +46,7 @@ class TextPosition:
             at = [place.name, place.offset, place.lines, self.cursor.taken]
         shape = {} if self.shape is None else {"shape": list(self.shape)}
         finished = {"finished": self.finished} if self.finished else {}
+        before = {} if self.before is None else {"before": self.before}
         return {
             "pipeline": "text",
             "shard": [self.shard.index, self.shard.count],
@@ -58,6 +60,7 @@ class TextPosition:
             "source_bytes": self.source_bytes,
             **shape,
             **finished,
+            **before,
         }
 
 
@@ -103,6 +106,7 @@ def parse_position(value: Mapping[str, object]) -> TextPosition:
         str(fields.get("head", "")),
         shape,
         bytes(fields.get("finished", b"")),
+        None if fields.get("before") is None else int(fields["before"]),
         **{key: int(fields[key]) for key in ("steps", "rows", "tokens", "documents", "source_bytes")},
     )
 
@@ -135,6 +139,13 @@ class Shape:
     ext: str
 
 
+def late_files(source: TextSource, position: TextPosition) -> int:
+    """How many files were added to the source before the one at `position`: they are not read. Less those removed."""
+    if position.cursor is None or position.before is None:
+        return 0
+    return source.file_number(position.cursor.place.name) - position.before
+
+
 def text_steps(
     source: TextSource, tokenizer: Tokenizer, shape: Shape, start: TextPosition
 ) -> Iterator[TextStep]:
@@ -144,6 +155,7 @@ def text_steps(
     position = start
     count = shape.slices * shape.rows_per_slice
     source.finished = FinishedFiles(start.finished)
+    late = late_files(source, start)
     records = source.records(start.cursor.place if start.cursor is not None else None)
     for rows in pack(records, tokenizer, rows=count, seq_len=shape.seq_len, start=start.cursor):
         batches = construct(rows, slices=shape.slices, stream=stream, first_row=position.rows)
@@ -153,6 +165,7 @@ def text_steps(
             head=source.head(rows.cursor.place),
             shape=(shape.rows_per_slice, shape.seq_len),
             finished=source.finished.packed(),
+            before=source.file_number(rows.cursor.place.name) - late,
             steps=position.steps + 1,
             rows=position.rows + count,
             tokens=position.tokens + rows.tokens,
