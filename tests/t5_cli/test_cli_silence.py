@@ -100,6 +100,20 @@ async def test_what_cannot_be_abandoned_reports_how_it_ended():
     assert await watched([]).watch("s3://x", create) == "created"
 
 
+async def test_after_its_end_nobody_is_hurried():
+    heard = []
+    watch = watched(heard)
+
+    async def slow():
+        watch.end()  # with this request under way
+        await trio.sleep(0.6)
+        return "done"
+
+    assert await watch.watch("s3://x", slow) == "done"
+    assert await watch.watch("s3://x", slow) == "done"
+    assert heard == []
+
+
 async def test_errors_pass_as_themselves():
     async def fail():
         raise KeyError("x")

@@ -222,9 +222,10 @@ def mount(
         if run(options) == signal.SIGINT:
             raise typer.Exit(EXIT_INTERRUPTED)
     else:
+        from stepfs.cli.target import announce
         from stepfs.mount.daemon import start
 
-        start(options)
+        start(options, announce)
 
 
 def _check_watching(

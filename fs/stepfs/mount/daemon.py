@@ -2,7 +2,7 @@
 
     parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
     child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
-            or {"error": …, "exit_code": …}
+            or {"error": …, "exit_code": …}; before it, a line {"waiting": …} if the store does not answer
 
 Rejected: `fork()` of a process that has imported trio and boto3 (threads, sockets and locks are inherited half), and
 options in argv, which every user of the machine can read.
@@ -17,13 +17,17 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.mount import handover, logfile, logs
 from stepfs.mount.mountinfo import mount_at, real_directory
 from stepfs.mount.options import MountOptions
+
+if TYPE_CHECKING:
+    from stepfs.store.silence import Say
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -57,8 +61,11 @@ def log_file(directory: Path) -> Path:
     return base / f"{directory.name or 'root'}-{digest}.log"
 
 
-def start(options: MountOptions) -> int:
-    """Mount in the background; returns the daemon's pid once its mount answers a listing, else `DaemonError`."""
+def start(options: MountOptions, say: Say = lambda _: None) -> int:
+    """Mount in the background; returns the daemon's pid once its mount answers a listing, else `DaemonError`.
+
+    `say` gets a line when the daemon waits for a store that does not answer; it gives up in bounded time.
+    """
     logs.chosen()  # here, where a wrong one can still be reported
     directory = real_directory(options.directory)
     descriptor = handover.descriptor_of(directory)
@@ -90,7 +97,7 @@ def start(options: MountOptions) -> int:
     except BrokenPipeError:
         pass  # it died early; its log says why
     with os.fdopen(read_end, "rb") as pipe:
-        answer = pipe.read()
+        answer = _answer(pipe, say)
     try:
         return _understand(answer, process, log)
     except DaemonError as error:
@@ -119,6 +126,16 @@ def _open_log(log: Path, *, start_over: bool) -> int:
     else:
         why = "it is not a file of this user"
     raise RefusedError(f"cannot write the log {log}: {why}; set STEPFS_LOG_DIR to a directory of your own")
+
+
+def _answer(pipe: BinaryIO, say: Say) -> bytes:
+    """What the daemon says in the end, empty if it died before; says what it waits for until then."""
+    for line in pipe:
+        body = json.loads(line)
+        if "waiting" not in body:
+            return line
+        say(body["waiting"])
+    return b""
 
 
 def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> int:
@@ -152,10 +169,16 @@ def main(arguments: list[str]) -> int:
             os.write(pipe, json.dumps(body).encode())
             os.close(pipe)
 
+    def wait(line: str) -> None:
+        _log.warning("%s", line)
+        if not answered:
+            with suppress(BrokenPipeError):  # whoever started this mount does not wait for it any more
+                os.write(pipe, json.dumps({"waiting": line}).encode() + b"\n")
+
     try:
         from stepfs.mount.session import run  # noqa: PLC0415 (an import that fails is reported, too)
 
-        run(options, lambda: say({"pid": os.getpid()}))
+        run(options, lambda: say({"pid": os.getpid()}), wait)
     except BaseException as error:  # noqa: BLE001 (the edge: whatever it is, the parent is told)
         code, line, expected = explain(error)
         _log.error("%s", line, exc_info=None if expected else error)

@@ -45,6 +45,7 @@ from stepfs.mount.stacks import shown_on_signal
 from stepfs.mount.tune import tune
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
+from stepfs.store.silence import Say, Silence
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -57,23 +58,22 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Ready = Callable[[], None]
 
 
-def run(options: MountOptions, ready: Ready = lambda: None) -> int | None:
+def run(options: MountOptions, ready: Ready = lambda: None, say: Say = _log.warning) -> int | None:
     """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
     faulthandler.enable()  # a supervisor's watchdog ends what is stuck with SIGABRT: show where
-    return trio.run(serve, options, ready, clock=RunningTime())
+    return trio.run(serve, options, ready, say, clock=RunningTime())
 
 
-async def serve(options: MountOptions, ready: Ready) -> int | None:
+async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning) -> int | None:
     """Mount and serve until unmounted or signalled; returns the signal that ended it, if one did.
 
-    `ready` is called once the mount answers a listing.
-
+    `ready` is called once the mount answers a listing; until then, `say` gets a line when the store is silent.
     Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
     afterwards only `ReplacedError`, when another lake takes this one's URL.
     """
     with trio.open_signal_receiver(*_ENDING) as signals:
         async with trio.open_nursery() as nursery:
-            session = _Session(options, ready)
+            session = _Session(options, ready, Silence(say))
             nursery.start_soon(session.end_on, signals)
             with shown_on_signal(nursery):
                 await session.serve()
@@ -84,12 +84,13 @@ async def serve(options: MountOptions, ready: Ready) -> int | None:
 class _Session:
     """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts the detaching."""
 
-    def __init__(self, options: MountOptions, ready: Ready) -> None:
+    def __init__(self, options: MountOptions, ready: Ready, silence: Silence) -> None:
         self._directory = real_directory(options.directory)
         self._descriptor = handover.descriptor_of(self._directory)
         prime = options.prime and self._descriptor is None  # its paths are not to be seen from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
+        self._silence = silence
         self._opening = trio.CancelScope()
         self._background: trio.CancelScope | None = None
         self.ended_by: int | None = None
@@ -110,7 +111,8 @@ class _Session:
                 claimed.callback(os.close, await trio.to_thread.run_sync(stale.claim, self._directory))
             else:
                 handover.check(self._descriptor)
-            store = open_store(self._options.lake, endpoint_url=self._options.endpoint_url)
+            endpoint_url = self._options.endpoint_url
+            store = open_store(self._options.lake, endpoint_url=endpoint_url, silence=self._silence)
             try:
                 await self._open(store, mounted=claimed.close)
             finally:
@@ -131,6 +133,7 @@ class _Session:
                 )
             mount = Assembly(options, store, reader, machine, disk)
             group = await _register(mount)
+            self._silence.end()  # a daemon that serves bears an outage
             flags = kernel.fuse_options(options.lake, allow_other=options.allow_other)
             try:
                 with ExitStack() as scraped:

@@ -1,7 +1,7 @@
 """For somebody who waits at a terminal: says after seconds that the store does not answer, and gives up after a minute.
 
 A request to a server that accepts connections and then says nothing takes its time-outs times its retries: minutes
-without a line. A daemon bears that; a command must not. Silence is measured over all requests of one store, from the
+without a line. A daemon bears that once it serves; a command must not. Silence is measured over all requests of one store, from the
 last sign of life (an answer, bytes of one) while some request waits, so a long read that moves is never cut.
 """
 
@@ -16,23 +16,25 @@ import trio
 from stepfs.errors import StoreUnreachableError
 
 T = TypeVar("T")
+Say = Callable[[str], None]
 SAY_AFTER_S: Final = 5.0
 GIVE_UP_AFTER_S: Final = 60.0  # and up to 20 s more for a create, which always reports how it ended
 
 
 class Silence:
-    """Watches the requests of one store. `say` gets the line for stderr, once for each silence."""
+    """Watches the requests of one store until `end`. `say` gets the line for stderr, once for each silence."""
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        say: Say,
         *,
-        say_after_s: float = SAY_AFTER_S,
-        give_up_after_s: float = GIVE_UP_AFTER_S,
+        say_after_s: float | None = None,
+        give_up_after_s: float | None = None,
     ) -> None:
         self._say = say
-        self._say_after_s = say_after_s
-        self._give_up_after_s = give_up_after_s
+        self._say_after_s = SAY_AFTER_S if say_after_s is None else say_after_s
+        self._give_up_after_s = GIVE_UP_AFTER_S if give_up_after_s is None else give_up_after_s
+        self._ended = False
         self._waiting = 0
         self._said = False
         self._heard_s = 0.0
@@ -41,11 +43,17 @@ class Silence:
         """A sign of life, from any thread."""
         self._heard_s = time.monotonic()
 
+    def end(self) -> None:
+        """Nobody waits at a terminal any more: requests take their time, those under way included."""
+        self._ended = True
+
     async def watch(self, url: str, request: Callable[[], Awaitable[T]]) -> T:
         """The result of `request`; `StoreUnreachableError` once the store has been silent for too long.
 
         A request that shields itself from cancellation is waited for, and what it returns counts.
         """
+        if self._ended:
+            return await request()
         if not self._waiting:
             self.hear()
         self._waiting += 1
@@ -70,7 +78,7 @@ class Silence:
         return results[0]
 
     async def _listen(self, url: str, scope: trio.CancelScope) -> None:
-        while True:
+        while not self._ended:
             silent_s = time.monotonic() - self._heard_s
             if silent_s < self._say_after_s:
                 self._said = False
