@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Final
 
+from stepfs.floor import Floor
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.group_records import list_groups
@@ -49,6 +50,7 @@ class GroupLooks:
     def __init__(self, store: Store, identity: LakeIdentity) -> None:
         self._store = store
         self._identity = identity
+        self._floor = Floor(store, identity)  # kept: it says which groups are retired and need not be read
         with _boards_lock:
             self._board = _boards.setdefault(identity.lake_id, _Board())
         self._taken = self._board.number  # what was published before we came may be of any age
@@ -68,7 +70,7 @@ class GroupLooks:
                 return None
             claimed = board.claimed = board.number
         try:
-            groups = await list_groups(self._store, self._identity)
+            groups = await list_groups(self._store, self._identity, self._floor)
         finally:
             with board.lock:
                 if board.claimed == claimed:

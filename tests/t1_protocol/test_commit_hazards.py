@@ -74,7 +74,7 @@ async def trusting_take_slot(store: Store, key: str, body: bytes) -> Outcome:
 async def reclaim_below(world: World, step: int) -> None:
     store = world.store("reclaimer")
     world.ledger.promise("trainer", step)
-    await Group.of(store, world.identity, "trainer").add(Step(step))
+    await Group.of(store, world.identity, "trainer").add(Step(step), keep=1)
     await reclaim(store, world.identity)
 
 
@@ -88,6 +88,8 @@ async def hazard_01(world: World, faults: Sequence[Fault]) -> None:
             for number in range(20):
                 await append(busy, number)
                 await busy.flush()
+                if number == 9:
+                    await reclaim_below(world, 5)  # the floor rises once a second snapshot stands above it
         await reclaim_below(world, 15)
         sleeper_store.plan = Scripted([("create", "log/", fault) for fault in faults])
         await append(sleeper, 1)

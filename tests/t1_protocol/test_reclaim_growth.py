@@ -15,6 +15,7 @@ from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.group_records import list_groups
 from stepfs.reclaim.run import Reclaimer, reclaim
 from stepfs.store.faulty import FaultyStore
+from stepfs_producer.group_looks import GroupLooks, SlowestGroup
 
 GROUPS = 3
 
@@ -112,6 +113,26 @@ def peak_bytes(steps: int) -> int:
 
 
 def test_memory_does_not_grow_with_what_goes() -> None:
-    short, long = peak_bytes(8 * SEGMENT_STEPS), peak_bytes(24 * SEGMENT_STEPS)
+    short, long = peak_bytes(4 * SEGMENT_STEPS), peak_bytes(12 * SEGMENT_STEPS)
     assert long < 16 << 20
     assert long < 1.5 * short
+
+
+async def held_producer(groups: int) -> int:
+    """Requests of one more look of a producer that `max_lead` holds back, with that many retired groups."""
+    lake = await grouped(20, [5])
+    for number in range(groups):
+        gone = Group.of(paged(lake, "trainer"), lake.identity, f"gone{number}", TrioClock())
+        await gone.register()
+        await gone.retire()
+    await reclaim(paged(lake, "reclaimer"), lake.identity, clock=TrioClock())
+    store = paged(lake, "producer")
+    looks = GroupLooks(store, lake.identity)
+    assert await looks.next() == SlowestGroup("g0", Step(5))
+    before = store.counts.requests
+    assert await looks.next() == SlowestGroup("g0", Step(5))
+    return store.counts.requests - before
+
+
+def test_retired_groups_cost_a_held_producer_nothing() -> None:
+    assert virtually(partial(held_producer, 40)) == 3

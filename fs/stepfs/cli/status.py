@@ -68,16 +68,15 @@ async def _lake_reports(lake: str, endpoint_url: str | None) -> AsyncGenerator[R
     import trio
 
     from stepfs.cli.target import opened_log
+    from stepfs.floor import Floor
     from stepfs.group_records import list_groups
     from stepfs.nodes import list_nodes
 
     async with opened_log(lake, endpoint_url) as log:
+        floor = Floor(log.store, log.identity)  # kept: it says which groups are retired and need not be read
         while True:
-            groups = {
-                name: record
-                for name, record in sorted((await list_groups(log.store, log.identity)).items())
-                if not record.retired
-            }
+            found = await list_groups(log.store, log.identity, floor)
+            groups = {name: record for name, record in sorted(found.items()) if not record.retired}
             nodes = await list_nodes(log.store, log.identity)
             lines = (*_lake_lines(log, groups), *_node_lines(nodes))
             yield lake_document(log, groups, nodes), "".join(f"{line}\n" for line in lines)
