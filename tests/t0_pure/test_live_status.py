@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 from stepfs.cli.live import live_lines
 
+NOW_S = 1_700_000_030.0
 EARLIER = {
     "lake": "s3://training/run",
     "group": "pretrain",
@@ -46,7 +48,7 @@ LATER = {
 
 
 def test_the_screen_of_a_mount_at_work():
-    assert list(live_lines(LATER, EARLIER)) == [
+    assert list(live_lines(LATER, EARLIER, now_s=NOW_S)) == [
         "s3://training/run, group pretrain  (pid 4711, up 1 min)",
         "",
         "steps    1200 to 1834; last read 1830, 4 ahead",
@@ -63,7 +65,7 @@ def test_the_screen_of_a_mount_at_work():
 
 def test_the_first_look_and_a_restarted_daemon_have_no_rates():
     for before in (None, {**EARLIER, "pid": 1}, LATER):
-        lines = list(live_lines(LATER, before))
+        lines = list(live_lines(LATER, before, now_s=NOW_S))
         assert "waited - of the time" in lines[3]
         assert lines[4].endswith("no opens")
 
@@ -75,7 +77,7 @@ def test_trouble_stands_out_and_nobodys_names_reach_the_terminal_as_commands():
         "producers": {"\x1b]0;owned\x07": {}},
         "frontier": -1,
     }
-    text = "\n".join(live_lines(away, None))
+    text = "\n".join(live_lines(away, None, now_s=NOW_S))
     assert "store    DOES NOT ANSWER: no route?[2J" in text
     assert "steps    none yet" in text
     assert "\x1b" not in text
@@ -83,4 +85,25 @@ def test_trouble_stands_out_and_nobodys_names_reach_the_terminal_as_commands():
 
 
 def test_a_document_without_most_fields_is_shown_all_the_same():
-    assert next(live_lines(json.loads('{"lake": "file:///x"}'), {})).startswith("file:///x")
+    assert next(live_lines(json.loads('{"lake": "file:///x"}'), {}, now_s=NOW_S)).startswith("file:///x")
+
+
+def test_a_producer_that_no_longer_commits_shows_for_how_long():
+    def state(age_s, **facts):
+        each = {"epoch": 1, "next_seq": 900, "time": NOW_S - age_s, **facts}
+        row = list(live_lines({**LATER, "producers": {"p": each}}, None, now_s=NOW_S))[-1]
+        return re.fullmatch(r"p +1 +900 +(.*?) +\S+Z", row)[1]
+
+    assert state(59) == "live"
+    assert state(-5) == "live", "its clock is ahead of ours"
+    assert state(60) == "quiet for 1 min"
+    assert state(7300) == "quiet for 2 h 1 min"
+    assert state(200_000) == "quiet for 2 d 7 h"
+    assert state(200_000, retired=True) == "retired"
+
+
+def test_one_look_has_the_rates_since_the_start():
+    lines = list(live_lines(LATER, None, now_s=NOW_S, since_start=True))
+    assert lines[0].endswith("(pid 4711, up 1 min; rates since its start)")
+    assert lines[3].startswith("readers  waited 2.5 % of the time")
+    assert "- of" not in "".join(lines)

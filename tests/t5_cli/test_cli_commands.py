@@ -9,6 +9,7 @@ import re
 import time
 from pathlib import Path
 
+import crc32c
 import pytest
 import trio
 from lakes import SLICES, commit, payloads, stepfs
@@ -116,7 +117,7 @@ class TestLs:
     def test_document(self, lake):
         before = time.time()
         document = stepfs("ls", lake, "--json").document
-        assert list(document) == ["lake_id", "slices", "ext", "first_step", "next_step", "steps"]
+        assert list(document) == ["schema", "lake_id", "slices", "ext", "first_step", "next_step", "steps"]
         assert (document["slices"], document["ext"]) == (SLICES, ".pt")
         assert (document["first_step"], document["next_step"]) == (0, 5)
         assert re.fullmatch("[0-9a-f]{32}", document["lake_id"])
@@ -130,7 +131,12 @@ class TestLs:
 
     def test_document_of_one_step(self, lake):
         document = stepfs("ls", lake, "--step", 3, "--json").document
-        assert [entry["step"] for entry in document["steps"]] == [3]
+        (entry,) = document["steps"]
+        assert entry["step"] == 3
+        assert entry["files"] == [
+            {"name": f"rank-{rank:05d}.pt", "size": len(payload), "crc32c": f"{crc32c.crc32c(payload):08x}"}
+            for rank, payload in enumerate(payloads(3))
+        ]
 
     def test_empty_lake(self, file_url):
         stepfs("init", file_url, "--slices", 1)
@@ -154,7 +160,12 @@ class TestStatus:
     def test_document(self, lake):
         register_group(lake, "train", 2, 4)
         document = stepfs("status", lake, "--json").document
-        assert list(document) == ["lake_id", "head", "frontier", "sealed", "producers", "groups", "nodes"]
+        assert list(document) == [
+            "schema", "lake_id", "slices", "ext", "head", "time", "first_step", "next_step", "frontier", "sealed",
+            "total_bytes", "total_records", "producers", "groups", "nodes",
+        ]  # fmt: skip
+        assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".pt")
+        assert document["total_bytes"] == sum(len(p) for step in range(5) for p in payloads(step))
         assert document["nodes"] == []
         assert document["frontier"] == 4
         assert document["sealed"] is False
@@ -219,13 +230,10 @@ class TestStatus:
         said = {"lake_id": "x", "frontier": 7, "cache": {"bytes": 12}}
         (tmp_path / ".stepfs" / "status.json").write_text(json.dumps(said))
         assert stepfs("status", tmp_path, "--json").document == said
-        assert stepfs("status", tmp_path).out.splitlines() == [
-            "lake_id   x",
-            "frontier  7",
-            "",
-            "cache:",
-            "  bytes  12",
-        ]
+        lines = stepfs("status", tmp_path).out.splitlines()
+        assert [line.split()[0] for line in lines if line][1:] == [
+            "steps", "readers", "reading", "fetched", "cache", "store"
+        ]  # fmt: skip
 
     def test_of_what_is_no_mount_exits_with_3(self, tmp_path):
         assert "is not a stepfs mount" in stepfs("status", tmp_path).err
@@ -239,7 +247,10 @@ class TestVerify:
         stepfs("init", lake_url, "--slices", SLICES)
         commit(lake_url, range(5))
         ended = stepfs("verify", lake_url, "--json")
-        assert ended.document == {"steps": 5, "slices": 15, "errors": [], "advice": []}
+        assert ended.document == {
+            "schema": 1, "steps": 5, "slices": 15, "bytes": sum(len(p) for step in range(5) for p in payloads(step)),
+            "errors": [], "advice": [],
+        }  # fmt: skip
         assert ended.code == 0
         assert stepfs("verify", lake_url).out.startswith("5 steps, 15 slices, ")
 

@@ -95,7 +95,10 @@ async def _changed(
 def _show(name: str, record: ConsumerRecord, *, as_json: bool) -> None:
     kept = list(record.kept)
     if as_json:
-        document = {"group": name, "need": record.need, "kept": kept, "retired": record.retired}
+        from stepfs.format.ids import JSON_SCHEMA
+
+        facts = {"group": name, "need": record.need, "kept": kept, "retired": record.retired}
+        document = {"schema": JSON_SCHEMA, **facts}
         typer.echo(json.dumps(document))
     elif record.retired:
         typer.echo(f"group {name} is retired; it holds nothing back")

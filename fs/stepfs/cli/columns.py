@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Final
+
+QUIET_MS: Final = 60_000  # a producer that committed less long ago is shown as live
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -28,6 +31,25 @@ def size_text(size: int) -> str:
 def printable(text: str) -> str:
     """Anybody who may write to the lake chose it: no escape sequences for the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def age_text(seconds: float) -> str:
+    """A span of time in at most two units."""
+    minutes = int(seconds) // 60
+    if not minutes:
+        return f"{int(seconds)} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def state_text(newest_ms: int, now_ms: int, *, retired: bool) -> str:
+    """A producer's state: the log does not know whether its process runs, only how long ago it committed."""
+    if retired:
+        return "retired"
+    age_ms = now_ms - newest_ms
+    return "live" if age_ms < QUIET_MS else f"quiet for {age_text(age_ms / 1000)}"
 
 
 def time_text(time_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""`stepfs status DIR --watch`: one mount on one screen, with what changed since the last look as rates.
+"""`stepfs status DIR`: one mount on one screen; with --watch what changed since the last look as rates.
 
 A pure function of two status documents, so that it is tested without a mount, and an older daemon's document that
 lacks a field shows a dash in its place.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
 
 Document = Mapping[str, object]
 
 
-def live_lines(now: Document, before: Document | None) -> Iterator[str]:
-    """The screen for a status document; rates need the one before it."""
-    rate = _Rates(now, before)
+def live_lines(
+    now: Document, before: Document | None, *, now_s: float, since_start: bool = False
+) -> Iterator[str]:
+    """The screen for a status document; rates need the one before it, or are those `since_start`.
+
+    `now_s`: wall clock, to say how long ago producers committed.
+    """
+    rate = _Rates(now, {"pid": now.get("pid")} if since_start else before)
+    basis = "; rates since its start" if since_start else ""
     group = f", group {printable(str(now['group']))}" if now.get("group") else ""
-    yield f"{printable(str(now.get('lake')))}{group}  (pid {now.get('pid')}, up {_span(_number(now, 'uptime_s'))})"
+    yield f"{printable(str(now.get('lake')))}{group}  (pid {now.get('pid')}, up {age_text(_number(now, 'uptime_s'))}{basis})"
     yield ""
     yield f"steps    {_steps(now)}"
     yield (
@@ -36,7 +42,11 @@ def live_lines(now: Document, before: Document | None) -> Iterator[str]:
                 printable(str(name)),
                 str(each.get("epoch")),
                 str(each.get("next_seq")),
-                "retired" if each.get("retired") else "live",
+                state_text(
+                    round(_number(each, "time") * 1000),
+                    round(now_s * 1000),
+                    retired=bool(each.get("retired")),
+                ),
                 time_text(round(_number(each, "time") * 1000)),
             ]
             for name, each in sorted(producers.items())
@@ -120,10 +130,3 @@ def _number(document: object, *path: str) -> float:
     for name in path:
         document = document.get(name) if isinstance(document, dict) else None
     return float(document) if isinstance(document, int | float) else 0.0
-
-
-def _span(seconds: float) -> str:
-    minutes, _ = divmod(int(seconds), 60)
-    if not minutes:
-        return f"{int(seconds)} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

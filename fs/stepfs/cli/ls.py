@@ -69,10 +69,11 @@ def _file_names(log: LogReader) -> Iterator[str]:
 
 async def _print_document(log: LogReader, only: int | None) -> None:
     """One JSON document, written step by step: a lake of 10⁶ steps is read segment by segment, never held."""
-    from stepfs.format.ids import Step
+    from stepfs.format.ids import JSON_SCHEMA, Step
 
     identity = log.identity
     head = {
+        "schema": JSON_SCHEMA,
         "lake_id": identity.lake_id,
         "slices": identity.slices,
         "ext": identity.ext,
@@ -83,8 +84,23 @@ async def _print_document(log: LogReader, only: int | None) -> None:
     first, end = (log.first_live_step, log.state.next_step) if only is None else (only, only + 1)
     for number in range(first, end):
         entry = await log.entry(Step(number))
-        sys.stdout.write((",\n" if number > first else "\n") + json.dumps(_step_document(entry)))
+        document = _step_document(entry)
+        if only is not None:
+            document["files"] = _files(entry, identity.ext)
+        sys.stdout.write((",\n" if number > first else "\n") + json.dumps(document))
     sys.stdout.write("\n]}\n")
+
+
+def _files(entry: StepEntry, ext: str) -> list[dict[str, object]]:
+    """A step's files as a mount without `--world` names them."""
+    from stepfs.format.ids import SliceIndex
+    from stepfs.view.naming import rank_name
+
+    slices = [entry.tgb.slice(SliceIndex(number)) for number in range(entry.tgb.slices)]
+    return [
+        {"name": rank_name(rank, ext.encode()).decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"}
+        for rank, ref in enumerate(slices)
+    ]
 
 
 def _step_document(entry: StepEntry) -> dict[str, object]:

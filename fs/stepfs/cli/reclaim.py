@@ -120,9 +120,12 @@ async def _reclaim(lake: str, endpoint_url: str | None, options: _Options) -> No
 
 def _show(report: Report, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
+        from stepfs.format.ids import JSON_SCHEMA
+
         deleted = {"objects": report.deleted_objects, "bytes": report.deleted_bytes}
-        document = {"floor": report.floor, "first_live_step": report.first_live_step, "deleted": deleted}
-        typer.echo(json.dumps(document))
+        facts = {"floor": report.floor, "first_live_step": report.first_live_step, "deleted": deleted}
+        more = {"reason": report.reason, "dry_run": dry_run}
+        typer.echo(json.dumps({"schema": JSON_SCHEMA, **facts, **more}))
         return
     verb = "would delete" if dry_run else "deleted"
     typer.echo(

@@ -35,7 +35,10 @@ async def _retire(lake: str, producer_id: str, as_json: bool, endpoint_url: str 
         fresh = await retire_producer(log, producer_id, SystemClock())
         producer, sealed = log.state.producers[producer_id], log.state.sealed
     if as_json:
+        from stepfs.format.ids import JSON_SCHEMA
+
         document = {
+            "schema": JSON_SCHEMA,
             "producer": producer_id,
             "epoch": producer.epoch,
             "next_seq": producer.next_seq,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.columns import printable, size_text, state_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
 
@@ -88,14 +88,23 @@ def lake_document(
     log: LogReader, groups: Mapping[str, ConsumerRecord], nodes: Sequence[NodeRecord]
 ) -> dict[str, object]:
     """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
+    from stepfs.format.ids import JSON_SCHEMA
     from stepfs.mount.facts import describe_producers
 
     state = log.state
     return {
+        "schema": JSON_SCHEMA,
         "lake_id": state.lake_id,
+        "slices": state.slices,
+        "ext": log.identity.ext,
         "head": state.version,
+        "time": state.time_ms / 1000 if state.version >= 0 else None,
+        "first_step": log.first_live_step,
+        "next_step": state.next_step,
         "frontier": state.next_step - 1,
         "sealed": state.sealed,
+        "total_bytes": state.total_bytes,
+        "total_records": state.total_records,
         "producers": describe_producers(state),
         "groups": {name: {"need": record.need, "kept": list(record.kept)} for name, record in groups.items()},
         "nodes": [_node_document(record) for record in nodes],
@@ -150,6 +159,9 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 
 
 def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterator[str]:
+    from stepfs.clock import SystemClock
+
+    now_ms = SystemClock().now_ms()
     state = log.state
     live = state.next_step - log.first_live_step
     span = f"{log.first_live_step}…{state.next_step - 1}" if live else "none yet"
@@ -162,7 +174,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterato
             name,
             str(producer.epoch),
             str(producer.next_seq),
-            "retired" if producer.retired else "live",
+            state_text(producer.time_ms, now_ms, retired=producer.retired),
             time_text(producer.time_ms),
         ]
         for name, producer in sorted(state.producers.items())
@@ -183,26 +195,14 @@ async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Repor
     import trio
 
     from stepfs.cli.live import live_lines
+    from stepfs.clock import SystemClock
     from stepfs.control_files import read_status
 
     before = None
     while True:
         document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
-        lines = live_lines(document, before) if live else _plain_lines(document)
+        now_s = SystemClock().now_ms() / 1000
+        lines = live_lines(document, before, now_s=now_s, since_start=not live)
         yield document, "".join(f"{line}\n" for line in lines)
         before = document
         await trio.sleep(_WATCH_S)
-
-
-def _plain_lines(document: Mapping[str, object]) -> Iterator[str]:
-    """Scalars first, aligned; then one block per nested map. The daemon decides what there is."""
-    scalars = {key: value for key, value in document.items() if not isinstance(value, dict)}
-    width = max(map(len, scalars), default=0)
-    for key, value in scalars.items():
-        yield f"{key.ljust(width)}  {value if isinstance(value, str) else json.dumps(value)}"
-    for key, value in document.items():
-        if isinstance(value, dict) and value:
-            yield ""
-            yield f"{key}:"
-            for line in _plain_lines(value):
-                yield f"  {line}" if line else ""

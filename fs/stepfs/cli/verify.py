@@ -45,9 +45,12 @@ def verify(
     lake, endpoint_url = lake_of(target, endpoint_url)
     result, lines = trio.run(_verify, lake, as_json, endpoint_url, content)
     if as_json:
+        from stepfs.format.ids import JSON_SCHEMA
+
         errors = [asdict(damage) for damage in result.errors]
-        found = {"steps": result.steps, "slices": result.slices, "errors": errors, "advice": lines}
-        typer.echo(json.dumps(found, indent=2))
+        found = {"steps": result.steps, "slices": result.slices, "bytes": result.payload_bytes}
+        document = {"schema": JSON_SCHEMA, **found, "errors": errors, "advice": lines}
+        typer.echo(json.dumps(document, indent=2))
     else:
         for damage in result.errors:
             say(printable(_damage_line(damage)))

@@ -22,4 +22,5 @@ POSITION_BYTES_MAX: Final = 64 << 10
 DESCRIPTOR_BYTES_MAX: Final = 416 << 10  # checksums of one step: SEGMENT_STEPS of them fit an object
 SEGMENT_STEPS: Final = 512  # steps per index segment; also how far apart snapshots usually are
 PRODUCERS_MAX: Final = 1 << 14  # ids that a lake may ever know: every snapshot carries them all
+JSON_SCHEMA: Final = 1  # of documents for other programs (fs/JSON.md): fields are added, never changed
 ID_BYTES_MAX: Final = 256  # producer and group ids, UTF-8

@@ -7,7 +7,7 @@ import json
 
 from stepfs.format.codec import Value, unpack
 from stepfs.format.commit import decode_commit
-from stepfs.format.ids import SliceIndex
+from stepfs.format.ids import JSON_SCHEMA, SliceIndex
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.store.api import Store
@@ -43,6 +43,7 @@ async def describe_step(store: Store, lake_id: str, state: LogState, entry: Step
         )
     return render(
         {
+            "schema": JSON_SCHEMA,
             "step": entry.step,
             "producer": entry.producer_id,
             "epoch": entry.epoch,

@@ -12,6 +12,7 @@ from typing import Protocol
 import trio
 
 from stepfs.data.slices import Slices
+from stepfs.format.ids import JSON_SCHEMA
 from stepfs.mount import facts
 from stepfs.mount.doors import Reader
 from stepfs.mount.files import FileTable
@@ -66,6 +67,7 @@ class Reports:
         state, follower = self._mount.reader.state, self._mount.follower
         looked = follower.looked_at
         return {
+            "schema": JSON_SCHEMA,
             "lake": self._mount.options.redacted()["lake"],  # type: ignore[dict-item]
             "lake_id": state.lake_id,
             "slices": state.slices,
@@ -107,6 +109,7 @@ class Reports:
     def config(self) -> facts.Json:
         """`.stepfs/config.json`: effective options, and what `stepfs unmount` needs to find this process."""
         return {
+            "schema": JSON_SCHEMA,
             "options": self._mount.options.redacted(),  # type: ignore[dict-item]
             "lake_id": self._mount.reader.identity.lake_id,
             "directory": str(self._mount.options.directory),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.cli.columns import printable
+from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.cli.feed import Ending
 from stepfs_producer.plan.text import TextPosition
 
@@ -60,6 +61,7 @@ class TextSummary:
         totals = ("steps", "rows", "tokens", "documents", "source_bytes")
         return json.dumps(
             {
+                "schema": JSON_SCHEMA,
                 "lake": self.lake,
                 "lake_id": self.lake_id,
                 "producer": self.producer_id,
