@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+import boto3
 import pytest
 import servers
 import trio
@@ -87,6 +90,19 @@ async def test_leave_to_ask_proves_no_right_to_read(store, stub):
     stub.answer = lambda _method, _path: xml_error(403, "AccessDenied")
     with pytest.raises(RefusedError, match="the server refuses these credentials"):
         await store.get("lake.msgpack")
+
+
+async def test_a_real_server_says_it_while_versioning_is_on(seaweed):
+    bucket = "stepfs-versioned"
+    with closing(boto3.client("s3")) as client:
+        client.create_bucket(Bucket=bucket)
+        store = S3Store(bucket, "lake")
+        assert not await keeps_versions(store)
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        assert await keeps_versions(store)
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
+        assert not await keeps_versions(store)
+        await store.aclose()
 
 
 async def test_a_directory_keeps_nothing(tmp_path):
