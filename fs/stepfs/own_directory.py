@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS: Final = 0o077
+
+
+def home() -> Path:
+    """This user's home; one below the temporary directory for a user whom this machine does not know, as in OpenShift."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"stepfs-{os.geteuid()}"
 
 
 def open_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:

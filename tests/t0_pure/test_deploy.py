@@ -74,6 +74,10 @@ def test_parents_of_the_mount_point_are_for_everybody(tmp_path):
     assert directory.parent.stat().st_mode & 0o777 == directory.stat().st_mode & 0o777 == 0o755
 
 
+def test_the_unit_leaves_no_core():
+    assert unit()["LimitCORE"] == ["0"]
+
+
 def test_the_unit_does_not_restart_what_a_restart_cannot_help():
     from stepfs import errors  # noqa: PLC0415
 

@@ -74,7 +74,8 @@ def test_a_mount_that_is_busy_for_a_moment_is_unmounted(lake, tmp_path, monkeypa
 
 def test_after_kill_9_a_new_mount_on_the_same_directory_works(lake, tmp_path):
     directory = tmp_path / "m"
-    with mounted(lake, directory) as first:
+    cached = ("--cache-dir", str(tmp_path / "c"))
+    with mounted(lake, directory, *cached) as first:
         first.kill(signal.SIGKILL)
         gone_within(first.pid, 10)
         assert directory.is_dir()  # stat still succeeds: it proves nothing
@@ -82,7 +83,7 @@ def test_after_kill_9_a_new_mount_on_the_same_directory_works(lake, tmp_path):
             os.listdir(directory)
         assert refused.value.errno in {errno.ENOTCONN, errno.ECONNABORTED}  # the latter: asked while it died
         assert first.cache_dir.exists()
-        with mounted(lake, directory) as second:
+        with mounted(lake, directory, *cached) as second:
             assert second.file(2, 1).read_bytes() == payload(2, 1)
             assert second.cache_dir == first.cache_dir  # adopted
             at = [m for m in mountinfo.mounts() if m.directory == str(directory)]

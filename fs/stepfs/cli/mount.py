@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs.cli.mount_checks import check_watching, warn_of_memory
 from stepfs.cli.options import EndpointUrl, Lake
-from stepfs.errors import RefusedError, StepfsError, UsageError
+from stepfs.errors import RefusedError, StepfsError
 
 if TYPE_CHECKING:
     from stepfs.mount.unmount import Daemon
@@ -185,7 +186,7 @@ def mount(
     from stepfs.mount import options as parsing
     from stepfs.mount.mountinfo import real_directory
 
-    _check_watching(checkpoint_dir, group, next_step, trusts=trust_checkpoints)
+    check_watching(checkpoint_dir, group, next_step, trusts=trust_checkpoints)
     options = parsing.MountOptions(
         lake=lake,
         directory=real_directory(Path(directory)),
@@ -211,6 +212,7 @@ def mount(
         metrics_address=metrics_address,
         prime=prime,
     )
+    warn_of_memory(options)
     if foreground:
         import signal
 
@@ -226,27 +228,6 @@ def mount(
         from stepfs.mount.daemon import start
 
         start(options, announce)
-
-
-def _check_watching(
-    checkpoint_dir: str | None, group: str | None, next_step: str | None, *, trusts: bool
-) -> None:
-    """The options that belong together, and a line for a directory that is not there: a typo, or not made yet."""
-    from stepfs.checkpoints.formats import Place
-
-    if checkpoint_dir is None:
-        if next_step is not None or trusts:
-            option = "--next-step" if next_step is not None else "--trust-checkpoints"
-            raise UsageError(f"{option} needs --checkpoint-dir: where are the checkpoints that it is about?")
-        return
-    if group is None:
-        raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")
-    place = Place.parse(checkpoint_dir)
-    if not place.directory.is_dir():
-        typer.echo(
-            f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does",
-            err=True,
-        )
 
 
 def unmount(

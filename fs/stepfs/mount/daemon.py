@@ -25,6 +25,7 @@ from stepfs.errors import RefusedError, StepfsError
 from stepfs.mount import handover, logfile, logs
 from stepfs.mount.mountinfo import mount_at, real_directory
 from stepfs.mount.options import MountOptions
+from stepfs.own_directory import home
 
 if TYPE_CHECKING:
     from stepfs.store.silence import Say
@@ -55,7 +56,7 @@ def log_file(directory: Path) -> Path:
     elif os.geteuid() == 0:
         base = Path("/var/log/stepfs")
     else:
-        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
+        state = os.environ.get("XDG_STATE_HOME") or str(home() / ".local/state")
         base = Path(state) / "stepfs"
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]
     return base / f"{directory.name or 'root'}-{digest}.log"

@@ -18,14 +18,15 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from stepfs.errors import RefusedError
-from stepfs.own_directory import make_own, open_own
+from stepfs.own_directory import home, make_own, open_own
 
+NOWHERE: Final = Path("/nonexistent")  # in config.json of a mount that keeps nothing on disk
 _LOCK: Final = "lock"
 # In the lock: the directory above was made for it, so it goes with it, after a crash, too.
 _MADE_BASE: Final = b"base"
@@ -37,7 +38,7 @@ def default_cache_dir() -> Path:
     """/var/cache/stepfs for root, the XDG cache directory for everybody else."""
     if os.geteuid() == 0:
         return Path("/var/cache/stepfs")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    base = os.environ.get("XDG_CACHE_HOME") or str(home() / ".cache")
     return Path(base) / "stepfs"
 
 
@@ -80,6 +81,16 @@ class CachePlace:
     def left_at(self) -> float:
         """When something last changed in it, in seconds of the epoch."""
         return os.stat(self.path.name, dir_fd=self._lake, follow_symlinks=False).st_mtime
+
+
+@contextmanager
+def claimed(cache_dir: Path | None, lake_id: str) -> Iterator[Path]:
+    """A claimed directory while inside; without a cache directory `NOWHERE`, and no file system is written to."""
+    if cache_dir is None:
+        yield NOWHERE
+        return
+    with claim(cache_dir, lake_id) as own:
+        yield own.path
 
 
 def claim(cache_dir: Path, lake_id: str) -> CachePlace:

@@ -124,12 +124,12 @@ class _Session:
         identity = await open_lake(store)
         reader = await LogReader.open(store, identity)
         _check_steps(options, reader)
-        with place.claim(options.cache_dir or place.default_cache_dir(), identity.lake_id) as claimed:
-            machine = Machine(claimed.path, *budgets(options))
+        with place.claimed(options.cache_dir, identity.lake_id) as cache:
+            machine = Machine(cache, *budgets(options))
             disk = None
             if machine.disk_bytes:
                 disk = await trio.to_thread.run_sync(
-                    lambda: DiskCache(claimed.path, identity.lake_id, limit=machine.disk_bytes)
+                    lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes)
                 )
             mount = Assembly(options, store, reader, machine, disk)
             group = await _register(mount)

@@ -1,0 +1,48 @@
+"""What `stepfs mount` looks at before it starts: options that belong together, and those that will not do what is meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from stepfs.cli.columns import size_text
+from stepfs.cli.failure import say
+from stepfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepfs.mount.options import MountOptions
+
+
+def warn_of_memory(options: MountOptions) -> None:
+    """A budget that the kernel will not grant: the daemon would be killed once it is used."""
+    from stepfs.data.limits import read_memory
+
+    asked = options.memory_bytes or (None if options.cache_dir else options.cache_bytes)
+    limit = read_memory().limit
+    if asked is not None and asked > limit:
+        say(
+            f"stepfs: --memory-size of {size_text(asked)} is more than this machine or its cgroup has"
+            f" ({size_text(limit)}): once it is used the daemon is killed"
+        )
+
+
+def check_watching(
+    checkpoint_dir: str | None, group: str | None, next_step: str | None, *, trusts: bool
+) -> None:
+    """The options that belong together, and a line for a directory that is not there: a typo, or not made yet."""
+    from stepfs.checkpoints.formats import Place
+
+    if checkpoint_dir is None:
+        if next_step is not None or trusts:
+            option = "--next-step" if next_step is not None else "--trust-checkpoints"
+            raise UsageError(f"{option} needs --checkpoint-dir: where are the checkpoints that it is about?")
+        return
+    if group is None:
+        raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")
+    place = Place.parse(checkpoint_dir)
+    if not place.directory.is_dir():
+        typer.echo(
+            f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does",
+            err=True,
+        )
