@@ -160,7 +160,7 @@ def test_the_daemons_log_is_bounded_while_it_runs_and_keeps_what_went_past_loggi
 import logging, os
 from pathlib import Path
 from stepfs.mount import logs
-logs.configure(Path("/m"), bytes_max=10_000)
+logs.configure(Path("/m")).bytes_max = 10_000
 for number in range(1000):
     logging.getLogger("stepfs.mount").warning("line %d", number)
 os.write(2, b"from faulthandler\\n")

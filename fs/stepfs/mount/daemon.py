@@ -160,7 +160,7 @@ def main(arguments: list[str]) -> int:
     """The daemon's process."""
     pipe = int(arguments[0])
     options = MountOptions.from_json(sys.stdin.read())
-    logs.configure(options.directory, bytes_max=logfile.BYTES_MAX)
+    log = logs.configure(options.directory)
     answered = False
 
     def say(body: dict[str, object]) -> None:
@@ -179,7 +179,11 @@ def main(arguments: list[str]) -> int:
     try:
         from stepfs.mount.session import run  # noqa: PLC0415 (an import that fails is reported, too)
 
-        run(options, lambda: say({"pid": os.getpid()}), wait)
+        def ready() -> None:
+            log.bytes_max = logfile.BYTES_MAX
+            say({"pid": os.getpid()})
+
+        run(options, ready, wait)
     except BaseException as error:  # noqa: BLE001 (the edge: whatever it is, the parent is told)
         code, line, expected = explain(error)
         _log.error("%s", line, exc_info=None if expected else error)

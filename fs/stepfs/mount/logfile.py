@@ -23,14 +23,16 @@ _CUT: Final = b"... (older lines were dropped here: the log had reached its boun
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes records to `stream`, those that are alike once a minute; `bytes_max` bounds the file it is, if it is one."""
+    """Writes records to `stream`, those that are alike once a minute.
 
-    def __init__(
-        self, stream: TextIO, *, bytes_max: int | None = None, repeats: Repeats | None = None
-    ) -> None:
+    `bytes_max` bounds the file that the stream is. Only the daemon that serves may set it: one that finds the directory
+    taken writes its line into the log of another.
+    """
+
+    def __init__(self, stream: TextIO, *, repeats: Repeats | None = None) -> None:
         super().__init__(stream)
         self._repeats = repeats or Repeats()
-        self._bytes_max = bytes_max
+        self.bytes_max: int | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         for admitted in self._repeats.admitted(record):
@@ -47,9 +49,9 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def _write(self, record: logging.LogRecord) -> None:
         super().emit(record)
-        if self._bytes_max is not None:
+        if self.bytes_max is not None:
             with suppress(OSError, ValueError):  # a log that cannot be cut is still a log
-                cut(self.stream.fileno(), self._bytes_max)
+                cut(self.stream.fileno(), self.bytes_max)
 
 
 def cut(descriptor: int, bytes_max: int) -> None:
@@ -62,6 +64,7 @@ def cut(descriptor: int, bytes_max: int) -> None:
     kept = b""
     with suppress(OSError), Path(f"/proc/self/fd/{descriptor}").open("rb") as reader:
         reader.seek(status.st_size - bytes_max // _KEPT_OF_MAX)
-        kept = reader.read(bytes_max // _KEPT_OF_MAX).partition(b"\n")[2]
+        kept = reader.read(bytes_max // _KEPT_OF_MAX)
+        kept = kept.partition(b"\n")[2] or kept
     os.ftruncate(descriptor, 0)
     os.write(descriptor, _CUT + kept)

@@ -38,19 +38,19 @@ _REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
 _STRUCK: Final = "[redacted]"
 
 
-def configure(mount: Path, *, bytes_max: int | None = None) -> None:
+def configure(mount: Path) -> LogHandler:
     """Everything this process logs goes to stderr, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
 
-    JSON lines carry the mount point: a collector mixes those of several daemons. `bytes_max` bounds stderr if that is
-    a file of the daemon's own.
+    JSON lines carry the mount point: a collector mixes those of several daemons.
     """
     formatter = Json(mount) if chosen() == "json" else Text(_TEXT)
-    handler = LogHandler(sys.stderr, bytes_max=bytes_max)
+    handler = LogHandler(sys.stderr)
     handler.setFormatter(formatter)
     handler.addFilter(_asked_for)
     logging.basicConfig(handlers=[handler], force=True)
     debug = os.environ.get("STEPFS_DEBUG") == "1"
     logging.getLogger("stepfs").setLevel(logging.DEBUG if debug else logging.INFO)
+    return handler
 
 
 def _asked_for(record: logging.LogRecord) -> bool:
