@@ -206,4 +206,34 @@ def helper(arguments, stand_in):
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
 def test_a_manifest_with_a_scrape_port_serves_it_outside_of_the_pod(manifest):
     text = manifest.read_text()
-    assert ("STEPFS_METRICS_PORT" in text) == ("STEPFS_METRICS_ADDRESS" in text)
+    assert ("name: STEPFS_METRICS_PORT" in text) == ("name: STEPFS_METRICS_ADDRESS" in text)
+
+
+def pods():
+    for manifest in MANIFESTS:
+        document = yaml.safe_load(manifest.read_text())
+        is_set = document["kind"] == "DaemonSet"
+        yield document, document["spec"]["template"]["spec"] if is_set else document["spec"]
+
+
+def test_daemons_see_the_processes_that_wait():
+    for _, pod in pods():
+        assert pod.get("hostPID") or pod.get("shareProcessNamespace")
+
+
+def test_no_variable_of_a_service_is_taken_for_an_option():
+    assert all(pod["enableServiceLinks"] is False for _, pod in pods())
+
+
+def test_a_daemon_set_replaces_no_mount_by_itself_and_runs_on_tainted_gpu_nodes():
+    ((document, pod),) = [(d, p) for d, p in pods() if d["kind"] == "DaemonSet"]
+    assert document["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert "nvidia.com/gpu" in {toleration["key"] for toleration in pod["tolerations"]}
+
+
+@pytest.mark.parametrize(
+    ("file", "option"), [("stepfs@.service", "STEPFS_ALLOW_OTHER=1"), ("mount.stepfs", "`allow_other`")]
+)
+def test_what_trainers_of_other_users_need_is_said(file, option):
+    comments = [line for line in (DEPLOY / file).read_text().splitlines() if line.startswith("#")]
+    assert any(option in line for line in comments)

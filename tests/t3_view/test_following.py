@@ -273,6 +273,7 @@ def test_lookup_counts_are_exact_and_bounded_by_what_the_kernel_knows():
     assert not known._chunks
 
 
+@pytest.mark.logs("another pid namespace")
 async def test_a_caller_is_asked_by_its_thread():
     """The real /proc: a thread that blocked a signal is not let go, one that did not is."""
     me = threading.get_native_id()

@@ -7,7 +7,11 @@ which Python and the C library's SA_RESTART callers turn into another try, and S
 
 from __future__ import annotations
 
+import functools
+import logging
 from pathlib import Path
+
+_log = logging.getLogger("stepfs.mount")
 
 _FIELDS = ("SigPnd:", "ShdPnd:", "SigBlk:")
 
@@ -15,6 +19,7 @@ _FIELDS = ("SigPnd:", "ShdPnd:", "SigBlk:")
 def has_pending_signal(pid: int) -> bool:
     """Whether thread `pid` has a deliverable signal waiting; False for one we cannot see (another namespace)."""
     if pid <= 0:
+        _say_that_callers_are_hidden()
         return False
     try:
         text = Path(f"/proc/{pid}/status").read_text()
@@ -27,3 +32,11 @@ def has_pending_signal(pid: int) -> bool:
             masks[name] = int(value, 16)
     pending = masks.get("SigPnd:", 0) | masks.get("ShdPnd:", 0)
     return bool(pending & ~masks.get("SigBlk:", 0))
+
+
+@functools.cache  # once per daemon
+def _say_that_callers_are_hidden() -> None:
+    _log.warning(
+        "a reader waits whose process is in another pid namespace: it cannot be killed until its wait is over; share the"
+        " namespace (Kubernetes: shareProcessNamespace or hostPID, Docker: --pid)"
+    )
