@@ -256,7 +256,7 @@ async def lands_late_and_is_tried_again(
     run = group(world, "run")
     number, newest = await run.newest()
     assert newest is not None
-    record = run._next(newest, kept=(Step(3), *newest.kept))
+    record = run._records._next(newest, kept=(Step(3), *newest.kept))
     slot = numbered(group_prefix(world.identity.lake_id, "run"), number + 1)
     await process(world, "wire").create(slot, encode_consumer(world.identity.lake_id, record))
     try:

@@ -89,9 +89,11 @@ async def test_a_record_of_an_older_writer_counts_as_recorded_in_ascending_order
     assert record is not None
     older = decode_consumer(encode_consumer("0" * 32, record), "x")[1]
     assert older == record
-    bare = group._next(record, kept=(Step(40), Step(90), Step(100)))
+    bare = group._records._next(record, kept=(Step(40), Step(90), Step(100)))
     assert bare.order == (100, 40, 90)
-    await group._take(99, type(record)(b"o" * 16, "run", (Step(40), Step(90), Step(100)), Step(0), False, 0))
+    await group._records._take(
+        99, type(record)(b"o" * 16, "run", (Step(40), Step(90), Step(100)), Step(0), False, 0)
+    )
     assert (await group.add(Step(110), keep=2)).order == (100, 110)
 
 

@@ -50,7 +50,7 @@ async def a_checkpoint_lands_after_a_reclaim(world: World) -> None:
     run = group(world, "run")
     newest = await run.read()
     assert newest is not None
-    record = run._next(newest, kept=(Step(3), *newest.kept))
+    record = run._records._next(newest, kept=(Step(3), *newest.kept))
     await clean(world)
     assert world.ledger.first_live_step == NEED
     await lands(world, "run", record)

@@ -24,7 +24,7 @@ from test_groups_and_reclaim import (
 from test_reader_hazards import without_snapshots
 from test_reclaim_kills import grown_and_littered
 
-from stepfs import consumers
+from stepfs import group_sequence
 from stepfs.clock import Clock
 from stepfs.errors import StepfsError
 from stepfs.floor import Floor
@@ -75,7 +75,7 @@ def group_looks_once(patch: pytest.MonkeyPatch) -> None:
             self.looked = True
             return await super().refresh()
 
-    patch.setattr(consumers, "Floor", OneLook)
+    patch.setattr(group_sequence, "Floor", OneLook)
 
 
 def on_record_is_enough(patch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from stepfs.format.ids import Step, Version
 from stepfs.format.keys import snapshot_prefix
 from stepfs.format.records import ConsumerRecord
 from stepfs.format.snapshot import LogState, decode_snapshot
+from stepfs.group_sequence import GroupSequence
 from stepfs.log.append import seal
 from stepfs.log.reader import LogReader
 
@@ -52,12 +53,12 @@ def test_a_group_record_in_a_slot_that_was_trimmed_is_not_taken_for_the_newest()
 
 def any_free_slot(patch: pytest.MonkeyPatch) -> None:
     """A group writer whose create succeeded does not look whether its record is the greatest."""
-    take = Group._take
+    take = GroupSequence._take
 
     async def believe(group: Group, number: int, record: ConsumerRecord) -> bool | None:
         return True if await take(group, number, record) is not None else None
 
-    patch.setattr(Group, "_take", believe)
+    patch.setattr(GroupSequence, "_take", believe)
 
 
 def test_mutant_any_free_slot_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from process_store import ProcessStore
 from producer_world import World
 from small_world import NEED, STEPS, group, grow, process, small
 
-from stepfs import consumers, group_records
+from stepfs import group_records, group_sequence
 from stepfs.clock import TrioClock
 from stepfs.floor import Floor
 from stepfs.format.ids import Step
@@ -161,7 +161,9 @@ def writers_trim_at_once(patch: pytest.MonkeyPatch) -> None:
     """The evidence is deleted by those who should keep it, and the reclaimer believes that there was none."""
     unknown_counts_as_none(patch)
     patch.setattr(Floor, "grace_s", 0.0)
-    patch.setattr(consumers, "superseded", lambda slots, _grace_s: [entry.key for _, entry in slots[:-1]])
+    patch.setattr(
+        group_sequence, "superseded", lambda slots, _grace_s: [entry.key for _, entry in slots[:-1]]
+    )
 
 
 MUTANTS = [

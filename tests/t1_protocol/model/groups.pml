@@ -3,7 +3,7 @@
    One atomic step is one store request with the local work that follows it; everything between two requests interleaves
    with everything else. A process may stand still for ever at any point: that is how it is killed or frozen.
 
-   processes  writer       fs/stepfs/consumers.py (Group._write and what it calls) with retention.py
+   processes  writer       fs/stepfs/group_sequence.py (write and what it calls) with retention.py
               reclaimer    fs/stepfs/reclaim/{run,plan}.py, of which only what concerns steps; log.pml has the other half
               network      requests whose caller gave up on them, and which land later or never
    numbers    slots of groups and of the floor count from 1 here (from 0 in the code); `STEPS` steps are committed
@@ -107,7 +107,7 @@ inline promise(step, is_start) {
 
 /* ---- a group's writer ---- */
 
-/* consumers.py newest: a LIST; `number` is the greatest slot, 0 for none */
+/* group_sequence.py newest: a LIST; `number` is the greatest slot, 0 for none */
 inline greatest(into) {
     into = SLOTS;
     do
@@ -146,7 +146,7 @@ inline change() {
     fi
 }
 
-/* consumers.py _gone; `step` is NEVER for calls that bring none */
+/* group_sequence.py _gone; `step` is NEVER for calls that bring none */
 inline judge() {
     late = !record.retired && (step < floor.live ||
         (former.id == 0 || former.retired) && least(record.kept, record.start) < floor.live)
@@ -158,7 +158,7 @@ inline judge() {
     least(record.kept, record.start) : step)
 #define safe (record.retired || relied >= floor.closing)
 
-/* Who says a checkpoint takes a slot, or loses it to somebody: see consumers.py _write, `fences`. */
+/* Who says a checkpoint takes a slot, or loses it to somebody: see group_sequence.py _write, `fences`. */
 #define believes (operation == REGISTER || operation == RETIRE || lost || landed || mutant == 10)
 
 inline decide() {
@@ -232,7 +232,7 @@ again:
         fi;
         goto begin
     }
-begin:                          /* consumers.py _write */
+begin:                          /* group_sequence.py _write */
     atomic { copy_floor(floor, newest) }
 list:
     atomic {
@@ -283,7 +283,7 @@ not_ours:
         :: else -> lost = true; goto begin
         fi
     }
-list_again:                     /* consumers.py _take: only the greatest slot counts */
+list_again:                     /* group_sequence.py _take: only the greatest slot counts */
     atomic {
         landed = true; greatest(to_trim);
         if
@@ -323,7 +323,7 @@ take_back:                      /* floor.py take_back: no reclaimer that has not
             goto begin
         fi
     }
-taken_by_another:             /* consumers.py _is_safe */
+taken_by_another:             /* group_sequence.py _is_safe */
     atomic {
         copy_floor(floor, newest);
         if
@@ -343,7 +343,7 @@ success:
         :: else -> goto finished
         fi
     }
-withdraw:                       /* consumers.py _withdraw */
+withdraw:                       /* group_sequence.py _withdraw */
     atomic {
         withdraws = true; clear(old); clear(found);
         greatest(number);
@@ -384,7 +384,7 @@ get_to_withdraw:
         clear(found);
         goto create
     }
-trim:                           /* consumers.py _trim: a LIST, then what is below `number`, in any part */
+trim:                           /* group_sequence.py _trim: a LIST, then what is below `number`, in any part */
     atomic {
         to_trim = (mutant == 7 -> number + 1 : number); number = 1
     }
