@@ -47,7 +47,7 @@ def test_with_one_it_is_claimed_and_removed(tmp_path):
 
 
 def test_a_user_without_a_home_has_a_log_and_a_cache(nobody, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert log_file(Path("/m")).is_relative_to(tmp_path / "stepfs-1000660000")
     assert place.default_cache_dir().is_relative_to(tmp_path / "stepfs-1000660000")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +86,7 @@ def _check_rights() -> None:
 
 def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> None:
     """`pyfuse3.init`, with what libfuse writes to stderr put into the error."""
-    with tempfile.TemporaryFile() as said:
+    with os.fdopen(os.memfd_create("stepfs-fuse"), "w+b") as said:  # needs no writable file system
         stderr = os.dup(2)
         os.dup2(said.fileno(), 2)
         try:
