@@ -172,7 +172,7 @@ class CommitLoop:
                 raise AssertionError(outcome)
 
     def _say_if_giving_way(self) -> None:
-        if self._pacer.gives_way and not self._said_giving_way:
+        if self._pacer.gives_way and self._pacer.others and not self._said_giving_way:
             self._said_giving_way = True
             _log.warning(
                 "producer %r: %d others commit here and a commit takes %.3g s, so batches wait about %.3g s for theirs, longer "

@@ -217,7 +217,9 @@ class Ledger:
                 former is not None and former.closing >= record.first_live_step,
                 f"{key}: gives up steps below {record.first_live_step} that the record before did not announce",
             )
-        self.require(record.floor <= self.state.version, f"{key}: floor {record.floor} above the head")
+        self.require(
+            record.floor <= max(self.state.version, 0), f"{key}: floor {record.floor} above the head"
+        )
         self.require(
             record.first_live_step <= self.first_needed,
             f"{key}: gives up steps below {record.first_live_step}, but {self.promises} were promised",

@@ -27,7 +27,7 @@ from test_growth import lake_of, virtually
 
 from stepfs.clock import TrioClock
 from stepfs.consumers import Group
-from stepfs.errors import CorruptError
+from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.keys import log_prefix, number_of, snapshot_prefix
 from stepfs.lake import open_lake
@@ -71,6 +71,25 @@ async def opens_as_it_was(world: World) -> LogReader:
         world.ledger.check_entry("stranger", await reader.entry(Step(step)))
     assert not world.ledger.broken, world.ledger.broken
     return reader
+
+
+@UNREADABLE
+def test_one_bit_of_the_format_version_is_damage_of_one_snapshot_as_well() -> None:
+    """No checksum covers it, and it reads like the snapshot of a newer stepfs."""
+
+    async def scenario(world: World) -> None:
+        for key in snapshots(world):
+            whole = world.shared.objects[key]
+            world.shared.put(key, whole[:7] + bytes([whole[7] ^ 32]) + whole[8:])
+            await opens_as_it_was(world)
+            world.shared.put(key, whole)
+        for key in snapshots(world):
+            whole = world.shared.objects[key]
+            world.shared.put(key, whole[:7] + bytes([whole[7] ^ 32]) + whole[8:])
+        with pytest.raises(NewerFormatError, match="upgrade stepfs"):
+            await LogReader.open(process(world, "stranger"), world.identity)
+
+    small(scenario, on=to_the_end)
 
 
 @UNREADABLE

@@ -39,7 +39,7 @@ async def lands(world: World, name: str, record: ConsumerRecord, store: ProcessS
 
 async def a_first_record_lands_after_a_reclaim(world: World) -> None:
     """The group "late" was to be registered before anything was reclaimed; its record needs step 0."""
-    record = group(world, "late")._joined(None, Step(0))
+    record = group(world, "late")._records.joined(None, Step(0))
     await clean(world)
     assert world.ledger.first_live_step == NEED
     await lands(world, "late", record)
@@ -103,7 +103,7 @@ def test_a_checkpoint_on_record_whose_steps_are_gone_is_left_out_by_whoever_writ
 
 async def _registers_late(needs: set[int], world: World, store: ProcessStore | None = None) -> None:
     """The record lands just now; the incarnation that registers finds it and believes what it is told."""
-    await lands(world, "late", group(world, "late")._joined(None, Step(0)), store)
+    await lands(world, "late", group(world, "late")._records.joined(None, Step(0)), store)
     record = await group(world, "late", store).register()
     world.ledger.promise("late", record.need)
     needs.add(record.need)

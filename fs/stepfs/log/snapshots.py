@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.errors import CorruptError, NewerFormatError, StoreUnreachableError
 from stepfs.floor import Floor
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
@@ -55,10 +55,13 @@ class PassedOver:
 
     newest: Version | None = None
     why: str = ""
+    newer_format: NewerFormatError | None = None  # one bit in a header looks the same
 
-    def note(self, version: Version, error: CorruptError) -> None:
+    def note(self, version: Version, error: CorruptError | NewerFormatError) -> None:
         if self.newest is None or version > self.newest:
             self.newest, self.why = version, str(error)
+        if isinstance(error, NewerFormatError):
+            self.newer_format = error
 
 
 async def newest_snapshot(
@@ -69,7 +72,11 @@ async def newest_snapshot(
     at_most: Version | None = None,
     passed_over: PassedOver | None = None,
 ) -> LogState:
-    """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none)."""
+    """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none).
+
+    `NewerFormatError` if no other can be read than those of a newer stepfs.
+    """
+    passed_over = passed_over or PassedOver()
     async with aclosing(
         confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)
     ) as states:
@@ -79,6 +86,8 @@ async def newest_snapshot(
         if await floor.refresh():
             # What was listed has been reclaimed since; the reclaimer left a newer snapshot behind.
             return await newest_snapshot(store, identity, floor, at_most=at_most, passed_over=passed_over)
+        if passed_over.newer_format is not None:
+            raise passed_over.newer_format
         raise CorruptError(
             f"{store.url}: the log starts at version {floor.floor} and no readable snapshot covers what was before; "
             "restore the newest object under snapshot/"
@@ -102,7 +111,7 @@ async def confirmed_snapshots(
         except ChainError as error:
             _log.info("snapshot %s is not of this history: %s", key, error)
             continue
-        except CorruptError as error:
+        except (CorruptError, NewerFormatError) as error:
             _log.warning("snapshot %s is unreadable, using an older one: %s", key, error)
             if passed_over is not None:
                 passed_over.note(version, error)
@@ -145,7 +154,7 @@ async def _read_confirmed(
         raise CorruptError(f"{key}: snapshot of lake {state.lake_id} at version {state.version}")
     try:
         digest = chain_digest(decode_commit(body, log_key).prev_digest, body)
-    except CorruptError:
+    except (CorruptError, NewerFormatError):
         # The next commit names the digest as well: a commit that a snapshot covers is not needed to follow the log.
         following = await _digest_before(store, identity, Version(version + 1))
         if following is None:
