@@ -73,7 +73,9 @@ def test_without_any_snapshot_the_lake_cannot_be_opened(intact, tmp_path):
         (lake / key).unlink()
     ended = stepfs("verify", lake.as_uri())
     assert ended.code == 5
-    assert "restore the newest object under snapshot/" in ended.out + ended.err
+    told = ended.out + ended.err
+    assert "to do: restore the newest object under snapshot/" in told
+    assert "stepfs fork" not in told  # there is nothing that it could begin from
 
 
 def unreadable(path):

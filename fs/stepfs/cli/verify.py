@@ -17,7 +17,9 @@ from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.errors import CorruptError, StepfsError, UsageError
 
 if TYPE_CHECKING:
+    from stepfs.format.records import LakeIdentity
     from stepfs.log.reader import LogReader
+    from stepfs.store.api import Store
     from stepfs.verify.lake import Damage, Verification
 
 
@@ -74,14 +76,34 @@ async def _verify(
     result = await _found(lake, as_json, endpoint_url, opened, content)
     if not result.errors:
         return result, []
-    lake_id, groups = None, {}
+    lake_id, groups, has_beginning = None, {}, bool(opened)
     async with opened_store(lake, endpoint_url) as store:
         with suppress(StepfsError):
             identity = await open_lake(store)
             lake_id = identity.lake_id
             groups = await group_names(store, identity)
+            has_beginning = has_beginning or await _begins(store, identity)
     live = range(opened[0].first_live_step, opened[0].state.next_step) if opened else range(0)
-    return result, advice(lake, lake_id, result.errors, opens=bool(opened), live=live, groups=groups)
+    return result, advice(
+        lake,
+        lake_id,
+        result.errors,
+        opens=bool(opened),
+        has_beginning=has_beginning,
+        live=live,
+        groups=groups,
+    )
+
+
+async def _begins(store: Store, identity: LakeIdentity) -> bool:
+    """Whether there is a state that a fork could begin from, though the head cannot be reached."""
+    from stepfs.log.reader import LogReader
+
+    try:
+        await LogReader.open(store, identity, until_damage=True)
+    except StepfsError:
+        return False
+    return True
 
 
 async def _found(

@@ -25,12 +25,14 @@ def advice(
     damages: Iterable[Damage],
     *,
     opens: bool,
+    has_beginning: bool,
     live: range,
     groups: dict[str, str],
 ) -> list[str]:
     """One line per thing to do, commands whole and quoted for a shell. `groups`: component → name, where known.
 
-    `opens`: whether a reader reaches the head of the log. `live`: the steps it then shows.
+    `opens`: whether a reader reaches the head of the log. `has_beginning`: whether it at least finds a state to begin
+    from, without which no fork can be made either. `live`: the steps that it shows when it opens.
     """
     if lake_id is None:
         return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
@@ -40,7 +42,11 @@ def advice(
     def under(prefix: str) -> list[str]:
         return [key for key in keys if key.startswith(prefix)]
 
-    if not opens and (under(log_prefix(lake_id)) or not under(floor_prefix(lake_id))):
+    if not opens and not has_beginning and not under(floor_prefix(lake_id)):
+        lines.append(
+            "restore the newest object under snapshot/ from a backup: nothing that can be read says what was before the log"
+        )
+    elif not opens and (under(log_prefix(lake_id)) or not under(floor_prefix(lake_id))):
         lines.append(
             f"a new lake with all that comes before the damage: stepfs fork {lake} NEW --until-damage"
         )
