@@ -180,7 +180,7 @@ def test_a_need_that_comes_too_late_is_reported_and_stops_reclaim_until_it_is_ra
         late = group(world, "run")
         newest = await late.read()
         assert newest is not None
-        await late._take(1_000, late._next(newest, kept=(Step(2), Step(NEED + 1))))
+        await late._records._take(1_000, late._records._next(newest, kept=(Step(2), Step(NEED + 1))))
         before = {key: body for key, body in world.shared.objects.items() if "/consumers/" not in key}
         report = await clean(world)
         assert re.search(r"needs step 2, but steps below 9 were reclaimed.*--retire", report.reason)
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_is_tri
         late = group(world, "run")
         newest = await late.read()
         assert newest is not None
-        await late._take(1_000, late._next(newest, kept=(Step(2), Step(NEED))))
+        await late._records._take(1_000, late._records._next(newest, kept=(Step(2), Step(NEED))))
         with pytest.raises(WithdrawnError):
             await late.add(Step(2))
         record = await late.read()

@@ -25,7 +25,7 @@ async def _beside(reads: int, at: int, needs: set[int], world: World) -> bool:
     """`reads` requests of a registration before the `at`th request of a reclaim, the others after the reclaim."""
     reclaimer, writer = process(world, "reclaimer"), process(world, "writer")
     has_read, reclaimed = trio.Event(), trio.Event()
-    record = group(world, "late")._joined(None, Step(0))
+    record = group(world, "late")._records.joined(None, Step(0))
 
     async def waits() -> None:
         has_read.set()
