@@ -100,7 +100,7 @@ class Report:
     def _table(self) -> Table:
         table = Table(title=self.title, title_justify="left")
         for heading in ("measured", "ours", "against"):
-            table.add_column(heading)
+            table.add_column(heading, no_wrap=True)
         for heading in ("ratio", "target"):
             table.add_column(heading, justify="right")
         table.add_column("")

@@ -146,11 +146,10 @@ def by_record_not_by_floor(patch: pytest.MonkeyPatch) -> None:
 def no_orphans(patch: pytest.MonkeyPatch) -> None:
     """Only what was committed and is dead goes; what crashed producers left stays for ever."""
 
-    def never(state: LogState, floor: Floor, now_ms: int, *, fresh: bool) -> bool:
-        del state, floor, now_ms, fresh
-        return False
+    async def nothing(*_: object) -> None:
+        """Looks at none, due or asked for."""
 
-    patch.setattr(run_room, "orphans_due", never)
+    patch.setattr(sweep_room, "_walk_orphans", nothing)
 
 
 def reclaim_meets(change: Callable[..., Awaitable[None]]) -> int:

@@ -10,7 +10,7 @@ Not to be seen here: that the *newest* object of a sequence is gone. Then the la
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -78,32 +78,34 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
 async def group_names(store: Store, identity: LakeIdentity) -> dict[str, str]:
     """Component → name of the groups whose mounts have said something; what cannot be read is left out."""
     names = {}
-    async for key in _keys(store, nodes_prefix(identity.lake_id)):
-        data = await store.get(key)
-        with suppress(CorruptError, NewerFormatError):
-            if data is not None:
-                name = decode_node(data, key)[1].group
-                names[component(name)] = name
+    async with aclosing(_keys(store, nodes_prefix(identity.lake_id))) as keys:
+        async for key in keys:
+            data = await store.get(key)
+            with suppress(CorruptError, NewerFormatError):
+                if data is not None:
+                    name = decode_node(data, key)[1].group
+                    names[component(name)] = name
     return names
 
 
 async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[Damage]:
     unread_in_a_row = 0
-    async for key in _keys(store, prefix):
-        try:
-            data = await store.get(key)
-            # None: reclaimed, or trimmed, since it was listed
-            problem = None if data is None else check(key, data)
-            unread_in_a_row = 0
-        except (CorruptError, NewerFormatError) as error:
-            problem = str(error).removeprefix(f"{key}: ")
-        except (RefusedError, StoreUnreachableError) as error:
-            unread_in_a_row += 1
-            if unread_in_a_row > _UNREAD_MAX:
-                raise
-            problem = f"cannot be read: {error}"
-        if problem is not None:
-            yield _damage(key, problem)
+    async with aclosing(_keys(store, prefix)) as keys:
+        async for key in keys:
+            try:
+                data = await store.get(key)
+                # None: reclaimed, or trimmed, since it was listed
+                problem = None if data is None else check(key, data)
+                unread_in_a_row = 0
+            except (CorruptError, NewerFormatError) as error:
+                problem = str(error).removeprefix(f"{key}: ")
+            except (RefusedError, StoreUnreachableError) as error:
+                unread_in_a_row += 1
+                if unread_in_a_row > _UNREAD_MAX:
+                    raise
+                problem = f"cannot be read: {error}"
+            if problem is not None:
+                yield _damage(key, problem)
 
 
 async def _check_floors(store: Store, prefix: str) -> list[Damage]:
@@ -172,7 +174,7 @@ class _Chain:
         return []
 
 
-async def _keys(store: Store, prefix: str, after: str = "") -> AsyncIterator[str]:
+async def _keys(store: Store, prefix: str, after: str = "") -> AsyncGenerator[str, None]:
     while True:
         page = await store.list(prefix, after=after, limit=_PAGE)
         for entry in page:
