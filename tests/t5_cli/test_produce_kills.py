@@ -48,6 +48,7 @@ def look(lake: str, *, steps: bool = True) -> Seen:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("lake_url", ["file", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 def test_every_record_exactly_once_across_kills(lake_url: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

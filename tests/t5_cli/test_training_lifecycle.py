@@ -167,6 +167,7 @@ class Forked:
         return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_reclaim_killed_at_fifty_moments_two_at_once_and_readers_open(s3_url, tmp_path):
     assert stepfs("init", s3_url, "--slices", 2, "--ext", ".bin").code == 0
