@@ -31,7 +31,7 @@ from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import DataName
 from stepfs.format.records import FloorRecord
-from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.format.snapshot import ProducerState
 from stepfs.log.reader import LogReader
 from stepfs.reclaim import run as run_room
 from stepfs.reclaim import sweep as sweep_room
