@@ -53,6 +53,9 @@ class ForkActor:
         ledger = self.world.ledger
         self.child = child.shared = ObjectMap()
         live = range(parent.first_live_step, parent.state.next_step + 1)
+        if not live:  # a LIST that lags: what was read ends before what the floor calls live
+            ledger.counts["forks of a stale view"] += 1
+            return False
         step = Step(self.rng.choice(live))
         skip_end = Step(step + self.rng.choice((0, 0, 1, 5)))
         try:
