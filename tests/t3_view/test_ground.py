@@ -173,3 +173,12 @@ def test_without_fusectl_the_defaults_stay_quietly(tmp_path):
     bdi.mkdir(parents=True)
     (bdi / "read_ahead_kb").write_text("128\n")
     assert tune("0:53", sysfs=tmp_path)["max_background"] is None
+
+
+def test_a_mount_that_appears_between_the_two_looks_is_named(tmp_path, monkeypatch):
+    """Mounts that start together: the loser used to call the winner's files a directory that is not empty."""
+    (tmp_path / "step-000000000000").mkdir()
+    looks = iter([None, mountinfo.Mounted("0:53", str(tmp_path), mountinfo.FSTYPE, "s3://b/p")])
+    monkeypatch.setattr(stale, "mount_at", lambda _: next(looks))
+    with pytest.raises(RefusedError, match="s3://b/p is mounted here already"):
+        stale.prepare(tmp_path)

@@ -102,17 +102,25 @@ def prepare(directory: Path) -> None:
 
     `AbsentError` if there is no such directory, `RefusedError` if it is in use, not empty or not a directory.
     """
+    _clear_dead_mounts(directory)
+    try:
+        _check_directory(directory)
+    except RefusedError:
+        _clear_dead_mounts(directory)  # another daemon mounted between the two looks: say that instead
+        raise
+
+
+def _clear_dead_mounts(directory: Path) -> None:
     for _ in range(_STACK_MAX):
         mounted = mount_at(directory)
         if mounted is None or mounted.fstype != FSTYPE:
-            break
+            return
         if not is_dead(mounted):
             raise RefusedError(
                 f"{directory}: {mounted.source} is mounted here already; unmount it first with"
                 f" `stepfs unmount {directory}`"
             )
         _clear(directory, mounted)
-    _check_directory(directory)
 
 
 def claim(directory: Path) -> int:
