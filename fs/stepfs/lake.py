@@ -50,7 +50,8 @@ async def create_lake(
     if isinstance(outcome, Lost):
         await refuse_existing(store)
         raise RefusedError(
-            f"{store.url}: another process created and removed a lake here just now; try again"
+            f"{store.url}: the store refused to create a lake as if one were here, and none is: another process"
+            " removed it just now, or the store erred; try again"
         )
     return identity
 

@@ -10,7 +10,7 @@ from process_store import ProcessStore
 from scenario import ForkPlan
 
 from stepfs.consumers import Group
-from stepfs.errors import StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.fork import Cut, fork, group_name
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
@@ -62,6 +62,10 @@ class ForkActor:
             identity = await fork(parent, child, Cut(step, step, skip_end), self.world.clock)
         except (UsageError, WithdrawnError):
             ledger.counts["forks overtaken"] += 1  # by a reclaim
+            return False
+        except RefusedError as error:
+            ledger.require("the store erred; try again" in str(error), f"{self.name}: {error}")
+            ledger.counts["forks refused by a false 412"] += 1
             return False
         name = group_name(identity.lake_id)
         record = await Group.of(parent.store, ledger.identity, name, self.world.clock).read()

@@ -12,6 +12,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.keys import LAKE
 from stepfs.lake import create_lake
 from stepfs.store.api import Put, Store
+from stepfs.store.faults import FALSE_412, Scripted
 
 
 class LyingStore(ProcessStore):
@@ -55,3 +56,16 @@ def test_mutant_04_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BaseExceptionGroup) as found:
         small(hazard_04, on=grow)
     assert found.group_contains(pytest.fail.Exception) or found.group_contains(AssertionError)
+
+
+def test_a_lake_that_a_false_412_refused_is_said_to_be_tried_again() -> None:
+    """Seed 3001189: it was called another process's, and the simulated fork took that for an answer."""
+
+    async def refused(world: World) -> None:
+        world.shared.remove(LAKE)
+        store = ProcessStore(world.shared, actor="founder", plan=Scripted([("create", LAKE, FALSE_412)]))
+        with pytest.raises(RefusedError, match="or the store erred; try again"):
+            await create_lake(store, slices=1)
+        await create_lake(store, slices=1)
+
+    small(refused, on=grow)

@@ -23,6 +23,7 @@ from stepfs.format.records import ConsumerRecord
 from stepfs.log.reader import LogReader
 
 _DROPS: Final = 0.5
+_RETURNS_MAX: Final = 100  # with a checkpoint a step, half of which go back, a run would never arrive
 
 
 class Door(Protocol):
@@ -84,6 +85,7 @@ class TrainerActor:
         self.order: tuple[int, ...] = ()  # in which the newest confirmed record has them
         self.newest = 0  # the newest checkpoint on the trainer's own disk
         self.start: int | None = None
+        self.returns = 0
 
     async def main(self, store: ProcessStore) -> bool:
         world, ledger = self.world, self.world.ledger
@@ -136,6 +138,8 @@ class TrainerActor:
 
     async def _go_back(self, group: Door, step: int) -> int:
         """Resume from a kept checkpoint; or bring back one that was dropped, which may come too late."""
+        if self.returns >= _RETURNS_MAX:
+            return step
         if self.rng.random() < self.plan.rollback:
             step = await self._resume(group, self.rng.choice(sorted(self.acknowledged)))
         if self.rng.random() < self.plan.behind:
@@ -153,6 +157,7 @@ class TrainerActor:
 
     async def _resume(self, group: Door, step: int) -> int:
         """From an acknowledged checkpoint; the newer ones are of a branch that is given up."""
+        self.returns += 1
         self.newest = step
         self.maybe |= self.acknowledged
         self.acknowledged = {kept for kept in self.acknowledged if kept <= step}
