@@ -8,31 +8,26 @@ again, and what it found is used before the next await.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import trio
 
 from stepfs.data.agenda import Agenda, Key, Wish
 from stepfs.data.blocks import Block, HeldSlice, State
-from stepfs.data.buffers import Buffer, Pool
+from stepfs.data.buffers import Pool
 from stepfs.data.cache import Cache
-from stepfs.data.checks import Check
 from stepfs.data.counts import DataCounts
 from stepfs.data.disk import DiskCache
-from stepfs.data.fetch import Fetcher, Target
+from stepfs.data.fetch import Fetcher
 from stepfs.data.handle import SliceHandle
+from stepfs.data.loading import BlockLoader
+from stepfs.data.sources import DiskSource, OriginStore, StoreSource
 from stepfs.data.spill import Spill
-from stepfs.errors import StepfsError, StoreUnreachableError
+from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.store.api import Store
-
-_log = logging.getLogger("stepfs.data")
-_MEMORY_POLL_S: Final = 0.05  # memory still seen by a reader or an abandoned thread returns without a signal
-
-OriginStore = Callable[[int], Awaitable[Store]]
 
 
 class Priming(Protocol):
@@ -68,15 +63,15 @@ class Slices:
         self._priming: Priming | None = None
         self._agenda = Agenda(self.cache, self.spill.holds, self._primed)
         self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s)
-        self._store = store
-        self._origin_store = origin_store
-        self._connections = connections
-        self._prefetch_connections = max(1, connections - connections // 4)  # demand always finds one free
-        self._active = 0
+        sources = (
+            DiskSource(self.spill, self.cache, self.counts),
+            StoreSource(self._fetcher, self.cache, store, origin_store),
+        )
+        self._loader = BlockLoader(
+            self.cache, self._agenda, sources, connections=connections, loaded=self._loaded
+        )
         self._opens = 0
         self._opened_bytes = 0
-        self._wake = trio.Event()
-        self._planned = trio.Event()
 
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle:
         """Pin a slice and start fetching what is not at hand. Never waits. IndexError beyond the last slice."""
@@ -91,7 +86,7 @@ class Slices:
         else:
             self.counts.misses += 1
             self._agenda.demand(held)
-            self._notify()
+            self._loader.notify()
         return SliceHandle(self, held)
 
     def wish(self, wishes: Iterable[Wish]) -> None:
@@ -106,7 +101,7 @@ class Slices:
     def again(self) -> None:
         """What was thought to be in the page cache is not: plan the wishes afresh."""
         self._agenda.replan()
-        self._notify()
+        self._loader.notify()
 
     def attach(self, priming: Priming) -> None:
         """Tell a primer what happens here."""
@@ -116,7 +111,7 @@ class Slices:
         """The slice is in the page cache: its memory may go if it can be loaded from disk again."""
         if not held.pins and self.spill.holds(held):
             self.cache.release(held)
-            self._notify()
+            self._loader.notify()
 
     def set_memory(self, limit: int) -> None:
         """Live within `limit` bytes from now on; what is open goes over it until it is closed."""
@@ -147,7 +142,7 @@ class Slices:
         self._agenda.forget_below(step)
         if self._priming is not None:
             self._priming.forget_below(step)
-        self._notify()
+        self._loader.notify()
 
     @property
     def latency_s(self) -> float:
@@ -172,82 +167,7 @@ class Slices:
         async with self._fetcher.serving(), trio.open_nursery() as nursery:
             await nursery.start(self.spill.run)
             task_status.started()
-            while True:
-                self._wake = trio.Event()
-                short = self._start_fetches(nursery)
-                poll = short and (self.cache.pool.lingering or self.cache.pool.refused)
-                with trio.move_on_after(_MEMORY_POLL_S if poll else float("inf")):
-                    await self._wake.wait()
-
-    def _start_fetches(self, nursery: trio.Nursery) -> bool:
-        """Start what connections and memory allow; True when memory is what lacks."""
-        while self._active < self._connections:
-            block = self._agenda.next(prefetch=self._active < self._prefetch_connections)
-            self._planned.set()
-            self._planned = trio.Event()
-            if block is None:
-                return False
-            buffer = self.cache.lease(block.range.size, block)
-            if buffer is None:
-                return True
-            block.state = State.FETCHING
-            self._active += 1
-            nursery.start_soon(self._fetch, block, buffer)
-        return False
-
-    async def _fetch(self, block: Block, buffer: Buffer) -> None:
-        fetched: Buffer | None = None
-        try:
-            if await self._load(block, buffer):
-                fetched = buffer
-            else:
-                target = Target(await self._store_of(block.entry.tgb.origin), block.entry, block.range)
-                fetched = await self._fetcher.fetch(
-                    target, buffer, lambda: self.cache.lease(block.range.size, block)
-                )
-        except StepfsError as error:
-            self._failed(block, error)
-        finally:
-            self._active -= 1
-            self._notify()
-        if fetched is None:
-            return
-        if block.state is not State.FETCHING:
-            self.cache.pool.give(fetched)  # forgotten meanwhile
-            return
-        self.cache.ready(block, fetched)
-        for owner in block.owners:
-            if owner.ready:
-                self.spill.offer(owner)
-                self.changed()
-
-    async def _load(self, block: Block, buffer: Buffer) -> bool:
-        """Fill a block from the disk cache; False if it is not there, or not what it should be."""
-        if not self.cache.copied(block):
-            return False
-        owner = block.owners[0]
-        check = Check(block.range, buffer)
-        got = await self.spill.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.landed)
-        problem = check.problem(got)
-        if problem is None:
-            self.counts.disk_hits += 1
-            return True
-        self.spill.reject(owner, problem)
-        return False
-
-    def _failed(self, block: Block, error: StepfsError) -> None:
-        if block.state is State.FETCHING:
-            if not block.pinned and not isinstance(error, StoreUnreachableError):
-                _log.warning("%s", error, extra={"alike": (type(error), str(error))})  # else a reader is told
-            self._agenda.failed(block)
-            self.cache.fail(block, error)
-
-    async def _store_of(self, origin: int) -> Store:
-        if origin == 0:
-            return self._store
-        if self._origin_store is None:
-            raise StepfsError(f"the lake shares data of origin {origin}, which this mount cannot open")
-        return await self._origin_store(origin)
+            await self._loader.run()
 
     async def ready_block(self, held: HeldSlice, number: int) -> None:
         """Return once block `number` is READY; the caller uses it before its next await."""
@@ -255,15 +175,15 @@ class Slices:
             block = held.places[number]
             if block is None:
                 self._agenda.demand(held)
-                self._notify()
-                await self._planned.wait()
+                self._loader.notify()
+                await self._loader.planned.wait()
                 continue
             if block.state is State.READY:
                 block.read_at = trio.current_time()
                 return
             block.waiting += 1
             held.reading = number
-            self._notify()
+            self._loader.notify()
             try:
                 await block.settled.wait()
             finally:
@@ -279,19 +199,25 @@ class Slices:
             self._agenda.closed(held)
             if self._priming is not None:
                 self._priming.closed(held.key)
-            self._notify()
+            self._loader.notify()
 
     def changed(self) -> None:
         """Something may go on that could not before."""
-        self._notify()
+        self._loader.notify()
         if self._priming is not None:
             self._priming.changed()
+
+    def _loaded(self, block: Block) -> None:
+        for owner in block.owners:
+            if owner.ready:
+                self.spill.offer(owner)
+                self.changed()
 
     def _written(self, held: HeldSlice) -> None:
         self.cache.saved(held)
         if held.key in self._primed():
             self.release_copy(held)
-        self._notify()
+        self._loader.notify()
 
     def _is_last_copy(self, key: Key) -> bool:
         """Whether the daemon's own copy went because this one is on disk."""
@@ -299,6 +225,3 @@ class Slices:
 
     def _primed(self) -> Collection[Key]:
         return () if self._priming is None else self._priming.primed
-
-    def _notify(self) -> None:
-        self._wake.set()

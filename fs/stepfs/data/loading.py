@@ -1,0 +1,103 @@
+"""Loads queued blocks into memory, as many at a time as connections and the budget allow.
+
+Demand keeps a quarter of the connections for itself, so that a reader never waits behind a prefetch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from stepfs.data.agenda import Agenda
+from stepfs.data.blocks import Block, State
+from stepfs.data.buffers import Buffer
+from stepfs.data.cache import Cache
+from stepfs.data.sources import Source
+from stepfs.errors import StepfsError, StoreUnreachableError
+
+_log = logging.getLogger("stepfs.data")
+_MEMORY_POLL_S: Final = 0.05  # memory still seen by a reader or an abandoned thread returns without a signal
+
+
+class BlockLoader:
+    """The loads of one mount."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        agenda: Agenda,
+        sources: Sequence[Source],
+        *,
+        connections: int,
+        loaded: Callable[[Block], None],
+    ) -> None:
+        """`connections`: loads under way at a time. `loaded` is called for each block that became READY."""
+        self.planned = trio.Event()  # set and replaced after each look at the queue
+        self._cache = cache
+        self._agenda = agenda
+        self._sources = sources
+        self._connections = connections
+        self._prefetch_connections = max(1, connections - connections // 4)
+        self._loaded = loaded
+        self._active = 0
+        self._wake = trio.Event()
+
+    def notify(self) -> None:
+        """The queue, or the memory that is free, may have changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Load until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._wake = trio.Event()
+                short = self._start_loads(nursery)
+                poll = short and (self._cache.pool.lingering or self._cache.pool.refused)
+                with trio.move_on_after(_MEMORY_POLL_S if poll else float("inf")):
+                    await self._wake.wait()
+
+    def _start_loads(self, nursery: trio.Nursery) -> bool:
+        """Start what connections and memory allow; True when memory is what lacks."""
+        while self._active < self._connections:
+            block = self._agenda.next(prefetch=self._active < self._prefetch_connections)
+            self.planned.set()
+            self.planned = trio.Event()
+            if block is None:
+                return False
+            buffer = self._cache.lease(block.range.size, block)
+            if buffer is None:
+                return True
+            block.state = State.FETCHING
+            self._active += 1
+            nursery.start_soon(self._load, block, buffer)
+        return False
+
+    async def _load(self, block: Block, buffer: Buffer) -> None:
+        loaded: Buffer | None = None
+        try:
+            for source in self._sources:
+                loaded = await source.load(block, buffer)
+                if loaded is not None:
+                    break
+        except StepfsError as error:
+            self._failed(block, error)
+        finally:
+            self._active -= 1
+            self.notify()
+        if loaded is None:
+            return
+        if block.state is not State.FETCHING:
+            self._cache.pool.give(loaded)  # forgotten meanwhile
+            return
+        self._cache.ready(block, loaded)
+        self._loaded(block)
+
+    def _failed(self, block: Block, error: StepfsError) -> None:
+        if block.state is State.FETCHING:
+            if not block.pinned and not isinstance(error, StoreUnreachableError):
+                _log.warning("%s", error, extra={"alike": (type(error), str(error))})  # else a reader is told
+            self._agenda.failed(block)
+            self._cache.fail(block, error)
