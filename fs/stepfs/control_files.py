@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
-import shlex
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from stepfs.command_hint import command
 from stepfs.errors import AbsentError, StepfsError
 
 ANSWER_S: Final = 5.0
@@ -45,21 +45,20 @@ def read_control_file(directory: Path, name: str) -> str:
     `AbsentError` if `directory` is not a stepfs mount, `StepfsError` if its daemon is gone or does not answer.
     """
     answer = answer_within((directory / ".stepfs" / name).read_text)
-    quoted = shlex.quote(str(directory))
     if isinstance(answer, (FileNotFoundError, NotADirectoryError)):
         what = "is not a stepfs mount" if answer_within(directory.is_dir) is True else "does not exist"
         raise AbsentError(
-            f"{directory} {what}; mount a lake there with `stepfs mount LAKE {quoted}`, or name the lake's URL instead"
+            f"{directory} {what}; mount a lake there with `{command('stepfs', 'mount', 'LAKE', directory)}`, or name the lake's URL instead"
         )
     if answer is None:
         raise StepfsError(
-            f"{directory}: the mount does not answer within {ANSWER_S:g} s; `stepfs doctor {quoted}` names its log"
+            f"{directory}: the mount does not answer within {ANSWER_S:g} s; `{command('stepfs', 'doctor', directory)}` names its log"
         )
     if isinstance(answer, OSError):
         if answer.errno in _DAEMON_GONE:
             raise StepfsError(
                 f"{directory}: the mount's daemon is gone; `stepfs mount` there again clears it, or"
-                f" `stepfs unmount {quoted}`"
+                f" `{command('stepfs', 'unmount', directory)}`"
             )
         raise StepfsError(
             f"{directory}: the mount cannot be read ({answer.strerror}); ask the user who mounted it"

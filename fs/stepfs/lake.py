@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from stepfs.clock import Clock, SystemClock
+from stepfs.command_hint import command
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
@@ -61,7 +60,7 @@ async def open_lake(store: Store) -> LakeIdentity:
     data = await store.get(LAKE, bytes_max=1 << 20)
     if data is None:
         raise AbsentError(
-            f"{store.url} is not a lake (it holds no {LAKE}); create one with `stepfs init {shlex.quote(store.url)} …`"
+            f"{store.url} is not a lake (it holds no {LAKE}); create one with `{command('stepfs', 'init', store.url, '…')}`"
         )
     return decode_lake(data, f"{store.url}/{LAKE}")
 

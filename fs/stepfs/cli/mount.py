@@ -9,6 +9,7 @@ import typer
 
 from stepfs.cli.mount_checks import check_watching, warn_of_memory
 from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.command_hint import command
 from stepfs.errors import RefusedError, StepfsError
 
 if TYPE_CHECKING:
@@ -250,8 +251,6 @@ def unmount(
     if checkpoint is None:
         unmount_and_wait(Path(directory))
         return
-    import shlex
-
     import trio
 
     from stepfs.checkpoints.record import check_next_step
@@ -269,9 +268,9 @@ def unmount(
     try:
         trio.run(_record, daemon, daemon.group, checkpoint)
     except StepfsError as error:
+        by_hand = command("stepfs", "checkpoint", daemon.lake, "--group", daemon.group, checkpoint)
         raise type(error)(
-            f"{directory} is unmounted, but its checkpoint is not recorded ({error}); do it with"
-            f" `stepfs checkpoint {shlex.quote(daemon.lake)} --group {shlex.quote(daemon.group)} {checkpoint}`"
+            f"{directory} is unmounted, but its checkpoint is not recorded ({error}); do it with `{by_hand}`"
         ) from error
 
 

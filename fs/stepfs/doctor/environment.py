@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from stepfs.command_hint import command
 from stepfs.doctor.finding import Finding, fail, note, ok
 
 _CAP_SYS_ADMIN: Final = 1 << 21
@@ -77,7 +78,9 @@ def check_fusermount(*, is_root: bool, path: str | None = None) -> Finding:
             return note("fusermount3", "not installed; root mounts without it", remedy)
         return fail("fusermount3", "not installed", remedy)
     if not is_root and not Path(found).stat().st_mode & stat.S_ISUID:
-        return fail("fusermount3", f"{found} is not set-uid root", f"as root: chmod u+s {found}")
+        return fail(
+            "fusermount3", f"{found} is not set-uid root", f"as root: {command('chmod', 'u+s', found)}"
+        )
     return ok("fusermount3", found)
 
 

@@ -5,12 +5,12 @@ What is wrong with a mount that nobody asked about is told and fails nothing: an
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from stepfs.command_hint import command
 from stepfs.control_files import ANSWER_S, answer_within
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
@@ -31,7 +31,7 @@ def check_mounts(target: str | None = None) -> Iterator[Finding]:
                 fail(
                     f"mount {directory}",
                     "several mounts are stacked on it",
-                    f"`stepfs unmount {shlex.quote(directory)}`, until none is left",
+                    f"`{command('stepfs', 'unmount', directory)}`, until none is left",
                 )
             )
         asked = (
@@ -50,14 +50,18 @@ def _told_only(finding: Finding) -> Finding:
 def check_alive(mounted: Mounted) -> Finding:
     """Lists a control directory; `stat` would be answered from the kernel's memory even when the daemon is dead."""
     directory = mounted.directory
-    subject, quoted = f"mount {directory}", shlex.quote(directory)
+    subject = f"mount {directory}"
     found = look(mounted, below=".stepfs")
     why = "it does not answer" if found.error is None else found.error.strerror
     match found.health:
         case Health.ALIVE:
             return ok(subject, "alive")
         case Health.DEAD:
-            remedy = f"`stepfs mount LAKE {quoted}` or `stepfs unmount {quoted}` clears it"
+            again, away = (
+                command("stepfs", "mount", "LAKE", directory),
+                command("stepfs", "unmount", directory),
+            )
+            remedy = f"`{again}` or `{away}` clears it"
             return fail(subject, f"stale, its daemon is gone: {why}", remedy)
         case Health.SILENT:
             return fail(
@@ -93,7 +97,9 @@ def check_directory(directory: Path) -> Iterator[Finding]:
         )
         return
     if answer_within(real.is_dir) is not True:
-        yield fail(subject, "does not exist or is no directory", f"mkdir -p {directory}", exit_code=3)
+        yield fail(
+            subject, "does not exist or is no directory", command("mkdir", "-p", directory), exit_code=3
+        )
         return
     names = list_within(real)
     if names is None or isinstance(names, OSError):

@@ -17,13 +17,13 @@ import fcntl
 import itertools
 import logging
 import os
-import shlex
 import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from stepfs.command_hint import command
 from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.mount.abort import abort_handle, abort_mount
@@ -94,7 +94,7 @@ def is_dead(mounted: Mounted) -> bool:
 
 def give_up_command(directory: str) -> str:
     """What an operator types to give up a mount that hangs. `umount -l` alone leaves its readers hanging."""
-    return f"`umount -f {shlex.quote(directory)} || umount -l {shlex.quote(directory)}` as root"
+    return f"`{command('umount', '-f', directory)} || {command('umount', '-l', directory)}` as root"
 
 
 def prepare(directory: Path) -> None:
@@ -118,7 +118,7 @@ def _clear_dead_mounts(directory: Path) -> None:
         if not is_dead(mounted):
             raise RefusedError(
                 f"{directory}: {mounted.source} is mounted here already; unmount it first with"
-                f" `stepfs unmount {directory}`"
+                f" `{command('stepfs', 'unmount', directory)}`"
             )
         _clear(directory, mounted)
 
@@ -164,7 +164,7 @@ def _clear(directory: Path, mounted: Mounted) -> None:
     except OSError as error:
         raise RefusedError(
             f"{directory}: a dead mount of {mounted.source} is here and may not be removed ({error.strerror});"
-            f" run `fusermount3 -uz {directory}` as its owner"
+            f" run `{command('fusermount3', '-uz', directory)}` as its owner"
         ) from error
 
 
@@ -185,9 +185,7 @@ def clear_dead(mounted: Mounted) -> None:
 def _check_directory(directory: Path) -> None:
     found = answer_within(directory.stat)
     if isinstance(found, FileNotFoundError):
-        raise AbsentError(
-            f"{directory} does not exist; create it with `mkdir -p {shlex.quote(str(directory))}`"
-        )
+        raise AbsentError(f"{directory} does not exist; create it with `{command('mkdir', '-p', directory)}`")
     if found is None or isinstance(found, OSError):
         why = "does not answer" if found is None else found.strerror
         raise RefusedError(f"{directory}: {why}; choose another mount point")

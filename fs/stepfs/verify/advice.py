@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 
+from stepfs.command_hint import command
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.format.keys import (
     LAKE,
@@ -36,7 +36,7 @@ def advice(
     """
     if lake_id is None:
         return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
-    lake, lines = shlex.quote(url), []
+    lines = []
     keys = [damage.key for damage in damages]
 
     def under(prefix: str) -> list[str]:
@@ -48,7 +48,7 @@ def advice(
         )
     elif not opens and (under(log_prefix(lake_id)) or not under(floor_prefix(lake_id))):
         lines.append(
-            f"a new lake with all that comes before the damage: stepfs fork {lake} NEW --until-damage"
+            f"a new lake with all that comes before the damage: {command('stepfs', 'fork', url, 'NEW', '--until-damage')}"
         )
     if opens and under(log_prefix(lake_id)):
         lines.append("commits that a snapshot covers are not needed to read the lake: nothing to do")
@@ -58,12 +58,12 @@ def advice(
         lines.append(
             "restore the floor record from a backup; until then nothing is deleted, and no group changes"
         )
-    lines += _around(lake, _lost_steps(lake_id, damages, live), live) if opens else []
+    lines += _around(url, _lost_steps(lake_id, damages, live), live) if opens else []
     for component in sorted({key.split("/")[2] for key in under(consumers_prefix(lake_id))}):
-        name = shlex.quote(groups[component]) if component in groups else "NAME"
+        name = groups.get(component, "NAME")
         lines.append(
-            f"end the group, then record its checkpoints again (until then nothing is deleted): stepfs checkpoint {lake} "
-            f"--group {name} --retire"
+            "end the group, then record its checkpoints again (until then nothing is deleted): "
+            + command("stepfs", "checkpoint", url, "--group", name, "--retire")
         )
     if under(nodes_prefix(lake_id)):
         lines.append("what a mount said of itself is informative only: nothing to do")
@@ -82,7 +82,7 @@ def _lost_steps(lake_id: str, damages: Iterable[Damage], live: range) -> list[in
     return sorted(step for step in lost if step in live)
 
 
-def _around(lake: str, lost: list[int], live: range) -> list[str]:
+def _around(url: str, lost: list[int], live: range) -> list[str]:
     """A fork that leaves out the first run of lost steps; forks are made one after another for the others."""
     if not lost:
         return []
@@ -93,4 +93,4 @@ def _around(lake: str, lost: list[int], live: range) -> list[str]:
     more = sum(step >= end for step in lost)
     rest = f" ({more} more are damaged: verify NEW, and fork that)" if more else ""
     what = f"restore the objects, or make a new lake without steps {first} to {end - 1}{rest}"
-    return [f"{what}: stepfs fork {lake}@{first} NEW --skip {skipped}"]
+    return [f"{what}: {command('stepfs', 'fork', f'{url}@{first}', 'NEW', '--skip', skipped)}"]
