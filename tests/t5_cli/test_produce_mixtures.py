@@ -162,3 +162,30 @@ def test_files_added_behind_a_producer_are_counted(file_url: str, corpus: Path) 
     (corpus / "00.txt").touch()
     line = produce(file_url, "-i", corpus, *RAW).stdout
     assert "2 files were added before zz.txt, where this producer stands, and are not read" in line
+
+
+def test_another_text_field_is_refused(file_url: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "abcd", "body": "efgh"}\n' * 60)
+    rows = ["-i", tmp_path / "rows.jsonl", *RAW]
+    assert produce(file_url, *rows, "--limit-steps", 1, "--batch-size", 1).returncode == 0
+    again = produce(file_url, *rows, "--text-field", "body", "--batch-size", 1)
+    refused(again, 4, "'text'", "not 'body'", "--text-field text")
+    assert len(committed(file_url)) == 1
+    assert produce(file_url, *rows, "--batch-size", 1, "--limit-steps", 2).returncode == 0
+    other = [
+        "--text-field",
+        "body",
+        "--producer-id",
+        "bodies",
+        "--batch-size",
+        1,
+    ]  # another stream may read it
+    assert produce(file_url, *rows, *other, "--limit-steps", 1).returncode == 0
+
+
+def test_a_text_field_means_nothing_to_plain_text(file_url: str, corpus: Path) -> None:
+    assert produce(file_url, "-i", corpus, *RAW, "--limit-steps", 1).returncode == 0
+    assert produce(file_url, "-i", corpus, *RAW, "--text-field", "body", "--limit-steps", 2).returncode == 0
+    (corpus / "99.jsonl").write_text('{"body": "abcd"}\n' * 60)  # the first that has fields
+    assert produce(file_url, "-i", corpus, *RAW, "--text-field", "body").returncode == 0
+    refused(produce(file_url, "-i", corpus, *RAW), 4, "'body'", "not 'text'", "--text-field body")

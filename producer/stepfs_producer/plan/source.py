@@ -89,6 +89,9 @@ class TextSource:
         self._names = [file.name for file in files]
         self.shard = shard
         self._text_field = text_field
+        self.text_field = (
+            text_field if any(map(_is_json_lines, self._names)) else None
+        )  # None: no file has fields
         self._record_bytes = record_bytes
         self.skipped: set[str] = set()  # names of files met that hold no text
         self.finished = FinishedFiles()

@@ -1,7 +1,7 @@
 """The text pipeline: a corpus and a position → the remaining steps, each with the position after it.
 
 The position is a small map of what cannot be recomputed: where the stream stands, and which stream it is. Resuming
-a producer id with another shard or tokenizer would publish other records under the name of these, so it is refused.
+a producer id with another shard, tokenizer or field of JSON records would publish other records under the name of these, so it is refused.
 Another sequence length or batch size would continue the same stream of tokens, but a loader could not stack its rows
 with those before: that, and what the lake's other producers have done, is refused in `beginning`.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepfs.command_hint import command
 from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.plan.construct import construct
 from stepfs_producer.plan.finished import FinishedFiles
@@ -32,6 +33,9 @@ class TextPosition:
     shape: tuple[int, int] | None = None  # rows per slice, tokens per row; None in what older versions wrote
     finished: bytes = b""  # `FinishedFiles.packed`
     before: int | None = None  # files passed before the one at the cursor; None in what older versions wrote
+    text_field: str | None = (
+        None  # of its .jsonl files; None while it has none, and in what older versions wrote
+    )
     steps: int = 0
     rows: int = 0
     tokens: int = 0
@@ -47,6 +51,7 @@ class TextPosition:
         shape = {} if self.shape is None else {"shape": list(self.shape)}
         finished = {"finished": self.finished} if self.finished else {}
         before = {} if self.before is None else {"before": self.before}
+        text_field = {} if self.text_field is None else {"text_field": self.text_field}
         return {
             "pipeline": "text",
             "shard": [self.shard.index, self.shard.count],
@@ -61,6 +66,7 @@ class TextPosition:
             **shape,
             **finished,
             **before,
+            **text_field,
         }
 
 
@@ -107,6 +113,7 @@ def parse_position(value: Mapping[str, object]) -> TextPosition:
         shape,
         bytes(fields.get("finished", b"")),
         None if fields.get("before") is None else int(fields["before"]),
+        None if fields.get("text_field") is None else str(fields["text_field"]),
         **{key: int(fields[key]) for key in ("steps", "rows", "tokens", "documents", "source_bytes")},
     )
 
@@ -114,6 +121,12 @@ def parse_position(value: Mapping[str, object]) -> TextPosition:
 def resume(value: object, source: TextSource, *, shard: Shard, tokenizer: str) -> TextPosition:
     """`read_position` of what this source can continue; `RefusedError` also if the source is another one."""
     position = read_position(value, shard=shard, tokenizer=tokenizer)
+    was, field = position.text_field, source.text_field
+    if was is not None and field is not None and field != was:
+        raise RefusedError(
+            f"this producer id has read the field {was!r} of .jsonl records, not {field!r}; continue with "
+            f"{command('--text-field', was)}, or choose another --producer-id"
+        )
     if position.cursor is not None:
         source.check(position.cursor.place, position.head)
     return position
@@ -166,6 +179,7 @@ def text_steps(
             shape=(shape.rows_per_slice, shape.seq_len),
             finished=source.finished.packed(),
             before=source.file_number(rows.cursor.place.name) - late,
+            text_field=position.text_field if source.text_field is None else source.text_field,
             steps=position.steps + 1,
             rows=position.rows + count,
             tokens=position.tokens + rows.tokens,
