@@ -25,7 +25,6 @@ from stepfs.errors import (
     AbsentError,
     RefusedError,
     StepfsError,
-    StoreUnreachableError,
     UsageError,
     WithdrawnError,
 )
@@ -47,7 +46,7 @@ from stepfs.lake import create_lake, open_lake, refuse_existing
 from stepfs.log.append import ownerless
 from stepfs.log.reader import LogReader
 from stepfs.log.rehearsal import rehearsed
-from stepfs.sequence import Unknown, take_slot
+from stepfs.sequence import create_own
 from stepfs.store.api import Store
 from stepfs.unfinished_fork import group_name, mark, markers, undo, undo_others, unmark
 
@@ -285,8 +284,4 @@ async def _placeholders(
 
 
 async def _create(store: Store, key: str, body: bytes) -> None:
-    outcome = await take_slot(store, key, body)
-    if isinstance(outcome, Unknown):
-        raise StoreUnreachableError(
-            f"{store.url}: the store stopped answering{outcome.why}; fork again, to the same or another URL"
-        )
+    await create_own(store, key, body, "fork again, to the same or another URL")

@@ -75,6 +75,22 @@ async def take_slot(store: Store, key: str, body: bytes) -> Outcome:
     return Unknown(key, body)
 
 
+async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
+    """Create an object whose key nobody else writes, for it carries this writer's random id.
+
+    A store that calls such a key taken and then shows nothing there is asked again. `StoreUnreachableError`, with
+    `advice` on what to do, unless the object is there in the end: what is written next may name it.
+    """
+    for _ in range(_ROUNDS_MAX):
+        outcome = await take_slot(store, key, body)
+        if isinstance(outcome, Mine):
+            return
+        if outcome != Lost(taken=False):
+            break
+    why = outcome.why if isinstance(outcome, Unknown) else ""
+    raise StoreUnreachableError(f"{store.url}: the store does not say that {key} was written{why}; {advice}")
+
+
 async def last_number(store: Store, prefix: str) -> int | None:
     """The greatest number under `prefix`, None if there is none: one LIST for up to 1000 slots, then
     galloping and bisection, so the cost is logarithmic in what is there.

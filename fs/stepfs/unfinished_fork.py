@@ -14,10 +14,10 @@ from typing import Final
 
 from stepfs.clock import Clock
 from stepfs.consumers import Group
-from stepfs.errors import AbsentError, CorruptError, NewerFormatError, StoreUnreachableError
+from stepfs.errors import AbsentError, CorruptError, NewerFormatError
 from stepfs.format.fork_marker import FORKING, ForkMarker, decode_marker, encode_marker, marker_key
 from stepfs.format.records import LakeIdentity
-from stepfs.sequence import Mine, Unknown, take_slot
+from stepfs.sequence import create_own
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.fork")
@@ -32,12 +32,8 @@ def group_name(child_lake_id: str) -> str:
 
 async def mark(store: Store, marker: ForkMarker) -> None:
     """Say in the new lake's place that this fork has begun."""
-    outcome = await take_slot(store, marker_key(marker.lake_id), encode_marker(marker))
-    if not isinstance(outcome, Mine):
-        why = outcome.why if isinstance(outcome, Unknown) else ""
-        raise StoreUnreachableError(
-            f"{store.url}: the store stopped answering{why}; fork again, to the same or another URL"
-        )
+    body = encode_marker(marker)
+    await create_own(store, marker_key(marker.lake_id), body, "fork again, to the same or another URL")
 
 
 async def markers(store: Store) -> list[ForkMarker]:

@@ -25,7 +25,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.group_records import list_groups
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
-from stepfs.store.faults import LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
+from stepfs.store.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
 from stepfs.store.faulty import ObjectMap
 from stepfs.unfinished_fork import group_name
 
@@ -160,7 +160,7 @@ def test_two_forks_to_one_place_leave_one_lake_whoever_is_killed_when() -> None:
         assert reached > 5
 
 
-@pytest.mark.parametrize("fault", [LOST_RESPONSE, OWN_412, THROTTLED_503])
+@pytest.mark.parametrize("fault", [LOST_RESPONSE, OWN_412, THROTTLED_503, FALSE_412])
 def test_a_store_that_answers_ambiguously_gives_one_whole_fork(fault: object) -> None:
     """However often it takes: what is there in the end is one fork, and one group holds the parent."""
 
