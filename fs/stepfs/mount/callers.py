@@ -1,4 +1,4 @@
-"""Whether the process behind a request still wants its answer.
+"""What /proc says of other processes: whether the one behind a request still wants its answer, and since when it runs.
 
 The kernel's FUSE_INTERRUPT is of no use here (libfuse keeps it from us), and a LOOKUP that waits in the daemon
 cannot be killed: so whoever waits is asked for. A thread with a signal pending that it has not blocked gets EINTR,
@@ -40,3 +40,12 @@ def _say_that_callers_are_hidden() -> None:
         "a reader waits whose process is in another pid namespace: it cannot be killed until its wait is over; share the"
         " namespace (Kubernetes: shareProcessNamespace or hostPID, Docker: --pid)"
     )
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: tells it from a later one with its number."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])

@@ -14,6 +14,7 @@ import trio
 from stepfs.data.slices import Slices
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.mount import facts
+from stepfs.mount.callers import process_start
 from stepfs.mount.doors import Reader
 from stepfs.mount.files import FileTable
 from stepfs.mount.follower import Follower
@@ -166,12 +167,3 @@ class Reports:
             "disk_bytes": 0 if disk is None else disk.used,
             "disk_limit_bytes": 0 if disk is None else disk.limit,
         }
-
-
-def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: tells it from a later one with its number."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[19])

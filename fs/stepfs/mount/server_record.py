@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from stepfs.mount.callers import process_start
 from stepfs.mount.mountinfo import Mounted
-from stepfs.mount.reports import process_start
 
 _log = logging.getLogger("stepfs.mount")
 

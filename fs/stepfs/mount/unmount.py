@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from stepfs.control_files import read_config, read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError
+from stepfs.mount.callers import process_start
 from stepfs.mount.daemon import log_file
 from stepfs.mount.detach import unmount
 from stepfs.mount.mountinfo import FSTYPE, mount_at, real_directory
-from stepfs.mount.reports import process_start
 from stepfs.mount.stale import clear_dead, is_dead
 
 GONE_S: Final = 60.0
