@@ -30,7 +30,10 @@ TOLERATED = {
     "mount": {UNREACHABLE},
     "reclaimer": {UNREACHABLE},
     "reader": {MOUNT_LOST},
+    "sampler": {MOUNT_LOST},
 }
+_MUTE_S = 180.0  # a sampler notes something every 5 s unless a file or a directory does not answer
+_BUS_ERROR_S = 60.0  # so long after its mount's daemon was killed a mapping may still run into that
 
 
 def _die_with_parent() -> None:
@@ -85,6 +88,9 @@ class Actor:
     endings: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     live_pid: int | None = None  # of the incarnation that last noted its start
+    noted_at: float = 0.0
+    killed_at: float = float("-inf")
+    mount: Actor | None = None  # of a sampler: the one that serves it
     zombies_fenced: int = 0
 
     def __post_init__(self) -> None:
@@ -96,6 +102,7 @@ class Actor:
     def tend(self, now: float) -> None:
         """Read its notes, notice its end, start it when that is due, wake what sleeps."""
         for note in self._tail.new() if self._tail else []:
+            self.noted_at = now
             if "fault" in note:
                 self.faults.append(f"{self.name}: {note['fault']}")
             if "started" in note:
@@ -107,6 +114,9 @@ class Actor:
             self.started_at, self.start_at = now, None
         if self.frozen is not None:
             self._tend_frozen(self.frozen, now)
+        if self.kind == "sampler" and self.alive() and now - max(self.noted_at, self.started_at) > _MUTE_S:
+            self.faults.append(f"{self.name}: nothing answered it for {_MUTE_S:.0f} s")
+            self.end()
 
     def kill(self, now: float, back_in_s: float) -> None:
         assert self.process is not None
@@ -114,6 +124,7 @@ class Actor:
             self.frozen = None
         put_down(self.process)
         self.endings["kill -9"] += 1
+        self.killed_at = now
         self.process, self.start_at = None, now + back_in_s
 
     def freeze(self, now: float, for_s: float) -> None:
@@ -140,13 +151,17 @@ class Actor:
 
     def _ended(self, code: int, now: float) -> None:
         self.process = None
-        if code == 0 and self.kind in {"producer", "reader"}:
+        if code == 0 and self.kind in {"producer", "reader", "sampler"}:
             self.wanted = False  # it has done all there was to do
         elif self.wanted:
             self.endings[f"exit code {code}"] += 1
-            if code not in TOLERATED[self.kind]:
+            if code not in TOLERATED[self.kind] and not self._lost_its_mapping(code, now):
                 self.faults.append(f"{self.name} ended with exit code {code}: {self.last_words()}")
             self.start_at = now + _SUPERVISED_PAUSE_S
+
+    def _lost_its_mapping(self, code: int, now: float) -> bool:
+        killed_at = self.mount.killed_at if self.mount is not None else float("-inf")
+        return code == -signal.SIGBUS and now - killed_at < _BUS_ERROR_S
 
     def _tend_frozen(self, frozen: Frozen, now: float) -> None:
         zombie = frozen.process is not self.process

@@ -24,7 +24,7 @@ from torture_checkpoints import Checkpoints, Fault, Said, Watched
 from torture_records import SLICES, Journal, recognise
 
 MOUNT_LOST = 11
-_GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ESTALE, errno.ESHUTDOWN}
+GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ESTALE, errno.ESHUTDOWN}
 _GLANCE_S = 0.05
 _MOUNT_WAIT_S = 120.0
 _HURRY = 5  # so many times fewer checkpoints once nothing new comes and nobody is killed any more
@@ -152,7 +152,7 @@ def main() -> int:
     try:
         reader.run()
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in GONE:
             reader._leave(error)  # noqa: SLF001 - the end of this very program
         if error.errno == errno.ENOENT and reader._status_or_leave()["pid"] != reader.served_by:  # noqa: SLF001
             reader._leave(error)  # noqa: SLF001 - between two mounts there is an empty directory

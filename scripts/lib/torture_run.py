@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,11 @@ from types import FrameType
 
 from quickstart_programs import is_mounted, processes_naming
 from rich.console import Console
-from rich.table import Table
 from torture_audit import Audit, audit_journals, audit_lake
 from torture_proxy import parse_probabilities
+from torture_records import notes
 from torture_stage import COUNTED, Stage, run_stepfs, staged, stepfs, torment
+from torture_table import print_table
 
 PROXY = (
     "reset before=0.003,reset after=0.004,500 after apply=0.003,500=0.002,lost response=0.0004,lost request=0.0004,"
@@ -130,6 +132,7 @@ def _settle(stage: Stage) -> int:
     draft.write_text(str(total))
     draft.replace(stage.end)
     _finish(stage, "reader")
+    _finish(stage, "sampler")
     for reclaimer in stage.of("reclaimer"):
         reclaimer.end()
     return total
@@ -172,7 +175,7 @@ def _report(options: argparse.Namespace, stage: Stage, outcome: Outcome, console
         "seed": options.seed,
         "store": options.store,
         "held": not outcome.faults,
-        "kills": {kind: stage.blows[kind] for kind in (*COUNTED, "reader")},
+        "kills": {kind: stage.blows[kind] for kind in (*COUNTED, "reader", "sampler")},
         "frozen": {kind: stage.blows[f"frozen {kind}"] for kind in ("producer", "reclaimer", "mount")},
         "fenced_zombies": sum(actor.zombies_fenced for actor in stage.actors),
         "steps": audit.steps,
@@ -185,6 +188,7 @@ def _report(options: argparse.Namespace, stage: Stage, outcome: Outcome, console
         "readers_differ": audit.differing,
         "live_steps_after_reclaim": audit.live,
         "probe_objects_left": audit.probes,
+        "sampled": dict(_sampled(stage)),
         "attempts": dict(audit.tally),
         "proxy": proxied,
         "endings": endings,
@@ -195,41 +199,21 @@ def _report(options: argparse.Namespace, stage: Stage, outcome: Outcome, console
     if options.json:
         print(json.dumps(figures, indent=2))
     else:
-        _table(figures)
+        print_table(figures)
     for fault in outcome.faults[:_SHOWN_MAX]:
         console.print(f"[red]fault:[/red] {fault}", markup=True, soft_wrap=True)
     console.print(f"the same kinds of blows in the same order: {_again(options)}", soft_wrap=True)
 
 
-def _table(figures: dict[str, object]) -> None:
-    table = Table(title="stepfs torture", title_justify="left")
-    table.add_column("what")
-    table.add_column("found", justify="right")
-
-    def row(what: str, value: object, *, bad: bool = False) -> None:
-        text = f"{value:,}" if isinstance(value, int) else str(value)
-        table.add_row(what, f"[bold red]{text}[/bold red]" if bad else text)
-
-    kills = dict(figures["kills"])  # type: ignore[call-overload]
-    row("real kills: producers, mounts, reclaimers, server", sum(kills[kind] for kind in COUNTED))
-    for kind, count in kills.items():
-        row(f"  kill -9 of a {kind}", count)
-    for kind, count in dict(figures["frozen"]).items():  # type: ignore[call-overload]
-        row(f"  SIGSTOP … SIGCONT of a {kind}", count)
-    zombies = dict(figures["frozen"])["producer"]  # type: ignore[call-overload]
-    fenced = figures["fenced_zombies"]
-    row("zombie producers fenced (exit code 7)", f"{fenced} of {zombies}", bad=fenced != zombies)
-    for name, count in sorted(dict(figures["proxy"]).items()):  # type: ignore[call-overload]
-        row(f"  proxy: {name}", count)
-    attempts = ", ".join(f"{count} {what}" for what, count in dict(figures["attempts"]).items())  # type: ignore[call-overload]
-    row("commit attempts of producers", attempts)
-    for name in ("steps", "records", "readings", "live_steps_after_reclaim", "probe_objects_left"):
-        row(name.replace("_", " "), figures[name])
-    for name in ("lost", "duplicated", "torn", "disordered", "readers_differ"):
-        row(name.replace("_", " "), figures[name], bad=bool(figures[name]))
-    row("under torture / altogether, s", f"{figures['tormented_s']} / {figures['wall_s']}")
-    row("everything held", "yes" if figures["held"] else "NO", bad=not figures["held"])
-    Console().print(table)
+def _sampled(stage: Stage) -> Counter[str]:
+    """How often the samplers read in which way: the sum over the last note of each incarnation."""
+    last: dict[tuple[str, int], dict[str, int]] = {}
+    for actor in stage.of("sampler"):
+        assert actor.journal is not None
+        last |= {
+            (actor.name, note["pid"]): note["sampled"] for note in notes(actor.journal) if "sampled" in note
+        }
+    return sum(map(Counter, last.values()), Counter())
 
 
 def _again(options: argparse.Namespace) -> str:

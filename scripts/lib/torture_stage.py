@@ -18,8 +18,8 @@ from torture_cast import Actor, python
 from torture_records import SLICES
 from torture_server import Server
 
-KILLED_KINDS = {"producer": 34, "mount": 24, "reclaimer": 24, "server": 8, "reader": 10}
-COUNTED = ("producer", "mount", "reclaimer", "server")  # what --kills counts; readers come on top
+KILLED_KINDS = {"producer": 34, "mount": 24, "reclaimer": 24, "server": 8, "reader": 10, "sampler": 6}
+COUNTED = ("producer", "mount", "reclaimer", "server")  # what --kills counts; those who read come on top
 _FREEZE_SHARE = 0.12  # of all blows
 _FROZEN_S = (1.0, 8.0)
 _BACK_S = (0.0, 1.5)
@@ -99,7 +99,8 @@ def staged(
         stepfs(environment, "init", lake, "--slices", str(SLICES), "--ext", ".bin")
         stage.actors += [_producer(stage, index, rate, environment) for index in range(producers)]
         for index in range(readers):
-            stage.actors += [_mount(stage, index, environment), _reader(stage, index, environment)]
+            mount = _mount(stage, index, environment)
+            stage.actors += [mount, _reader(stage, index, environment), _sampler(stage, index, mount)]
         stage.actors += [_reclaimer(stage, index, environment) for index in range(_RECLAIMERS)]
         yield stage
 
@@ -224,6 +225,19 @@ def _reader(stage: Stage, index: int, environment: dict[str, str]) -> Actor:
         journal,
         environment,
     )
+
+
+def _sampler(stage: Stage, index: int, mount: Actor) -> Actor:
+    name = f"sampler-{index}"
+    journal = stage.directory / f"{name}.journal"
+    order = {
+        "seed": stage.seed,
+        "mount": str(stage.directory / "mnt" / f"node-{index}"),
+        "end": str(stage.end),
+        "journal": str(journal),
+    }
+    command = python("torture_sampler.py", json.dumps(order))
+    return Actor("sampler", name, command, _log(stage, name), journal, mount.environment, mount=mount)
 
 
 def _watched(stage: Stage, index: int) -> Path:

@@ -42,7 +42,8 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     kills = found["kills"]
-    assert sum(kills.values()) - kills["reader"] >= 8
+    assert sum(kills.values()) - kills["reader"] - kills["sampler"] >= 8
+    assert set(found["sampled"]) >= {"whole", "pieces", "mapped"}
     assert kills["server"] == 0
     assert found["fenced_zombies"] == found["frozen"]["producer"]
     assert found["steps"] == found["records"] > 0
