@@ -51,7 +51,6 @@ class Mounted:
     meter: Meter
     ops: StepOperations
     signalled: set[int]
-    opens: list[tuple[int, int]] = field(default_factory=list)
     sizes_told: list[tuple[int, int, bytes]] = field(default_factory=list)
     listed: list[tuple[bytes, int, int]] = field(default_factory=list)
     rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -64,9 +63,6 @@ class Mounted:
     def seal(self) -> None:
         self.table.seal()
         self.news.ring()
-
-    def note_open(self, step, index) -> None:
-        self.opens.append((step, index))
 
     async def lookup(self, *path: str, pid: int = 1234) -> pyfuse3.EntryAttributes:
         inode, found = ROOT, await self.ops.getattr(ROOT, Caller(pid))
@@ -145,7 +141,6 @@ async def mounted(
             known=known,
             files=files,
             sizes=PendingSizes(lambda inode, size, data: made.sizes_told.append((inode, size, data))),
-            observer=made,
         ),
         readdir_reply=made.reply,
     )

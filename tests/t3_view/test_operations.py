@@ -26,7 +26,7 @@ async def test_a_committed_step_is_a_directory_with_one_file_per_slice():
         assert (found.st_ino, found.st_size, found.st_mode) == (slice_inode(1, 1), len(data), 0o100444)
         assert found.st_mtime_ns == (CREATED_MS + 2000) * 1_000_000
         assert await m.read("step-000000001", "rank-00001.pt") == data
-        assert m.opens == [(1, 1)]
+        assert m.slices.opened == [(1, 1)]
 
 
 async def test_what_is_not_committed_is_not_there_at_once():

@@ -51,11 +51,18 @@ class Block:
     def consumed(self) -> bool:
         return all(owner.consumed for owner in self.owners)
 
+    @property
+    def idle(self) -> bool:
+        """Whether all its slices are idle or consumed."""
+        return all(owner.idle or owner.consumed for owner in self.owners)
+
 
 class HeldSlice:
-    """A slice of which some bytes are at hand, on their way, or pinned by an open file."""
+    """A slice that is open, or of which some bytes are at hand or on their way."""
 
-    __slots__ = ("consumed", "entry", "index", "pieces", "pins", "places", "reading", "ref")
+    __slots__ = (
+        "consumed", "entry", "handles", "idle", "index", "pieces", "pins", "places", "read_at", "reading", "ref"
+    )  # fmt: skip
 
     def __init__(self, entry: StepEntry, index: SliceIndex) -> None:
         self.entry = entry
@@ -63,7 +70,10 @@ class HeldSlice:
         self.ref = entry.tgb.slice(index)
         self.pieces = pieces_of(index, self.ref)
         self.places: list[Block | None] = [None] * len(self.pieces)
+        self.handles = 0  # open files
+        self.idle = False  # open, and not pinned: nobody reads it (see `opened`)
         self.pins = 0
+        self.read_at = float("-inf")  # trio time of the last READ
         self.consumed = False  # was opened and closed
         self.reading = 0  # block number of the latest read: what is near it is fetched first
 

@@ -46,6 +46,8 @@ class Cache:
         return held
 
     def pin(self, held: HeldSlice) -> None:
+        """Keep what is in memory of a slice, and what will come."""
+        held.idle = False
         held.pins += 1
         if held.pins == 1:
             for block in _blocks(held):
@@ -53,17 +55,34 @@ class Cache:
                 self._settle(block)
 
     def unpin(self, held: HeldSlice) -> None:
+        """The slice was closed: with the last pin it is consumed."""
         assert held.pins > 0
         held.pins -= 1
-        if held.pins:
-            return
-        held.consumed = True
+        if not held.pins:
+            self.consume(held)
+
+    def make_idle(self, held: HeldSlice) -> None:
+        """Nobody reads the slice, though it is open: it may leave memory."""
+        held.pins, held.idle = 0, True
+        self._refile(held)
+
+    def consume(self, held: HeldSlice) -> None:
+        """An unpinned slice was read, or closed without: it leaves first."""
+        held.consumed, held.idle = True, False
+        self._refile(held)
+        self._tidy(held)
+
+    def expect(self, held: HeldSlice) -> None:
+        """An idle slice will be read soon."""
+        held.idle = False
+        self._refile(held)
+
+    def _refile(self, held: HeldSlice) -> None:
         for block in _blocks(held):
             if block.state is State.FAILED:
                 self._detach(block)  # the next open tries again
             else:
                 self._file(block)
-        self._tidy(held)
 
     def plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> list[Block]:
         """New QUEUED blocks for every piece of these slices that nobody holds or fetches."""
@@ -165,9 +184,9 @@ class Cache:
         self._floor = min(self._floor, step)
 
     def charge(self, size: int) -> bool:
-        """Count `size` bytes of pages against the budget; only what is consumed makes room for them."""
+        """Count `size` bytes of pages against the budget; only what is consumed or idle makes room for them."""
         while not self.pool.charge(size):
-            victim = self.evictable.pop_consumed()
+            victim = self.evictable.pop_unneeded()
             if victim is None:
                 return False
             self.drop(victim)
@@ -189,9 +208,14 @@ class Cache:
             self.drop(victim)
             self._counts.evicted += 1
 
-    def pinned_below(self, step: Step) -> list[HeldSlice]:
-        """Open slices of steps below."""
-        return [held for held in self._slices.values() if held.pins and held.entry.step < step]
+    def opened(self) -> list[HeldSlice]:
+        """The open slices."""
+        return [held for held in self._slices.values() if held.handles]
+
+    @property
+    def floor(self) -> Step:
+        """Steps below are needed by open files alone."""
+        return self._floor
 
     def blocks(self) -> set[Block]:
         """Every block in the table."""
@@ -221,7 +245,7 @@ class Cache:
             self._tidy(owner)
 
     def _tidy(self, held: HeldSlice) -> None:
-        if not held.pins and not any(held.places):
+        if not held.handles and not held.pins and not any(held.places):
             self._slices.pop(held.key, None)
 
 

@@ -1,4 +1,4 @@
-"""Which block leaves memory next: consumed ones first (oldest first), then what readers reach last.
+"""Which block leaves memory next: consumed ones first (oldest first), then idle ones, then what readers reach last.
 
 Blocks are here iff they are READY and unpinned. Steps ahead are grouped by step, so that finding the farthest one
 costs the number of steps held, not of blocks.
@@ -19,32 +19,39 @@ class Evictable:
     def __init__(self) -> None:
         self.low = Step(0)  # the lowest step a reader is at: what lies below was skipped and goes early
         self._consumed: OrderedDict[Block, None] = OrderedDict()
+        self._idle: OrderedDict[Block, None] = OrderedDict()  # of files that are open and not read
         self._ahead: dict[Step, dict[Block, None]] = {}
 
     def add(self, block: Block) -> None:
         self.discard(block)
         if block.consumed:
             self._consumed[block] = None
+        elif block.idle:
+            self._idle[block] = None
         else:
             self._ahead.setdefault(block.step, {})[block] = None
 
     def discard(self, block: Block) -> None:
         self._consumed.pop(block, None)
+        self._idle.pop(block, None)
         blocks = self._ahead.get(block.step)
         if blocks is not None:
             blocks.pop(block, None)
             if not blocks:
                 del self._ahead[block.step]
 
-    def pop_consumed(self) -> Block | None:
-        """The oldest consumed block."""
-        return self._consumed.popitem(last=False)[0] if self._consumed else None
+    def pop_unneeded(self) -> Block | None:
+        """The oldest consumed block, else the one that is idle for longest."""
+        for blocks in (self._consumed, self._idle):
+            if blocks:
+                return blocks.popitem(last=False)[0]
+        return None
 
     def pop_spent(self) -> Block | None:
-        """The oldest consumed block, else one of the lowest step if readers have passed it."""
-        consumed = self.pop_consumed()
-        if consumed is not None or not self._ahead:
-            return consumed
+        """The oldest consumed or idle block, else one of the lowest step if readers have passed it."""
+        unneeded = self.pop_unneeded()
+        if unneeded is not None or not self._ahead:
+            return unneeded
         step = min(self._ahead)
         return self._take(next(iter(self._ahead[step]))) if step < self.low else None
 

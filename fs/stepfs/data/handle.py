@@ -23,6 +23,7 @@ class Source(Protocol):
     def deadline_s(self) -> float: ...
     @property
     def counts(self) -> DataCounts: ...
+    def begin_reading(self, held: HeldSlice) -> None: ...
     async def ready_block(self, held: HeldSlice, number: int) -> None: ...
     def close(self, held: HeldSlice) -> None: ...
 
@@ -30,12 +31,13 @@ class Source(Protocol):
 class SliceHandle:
     """One open of a slice: keeps its bytes at hand until `close`."""
 
-    __slots__ = ("_closed", "_held", "_source", "length")
+    __slots__ = ("_closed", "_held", "_source", "_unread", "length")
 
     def __init__(self, source: Source, held: HeldSlice) -> None:
         self._source = source
         self._held = held
         self._closed = False
+        self._unread = True
         self.length = held.length
 
     async def read(self, offset: int, size: int) -> memoryview:
@@ -48,6 +50,10 @@ class SliceHandle:
         stop = min(offset + size, self.length)
         if offset >= stop:
             return memoryview(b"")
+        if self._unread or self._held.idle:
+            self._unread = False
+            self._source.begin_reading(self._held)
+        self._held.read_at = trio.current_time()
         number, start = divmod(offset, BLOCK_BYTES)
         if start + size <= BLOCK_BYTES and self._held.is_ready(number):  # the common case, without a timer
             self._source.counts.bytes_delivered += stop - offset

@@ -11,7 +11,6 @@ is not whole is primed again. Everything that touches the mount runs in `ownthre
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ import trio
 
 from stepfs.data.blocks import HeldSlice
 from stepfs.data.ownthreads import OwnThreads
+from stepfs.data.page_order import PageOrder
 from stepfs.data.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -30,7 +30,6 @@ from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
 _SHARE: Final = 0.5  # of the budget, for pages
 _BATCH_FILES: Final = 64  # small files primed by one call into a thread
-_DROP_BYTES: Final = 1 << 20  # of small files that were read, so much goes by one call into a thread
 _SAMPLE: Final = 8  # files of a step that are looked at
 
 Key = tuple[Step, SliceIndex]
@@ -62,7 +61,7 @@ class Primer:
         self._slices = slices
         self._pages = pages
         self._primed: dict[Key, _Primed] = {}
-        self._consumed: dict[Key, None] = {}  # opened and closed: dropped when room is needed, oldest first
+        self._order = PageOrder()  # what is dropped when room is needed
         self._evicted: set[Key] = set()  # were primed before
         self._refused: set[Key] = set()  # could not be primed: not shown here, or the kernel would not
         self._todo: deque[HeldSlice] = deque()  # ready and wished, nearest first, as of the last look
@@ -97,6 +96,11 @@ class Primer:
         self._stale = True
         self._wake.set()
 
+    def idle(self, key: Key) -> None:
+        """A file is open and nobody seems to read it: its pages may go when room is needed."""
+        if key in self._primed:
+            self._order.make_idle(key)
+
     def closed(self, key: Key) -> None:
         """A file was closed: its pages may go when room is needed.
 
@@ -105,7 +109,7 @@ class Primer:
         primed = self._primed.get(key)
         if primed is not None:
             primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
-            self._consumed[key] = None
+            self._order.consume(key)
         if self._todo:
             self._wake.set()
 
@@ -131,7 +135,7 @@ class Primer:
         pool = self._slices.cache.pool
         if pool.used <= pool.limit or not self._primed:
             return False
-        await self._drop([next(iter(self._consumed), max(self._primed))])
+        await self._drop([next(iter(self._order), max(self._primed))])
         return True
 
     async def _check_next(self) -> bool:
@@ -193,31 +197,21 @@ class Primer:
                 if key in self._primed or key in self._refused:
                     continue
                 held = self._slices.cache.get(*key)
-                if held is not None and held.ready and held.length:
+                # Priming what is open already would hide from us that it is read.
+                if held is not None and held.ready and held.length and not held.handles:
                     yield held
 
     async def _room(self, held: HeldSlice) -> bool:
-        """Charge the slice's pages, dropping consumed ones for it. False: no room, or it was evicted meanwhile."""
+        """Charge the slice's pages, dropping consumed and idle ones for it. False: no room, or it was evicted meanwhile."""
         cache = self._slices.cache
         while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
-            if not self._consumed:
+            if not self._order:
                 return False
-            await self._drop(self._oldest(held.length))
+            await self._drop(self._order.oldest(held.length, lambda key: self._primed[key].length))
         if held.ready:
             return True
         cache.pool.discharge(held.length)
         return False
-
-    def _oldest(self, size: int) -> list[Key]:
-        """Consumed slices of at least `size` bytes, if there are so many, the oldest; of small files several."""
-        keys: list[Key] = []
-        found = 0
-        for key in itertools.islice(self._consumed, _BATCH_FILES):
-            keys.append(key)
-            found += self._primed[key].length
-            if found >= max(size, _DROP_BYTES):
-                break
-        return keys
 
     def _enter(self, held: HeldSlice) -> None:
         # What was evicted before is not looked at again: a kernel that evicts at once is not fought.
@@ -290,7 +284,7 @@ class Primer:
 
     def _forget(self, key: Key) -> None:
         primed = self._primed.pop(key, None)
-        self._consumed.pop(key, None)
+        self._order.discard(key)
         if primed is not None:
             self.bytes -= primed.length
             self._slices.cache.pool.discharge(primed.length)

@@ -8,7 +8,7 @@ again, and what it found is used before the next await.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import trio
@@ -22,6 +22,7 @@ from stepfs.data.disk import DiskCache
 from stepfs.data.fetch import Fetcher
 from stepfs.data.handle import SliceHandle
 from stepfs.data.loading import BlockLoader
+from stepfs.data.opened import OpenSlices
 from stepfs.data.sources import DiskSource, OriginStore, StoreSource
 from stepfs.data.spill import Spill
 from stepfs.errors import StoreUnreachableError
@@ -36,6 +37,7 @@ class Priming(Protocol):
     @property
     def primed(self) -> Collection[Key]: ...
     def changed(self) -> None: ...
+    def idle(self, key: Key) -> None: ...
     def closed(self, key: Key) -> None: ...
     def forget_below(self, step: Step) -> None: ...
 
@@ -53,9 +55,11 @@ class Slices:
         connections: int = 16,
         origin_store: OriginStore | None = None,
         counts: DataCounts | None = None,
+        opened_are_kept: bool = False,
     ) -> None:
         """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `connections`: GETs
-        under way at a time. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0)."""
+        under way at a time. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`: the
+        objects of steps from `forget_below`'s on stay, so that open files which nobody reads may leave memory."""
         self.counts = counts or DataCounts()
         self.spill = Spill(disk, self.counts, self._written, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.spill.holds)
@@ -70,14 +74,20 @@ class Slices:
         self._loader = BlockLoader(
             self.cache, self._agenda, sources, connections=connections, loaded=self._loaded
         )
+        self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
+        self._open = OpenSlices()
+        self._opened_are_kept = opened_are_kept
         self._opens = 0
         self._opened_bytes = 0
 
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle:
-        """Pin a slice and start fetching what is not at hand. Never waits. IndexError beyond the last slice."""
+        """Open a slice. Never waits. IndexError beyond the last slice.
+
+        What is not at hand is fetched at the first READ; at once if nobody keeps the object until then.
+        """
         held = self.cache.hold(entry, index)
-        self.cache.pin(held)
-        self.spill.pin(held)
+        held.handles += 1
+        self._pin(held)
         self._agenda.opened(held)
         self._opens += 1
         self._opened_bytes += held.length
@@ -85,13 +95,66 @@ class Slices:
             self.counts.hits += 1  # on disk: loaded when read, which primed pages may make needless
         else:
             self.counts.misses += 1
-            self._agenda.demand(held)
-            self._loader.notify()
+            if not self._is_kept(entry.step):
+                self._demand(held)
+        if held.key in self._primed():
+            self.on_reading(*held.key)  # no READ will tell
+        if self._is_kept(entry.step):
+            self._open.add(held)
+            self._make_idle()
         return SliceHandle(self, held)
+
+    def begin_reading(self, held: HeldSlice) -> None:
+        """The first READ of a handle, or the first after it was idle."""
+        self.on_reading(*held.key)
+        self._pin(held)
+        if self._is_kept(held.entry.step):
+            self._open.add(held)
+        if held.missing and not self.spill.holds(held) and held.key not in self._primed():
+            self._demand(held)
+
+    def keep_opened(self) -> None:
+        """From now on nobody keeps the objects of open files: hold their bytes."""
+        self._opened_are_kept = False
+        self._hold(self.cache.opened())
+
+    def _is_kept(self, step: Step) -> bool:
+        return self._opened_are_kept and step >= self.cache.floor
+
+    def _make_idle(self) -> None:
+        for held in self._open.make_idle(self.cache.pool.limit, trio.current_time()):
+            self.cache.make_idle(held)
+            self.spill.unpin(held)
+            if self._priming is not None:
+                self._priming.idle(held.key)
+            self._loader.notify()
+
+    def _pin(self, held: HeldSlice) -> None:
+        if not held.pins:
+            self.cache.pin(held)
+            self.spill.pin(held)
+
+    def _demand(self, held: HeldSlice) -> None:
+        self._agenda.demand(held)
+        self._loader.notify()
+
+    def _hold(self, opened: Iterable[HeldSlice]) -> None:
+        """Fetch and pin open files, read or not: soon their objects may be gone. Pages alone are no copy."""
+        for held in opened:
+            self._open.discard(held)
+            self._pin(held)
+            if not held.ready and not self.spill.holds(held):
+                self._demand(held)
 
     def wish(self, wishes: Iterable[Wish]) -> None:
         """What will be opened next, nearest first; replaces the former list. Fetched as the budget allows."""
+        wishes = list(wishes)
         self._agenda.wish(wishes)
+        for held in self._open.take_idle(
+            (entry.step, index) for entry, indices in wishes for index in indices
+        ):
+            self.cache.expect(held)
+        self._make_idle()
         self.changed()
 
     def wished(self) -> Sequence[Wish]:
@@ -130,13 +193,8 @@ class Slices:
             self.spill.disk.low = step
 
     def forget_below(self, step: Step) -> None:
-        """Consumed or reclaimed: unpinned slices below leave at once, open ones when they are closed.
-
-        An open one that only the page cache holds is fetched now: soon its object may be gone.
-        """
-        for held in self.cache.pinned_below(step):
-            if not held.ready and not self.spill.holds(held):
-                self._agenda.demand(held)
+        """Consumed or reclaimed: unpinned slices below leave at once, open ones when they are closed."""
+        self._hold(held for held in self.cache.opened() if held.entry.step < step)
         self.cache.forget_below(step)
         self.spill.forget_below(step)
         self._agenda.forget_below(step)
@@ -174,8 +232,7 @@ class Slices:
         while True:
             block = held.places[number]
             if block is None:
-                self._agenda.demand(held)
-                self._loader.notify()
+                self._demand(held)
                 await self._loader.planned.wait()
                 continue
             if block.state is State.READY:
@@ -193,9 +250,14 @@ class Slices:
 
     def close(self, held: HeldSlice) -> None:
         """A handle was closed."""
-        self.cache.unpin(held)
-        self.spill.unpin(held)
-        if not held.pins:
+        held.handles -= 1
+        if not held.handles:
+            self._open.discard(held)
+            if held.pins:
+                self.cache.unpin(held)
+                self.spill.unpin(held)
+            else:
+                self.cache.consume(held)
             self._agenda.closed(held)
             if self._priming is not None:
                 self._priming.closed(held.key)

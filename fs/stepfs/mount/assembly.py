@@ -74,6 +74,7 @@ class Assembly:
             disk=disk,
             deadline_s=options.deadline_s,
             origin_store=self._origin_store,
+            opened_are_kept=options.group is not None,
         )
         self.prefetcher = Prefetcher(
             self.slices,
@@ -82,6 +83,7 @@ class Assembly:
             told=told_slices(options, self.ranks),
             start=None if options.steps is None else Step(options.steps.start),
         )
+        self.slices.on_reading = self.prefetcher.note_open
         pages = LentPages(options.directory, self.ranks, reader.identity.ext.encode())
         self.primer = Primer(self.slices, pages) if options.prime else None
         self.waits = Waits(self.tree, reader, self.news, deadline_s=options.deadline_s, wait_s=options.wait_s)
@@ -130,7 +132,6 @@ class Assembly:
                 meter=self.meter,
                 known=self.known,
                 files=self.files,
-                observer=self.prefetcher,
                 is_own=self._is_own,
             )
         )

@@ -37,9 +37,3 @@ class Slices(Protocol):
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle: ...
 
     def forget_below(self, step: Step) -> None: ...
-
-
-class OpenObserver(Protocol):
-    """`stepfs.data.prefetch.Prefetcher`: learns from what is opened here."""
-
-    def note_open(self, step: Step, index: SliceIndex) -> None: ...

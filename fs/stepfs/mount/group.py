@@ -43,9 +43,10 @@ class GroupNeed:
         fleet: FleetPace | None = None,
         opened_here: Callable[[], Step] = lambda: Step(0),
         trusts: bool = False,
+        on_retired: Callable[[], None] = lambda: None,
     ) -> None:
         """`checkpoints`: a directory of the trainer's to follow, and what its counters mean. `opened_here`: one past the
-        greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond that are recorded all the same.
+        greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond that are recorded all the same. `on_retired`: the group keeps nothing any more.
         """
         self._fleet = fleet or FleetPace()
         self.name = group.name
@@ -59,6 +60,7 @@ class GroupNeed:
             )
         self._tree = tree
         self._on_change = on_change
+        self._on_retired = on_retired
         self._newest = -1  # slot of the newest record known
         self._looks = 0
         self._troubled = False
@@ -166,6 +168,8 @@ class GroupNeed:
     def _show(self, record: ConsumerRecord) -> None:
         """A retired group needs nothing more, and hides nothing more either."""
         self._record = record
-        if not record.retired and record.need != self._tree.need:
+        if record.retired:
+            self._on_retired()
+        elif record.need != self._tree.need:
             self._tree.need = record.need
             self._on_change()

@@ -22,7 +22,7 @@ import pyfuse3
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.control import Control
-from stepfs.mount.doors import OpenObserver, Reader, Slices
+from stepfs.mount.doors import Reader, Slices
 from stepfs.mount.files import FileTable, OpenFile, OpenSlice, OpenUnread
 from stepfs.mount.guard import guarded
 from stepfs.mount.known import KnownSteps
@@ -66,7 +66,6 @@ class Parts:
     known: KnownSteps
     files: FileTable
     sizes: PendingSizes = field(default_factory=PendingSizes)
-    observer: OpenObserver | None = None
     is_own: Callable[[int], bool] = lambda _pid: False  # whether a request is of the daemon's own threads
 
 
@@ -198,8 +197,6 @@ class StepOperations(pyfuse3.Operations):
         if self._parts.is_own(pid):
             return OpenUnread()
         self.meter.note_open(node.step)
-        if self._parts.observer is not None:
-            self._parts.observer.note_open(node.step, node.index)
         rank = self._parts.ranks.first_rank_of(node.index)
         return OpenSlice(self._parts.slices.open(entry, node.index), entry, node.index, rank)
 

@@ -254,9 +254,8 @@ async def _register(mount: Assembly) -> GroupNeed | None:
     options = mount.options
     if options.group is None:
         return None
-    checkpoints = None
-    if options.checkpoint_dir is not None:
-        checkpoints = Place.parse(options.checkpoint_dir), NextStep(options.next_step)
+    watched = options.checkpoint_dir
+    checkpoints = None if watched is None else (Place.parse(watched), NextStep(options.next_step))
     need = GroupNeed(
         Group.of(mount.store, mount.reader.identity, options.group),
         mount.tree,
@@ -265,6 +264,7 @@ async def _register(mount: Assembly) -> GroupNeed | None:
         fleet=mount.fleet,
         opened_here=lambda: mount.meter.opened,
         trusts=options.trust_checkpoints,
+        on_retired=mount.slices.keep_opened,
     )
     await need.register()
     return need

@@ -1,0 +1,54 @@
+"""Which primed files lose their pages next: those that were read, oldest first, then those that are open and idle."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from stepfs.format.ids import SliceIndex, Step
+
+FILES_MAX: Final = 64
+_BYTES_MIN: Final = 1 << 20  # of small files, so much goes by one call into a thread
+
+Key = tuple[Step, SliceIndex]
+
+
+class PageOrder:
+    """The primed files that may lose their pages."""
+
+    def __init__(self) -> None:
+        self._consumed: dict[Key, None] = {}  # opened and closed
+        self._idle: dict[Key, None] = {}  # open, and nobody seems to read them
+
+    def __bool__(self) -> bool:
+        return bool(self._consumed or self._idle)
+
+    def __iter__(self) -> Iterator[Key]:
+        return itertools.chain(self._consumed, self._idle)
+
+    def consume(self, key: Key) -> None:
+        """The file was closed."""
+        self._idle.pop(key, None)
+        self._consumed[key] = None
+
+    def make_idle(self, key: Key) -> None:
+        """The file is open, and nobody seems to read it."""
+        if key not in self._consumed:
+            self._idle[key] = None
+
+    def discard(self, key: Key) -> None:
+        """The pages are gone."""
+        self._consumed.pop(key, None)
+        self._idle.pop(key, None)
+
+    def oldest(self, size: int, length: Callable[[Key], int]) -> list[Key]:
+        """The first files of at least `size` bytes together, if there are so many; of small files several."""
+        keys: list[Key] = []
+        found = 0
+        for key in itertools.islice(self, FILES_MAX):
+            keys.append(key)
+            found += length(key)
+            if found >= max(size, _BYTES_MIN):
+                break
+        return keys
