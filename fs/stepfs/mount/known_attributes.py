@@ -10,7 +10,15 @@ from stepfs.mount.files import FileTable
 from stepfs.mount.pending_sizes import PendingSizes
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of
+from stepfs.view.inodes import (
+    Fixed,
+    SliceFile,
+    StepDirectory,
+    StepFile,
+    WaitFile,
+    directory_inode,
+    node_of,
+)
 from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, parse_step
 from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Presence, Tree
@@ -53,13 +61,13 @@ class KnownAttributes:
         self._sizes.note(found.inode)
         return found
 
-    def dots(self, inode: int, name: bytes) -> Attributes | None:
-        """`.` and `..` by inode, which the kernel asks for when a file handle comes from an NFS client."""
+    def above(self, inode: int) -> Attributes | None:
+        """The directory above an inode; None if either is not there."""
         node = node_of(inode)
-        if name == b".":
-            return self.attributes(inode)
+        if node is None:
+            return None
         if isinstance(node, SliceFile):
-            return attributes.step_directory(self._reader, self._tree, node.step)
+            return self.attributes(directory_inode(node.step))
         above = {StepFile: Fixed.STEPS, WaitFile: Fixed.WAIT}.get(type(node), Fixed.ROOT)
         return self._fixed(Fixed.CONTROL if node in {Fixed.STEPS, Fixed.WAIT} else above)
 

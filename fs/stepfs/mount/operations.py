@@ -96,8 +96,10 @@ class StepOperations(pyfuse3.Operations):
         self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         parent = node_of(parent_inode)
-        if name in {b".", b".."}:
-            found: Attributes | None = self._known.dots(parent_inode, name)
+        if name == b".":
+            found: Attributes | None = await self._lookup_handle(parent_inode, ctx.pid)
+        elif name == b"..":
+            found = self._known.above(parent_inode)
         elif parent is Fixed.ROOT:
             found = self._known.in_root(name)
         elif isinstance(parent, StepDirectory):
@@ -120,6 +122,18 @@ class StepOperations(pyfuse3.Operations):
             return self._known.pending(step, index)
         entry = await self._entry(step, pid)
         return attributes.slice_file(entry, index, self._parts.ranks.links)
+
+    async def _lookup_handle(self, inode: int, pid: int) -> Attributes | None:
+        """An inode that the kernel has forgotten, from a file handle of an NFS client; our ENOENT becomes its ESTALE.
+
+        Stricter than GETATTR: what has left the view comes back only while it is open. And it waits for an index segment,
+        because a handle outlives the mount that gave it out.
+        """
+        node = node_of(inode)
+        if not isinstance(node, SliceFile) or self._tree.names_known(node.step):
+            return self._known.attributes(inode)
+        entry = self._parts.files.entry_of(node.step, node.index) or await self._entry(node.step, pid)
+        return self._known.of_slice(entry, node)
 
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         found = self._known.attributes(inode)
