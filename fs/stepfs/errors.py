@@ -73,6 +73,10 @@ class StoreUnreachableError(StepfsError):
     exit_code = 6
 
 
+class StoreSilentError(StoreUnreachableError):
+    """The store has said nothing for as long as whoever waits wanted to wait: end, and try again later."""
+
+
 class FencedError(StepfsError):
     """A newer incarnation of this producer id is live. Stop; a supervisor must not restart this process."""
 

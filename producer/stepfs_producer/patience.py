@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs import entropy
-from stepfs.errors import StoreUnreachableError
+from stepfs.errors import StoreSilentError, StoreUnreachableError
 
 _log = logging.getLogger("stepfs.producer")
 
@@ -45,6 +45,8 @@ class Patience:
 
     async def bear(self, error: StoreUnreachableError) -> None:
         """Wait before the next try; raises `error` once the failures have lasted too long."""
+        if isinstance(error, StoreSilentError):
+            raise error  # somebody has counted already how long it is silent
         now_s = trio.current_time()
         if self._failing_since_s is None:
             self._failing_since_s = now_s

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
+
+from stepfs_producer import Producer
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -19,6 +22,22 @@ def test_globs_name_steps():
     patterns = set(re.findall(r"glob\(\"([^\"]+)\"\)", README))
     assert patterns == {"run/*/rank-*"}, "shown as what reads the newest step twice"
     assert "`step-*`" in README
+
+
+def test_what_holds_back_a_producer_is_named():
+    produce = README[README.index("## Produce") : README.index("## Mount on")]
+    options = set(inspect.signature(Producer.__init__).parameters) - {"self", "lake_url", "endpoint_url"}
+    assert {name for name in options if not re.search(rf"`{name}\b|{name}=", produce)} == {
+        "store",
+        "clock",
+        "pacer",
+    }, "for tests and simulations"
+
+
+def test_resuming_is_shown_whole_in_few_lines():
+    [block] = [text for text in README.split("```") if "StreamState" in text and text.startswith("python")]
+    assert all(name in block for name in ("dcp.save", "dcp.load", "CheckpointHook"))
+    assert len([line for line in block.splitlines()[1:] if line.strip() and "import" not in line]) <= 20
 
 
 def test_how_a_group_ends_is_said_where_groups_are():

@@ -36,6 +36,7 @@ from stepfs.interruption import listen
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141
+_running = "stepfs"
 _STDOUT: Final = 1
 _STDERR: Final = 2
 
@@ -54,6 +55,8 @@ _CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
 @contextmanager
 def reported(program: str = "stepfs") -> Iterator[None]:
     """Turn any exception into its line on stderr and `SystemExit(code)`. Use as decorator or context manager."""
+    global _running  # noqa: PLW0603 - a process is one program
+    _running = program
     try:
         listen()
         yield
@@ -133,6 +136,11 @@ def _interrupted(error: BaseException) -> bool:
 def _os_error_line(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename is not None else reason
+
+
+def announce(line: str) -> None:
+    """Say on stderr, in the name of the program that runs, what it waits for."""
+    say(f"{_running}: {line}")
 
 
 def say(line: str) -> None:

@@ -225,7 +225,7 @@ def mount(
         if run(options) == signal.SIGINT:
             raise typer.Exit(EXIT_INTERRUPTED)
     else:
-        from stepfs.cli.target import announce
+        from stepfs.cli.failure import announce
         from stepfs.mount.daemon import start
 
         start(options, announce)

@@ -39,17 +39,11 @@ def lake_of(target: str, endpoint_url: str | None) -> tuple[str, str | None]:
 
 def watched_store(url: str, endpoint_url: str | None) -> Store:
     """The store of a URL, for a command: when it does not answer, a line says so, and the command ends (exit code 6)."""
+    from stepfs.cli.failure import announce
     from stepfs.store.opening import open_store
     from stepfs.store.silence import Silence
 
     return open_store(url, endpoint_url=endpoint_url, silence=Silence(announce))
-
-
-def announce(line: str) -> None:
-    """Say on stderr what the command waits for."""
-    from stepfs.cli.failure import say
-
-    say(f"stepfs: {line}")
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 A request to a server that accepts connections and then says nothing takes its time-outs times its retries: minutes
 without a line. A daemon bears that once it serves; a command must not. Silence is measured over all requests of one store, from the
-last sign of life (an answer, bytes of one) while some request waits, so a long read that moves is never cut.
+last sign of life (an answer, bytes of one) while some request waits, so a long read that moves is never cut. Requests that
+fail without an answer, one after another, are one silence; the time between them is not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from stepfs.errors import StoreUnreachableError
+from stepfs.errors import StoreSilentError
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -38,24 +39,29 @@ class Silence:
         self._waiting = 0
         self._said = False
         self._heard_s = 0.0
+        self._silent_s = 0.0  # when the last request ended
 
     def hear(self) -> None:
         """A sign of life, from any thread."""
         self._heard_s = time.monotonic()
+
+    def be_patient(self, give_up_after_s: float) -> None:
+        """From now on bear that much silence: for a program that has more to lose once it has begun."""
+        self._give_up_after_s = give_up_after_s
 
     def end(self) -> None:
         """Nobody waits at a terminal any more: requests take their time, those under way included."""
         self._ended = True
 
     async def watch(self, url: str, request: Callable[[], Awaitable[T]]) -> T:
-        """The result of `request`; `StoreUnreachableError` once the store has been silent for too long.
+        """The result of `request`; `StoreSilentError` once the store has been silent for too long.
 
         A request that shields itself from cancellation is waited for, and what it returns counts.
         """
         if self._ended:
             return await request()
         if not self._waiting:
-            self.hear()
+            self._heard_s = time.monotonic() - self._silent_s
         self._waiting += 1
         results: list[T] = []
         failures: list[Exception] = []
@@ -64,15 +70,17 @@ class Silence:
                 nursery.start_soon(self._listen, url, nursery.cancel_scope)
                 try:
                     results.append(await request())
+                    self.hear()
                 except Exception as error:  # noqa: BLE001 - raised below as itself: a nursery would wrap it
                     failures.append(error)
                 nursery.cancel_scope.cancel()
         finally:
             self._waiting -= 1
+            self._silent_s = time.monotonic() - self._heard_s
         for failure in failures:
             raise failure
         if not results:
-            raise StoreUnreachableError(
+            raise StoreSilentError(
                 f"{url}: no answer for {self._give_up_after_s:g} s; check the network and AWS_ENDPOINT_URL_S3, then retry"
             )
         return results[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,11 @@ import trio
 import typer
 
 from stepfs.cli.columns import printable
-from stepfs.cli.failure import say
+from stepfs.cli.failure import announce, say
 from stepfs.errors import UsageError
-from stepfs_producer import Producer
+from stepfs.store.opening import open_store
+from stepfs.store.silence import Silence
+from stepfs_producer import Producer, limits
 from stepfs_producer.cli.ensure_lake import committed_positions, ensure_lake
 from stepfs_producer.cli.feed import Ending, feed
 from stepfs_producer.cli.progress import showing
@@ -88,7 +91,7 @@ def produce_text(run: TextRun) -> int:
     started = time.monotonic()
     with (
         Stopping() as stopping,
-        Producer(run.lake, producer_id=producer_id, endpoint_url=run.endpoint_url) as producer,
+        _patient_producer(run.lake, producer_id, run.endpoint_url) as producer,
     ):
         start = resumed(producer.position)
         refuse_other_shape({producer_id: producer.position}, producer_id, shape)
@@ -128,6 +131,19 @@ def produce_text(run: TextRun) -> int:
         say(f"stepfs-produce: warning: {printable(warning)}")
     typer.echo(summary.as_json() if run.as_json else summary.as_line())
     return stopping.exit_code if ending is Ending.STOPPED else 0
+
+
+@contextmanager
+def _patient_producer(lake: str, producer_id: str, endpoint_url: str | None) -> Iterator[Producer]:
+    """A producer that says when its store is silent. Once it has begun it bears an outage, as its pipeline is worth keeping."""
+    silence = Silence(announce)
+    store = open_store(lake, endpoint_url=endpoint_url, silence=silence)
+    try:
+        with Producer(lake, producer_id=producer_id, store=store) as producer:
+            silence.be_patient(limits.GIVE_UP_AFTER_S)
+            yield producer
+    finally:
+        trio.run(store.aclose)
 
 
 def _grown(source: TextSource, position: TextPosition) -> list[str]:
