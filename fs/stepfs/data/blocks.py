@@ -61,7 +61,8 @@ class HeldSlice:
     """A slice that is open, or of which some bytes are at hand or on their way."""
 
     __slots__ = (
-        "consumed", "entry", "handles", "idle", "index", "pieces", "pins", "places", "read_at", "reading", "ref"
+        "consumed", "entry", "handles", "idle", "index", "partial", "pieces", "pins", "places", "read_at", "reading",
+        "ref", "streak"
     )  # fmt: skip
 
     def __init__(self, entry: StepEntry, index: SliceIndex) -> None:
@@ -76,6 +77,8 @@ class HeldSlice:
         self.read_at = float("-inf")  # trio time of the last READ
         self.consumed = False  # was opened and closed
         self.reading = 0  # block number of the latest read: what is near it is fetched first
+        self.streak = 0  # blocks that were read in order, up to `reading`
+        self.partial = False  # blocks that its reader had passed made room, though it is open
 
     @property
     def key(self) -> tuple[Step, SliceIndex]:
@@ -85,10 +88,25 @@ class HeldSlice:
     def length(self) -> int:
         return self.ref.length
 
+    def move_to(self, number: int) -> None:
+        """A reader is at this block. READs that the kernel sent together may come in another order."""
+        if number == self.reading + 1:
+            self.streak += 1
+        elif number == self.reading - 1 and self.streak:
+            return
+        elif number != self.reading:
+            self.streak = 0
+        self.reading = number
+
+    def rewind(self) -> None:
+        """Nobody has it open: the next reader begins at the beginning."""
+        self.reading, self.streak, self.partial, self.read_at = 0, 0, False, float("-inf")
+
     @property
     def missing(self) -> list[int]:
-        """Numbers of the blocks that nobody holds or fetches."""
-        return [number for number, place in enumerate(self.places) if place is None]
+        """Numbers of the blocks that nobody holds or fetches, and that are worth fetching."""
+        first = self.reading if self.partial else 0
+        return [number for number in range(first, len(self.places)) if self.places[number] is None]
 
     @property
     def ready(self) -> bool:

@@ -1,8 +1,9 @@
 """Which slices are at hand, under one budget: the state machine behind `Slices`, without I/O and without waiting.
 
 Nothing here awaits, so every method is atomic under trio. What always holds:
-* the pool's limit is never exceeded; * a pinned block is dropped only for a reader that is blocked while everything
-else is pinned too (better a second fetch than a deadlock); * a block is evictable iff it is READY and unpinned.
+* the pool's limit is never exceeded; * a pinned block is dropped only while everything is pinned: for a reader that is
+blocked (better a second fetch than a deadlock), or, once its own reader has passed it, for reading ahead (`passed`);
+* a block is evictable iff it is READY and unpinned.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.counts import DataCounts
 from stepfs.data.evict import Evictable
+from stepfs.data.passed import find_passed
 from stepfs.data.ranges import join_pieces
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, Step
@@ -69,6 +71,7 @@ class Cache:
     def consume(self, held: HeldSlice) -> None:
         """An unpinned slice was read, or closed without: it leaves first."""
         held.consumed, held.idle = True, False
+        held.rewind()
         self._refile(held)
         self._tidy(held)
 
@@ -143,7 +146,11 @@ class Cache:
         copied = self.evictable.pop_copied(self.copied, above=near)
         if copied is not None or (loading and not asking.waiting):
             return copied
-        return self.evictable.pop_farthest(above=far) or self._pinned_victim(asking)
+        return (
+            self.evictable.pop_farthest(above=far)
+            or find_passed(asking, self._slices.values())
+            or self._pinned_victim(asking)
+        )
 
     def ready(self, block: Block, buffer: Buffer) -> None:
         """The bytes of `block` are verified."""

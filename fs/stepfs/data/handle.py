@@ -24,6 +24,7 @@ class Source(Protocol):
     @property
     def counts(self) -> DataCounts: ...
     def begin_reading(self, held: HeldSlice) -> None: ...
+    def move_to(self, held: HeldSlice, number: int) -> None: ...
     async def ready_block(self, held: HeldSlice, number: int) -> None: ...
     def close(self, held: HeldSlice) -> None: ...
 
@@ -55,6 +56,8 @@ class SliceHandle:
             self._source.begin_reading(self._held)
         self._held.read_at = trio.current_time()
         number, start = divmod(offset, BLOCK_BYTES)
+        if number != self._held.reading:
+            self._source.move_to(self._held, number)
         if start + size <= BLOCK_BYTES and self._held.is_ready(number):  # the common case, without a timer
             self._source.counts.bytes_delivered += stop - offset
             return self._held.window(number, start, start + stop - offset)

@@ -113,6 +113,11 @@ class Slices:
         if held.missing and not self.spill.holds(held) and held.key not in self._primed():
             self._demand(held)
 
+    def move_to(self, held: HeldSlice, number: int) -> None:
+        """A reader came to another block: what it passed may make room for what it reads next."""
+        held.move_to(number)
+        self._loader.notify()
+
     def keep_opened(self) -> None:
         """From now on nobody keeps the objects of open files: hold their bytes."""
         self._opened_are_kept = False
@@ -232,6 +237,7 @@ class Slices:
         while True:
             block = held.places[number]
             if block is None:
+                held.reading = number  # a partial slice is fetched from there on
                 self._demand(held)
                 await self._loader.planned.wait()
                 continue
@@ -239,7 +245,6 @@ class Slices:
                 block.read_at = trio.current_time()
                 return
             block.waiting += 1
-            held.reading = number
             self._loader.notify()
             try:
                 await block.settled.wait()

@@ -1,0 +1,124 @@
+"""Slices larger than the budget: several GETs are in flight, and nothing is fetched twice."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from data_doubles import World
+
+from stepfs.data.slices import Slices
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+
+MIB = 1 << 20
+BLOCKS = 16
+CONNECTIONS = 4  # of which reading ahead in an open slice may take all
+INDEX = SliceIndex(0)
+
+
+@pytest.fixture(scope="module")
+def world():
+    made = World()
+    made.add_step([BLOCKS * BLOCK_BYTES])
+    made.add_step([BLOCKS * BLOCK_BYTES])
+    return made
+
+
+def slices_of(world, blocks, **options):
+    return Slices(world.store, memory_bytes=blocks * BLOCK_BYTES, connections=CONNECTIONS, **options)
+
+
+def slow(world, latency_s=0.1):
+    world.store.requests.clear()
+    world.store.running_max = 0
+    world.store.behave = lambda *_: latency_s
+
+
+async def read_blocks(slices, world, numbers, *, step=0, piece=4 * MIB):
+    """Seconds that it takes to read these blocks whole, in this order, `piece` bytes at a time."""
+    handle = slices.open(world.entries[step], INDEX)
+    began = trio.current_time()
+    payload = memoryview(world.payloads[step][0])
+    for number in numbers:
+        for offset in range(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES, piece):
+            assert await handle.read(offset, piece) == payload[offset : offset + piece]
+            await trio.lowlevel.checkpoint()
+    handle.close()
+    return trio.current_time() - began
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_a_slice_larger_than_the_budget_is_read_as_fast_as_one_that_fits(
+    nursery, autojump_clock, world, kept
+):
+    took = []
+    for memory in (BLOCKS + 4, CONNECTIONS + 2):
+        slow(world)
+        slices = slices_of(world, memory, opened_are_kept=kept)
+        await nursery.start(slices.run)
+        took.append(await read_blocks(slices, world, range(BLOCKS)))
+        assert slices.counts.bytes_fetched == BLOCKS * BLOCK_BYTES, "nothing twice"
+    assert took[0] / took[1] >= 0.9
+    nursery.cancel_scope.cancel()
+
+
+async def test_in_the_smallest_budget_all_but_two_buffers_are_in_flight(nursery, autojump_clock, world):
+    slow(world)
+    slices = Slices(world.store, memory_bytes=8 * BLOCK_BYTES, connections=16)
+    await nursery.start(slices.run)
+    took = await read_blocks(slices, world, range(BLOCKS))
+    assert took <= 0.1 * (BLOCKS / 6 + 2)
+    assert slices.counts.requests == BLOCKS
+    assert slices.cache.pool.used <= 8 * BLOCK_BYTES
+    nursery.cancel_scope.cancel()
+
+
+async def test_two_readers_of_different_large_slices_share_the_budget(nursery, autojump_clock, world):
+    slow(world)
+    slices = slices_of(world, CONNECTIONS + 2)
+    await nursery.start(slices.run)
+    began = trio.current_time()
+    async with trio.open_nursery() as readers:
+        for step in (0, 1):
+            readers.start_soon(lambda step=step: read_blocks(slices, world, range(BLOCKS), step=step))
+    assert slices.counts.requests <= 2 * BLOCKS + 4
+    assert trio.current_time() - began <= 0.1 * (2 * BLOCKS / CONNECTIONS + 4)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_second_pass_through_a_slice_larger_than_the_budget_reads_ahead_again(
+    nursery, autojump_clock, world
+):
+    slow(world)
+    slices = slices_of(world, CONNECTIONS + 2)
+    await nursery.start(slices.run)
+    took = await read_blocks(slices, world, [*range(BLOCKS), *range(BLOCKS)])
+    assert slices.counts.requests <= 2 * BLOCKS
+    assert took <= 0.1 * (2 * BLOCKS / CONNECTIONS + 4)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_that_jumps_about_fetches_what_it_reads_beyond_what_fits(
+    nursery, autojump_clock, world
+):
+    slow(world)
+    slices = slices_of(world, 4)
+    await nursery.start(slices.run)
+    jumps = [15, 3, 11, 7, 13, 5, 9, 1, 14, 6, 0]
+    await read_blocks(slices, world, jumps)
+    assert slices.counts.requests <= 2 * len(jumps) + 8
+    nursery.cancel_scope.cancel()
+
+
+async def test_open_files_that_were_not_read_keep_their_bytes_beside_a_large_one(
+    nursery, autojump_clock, world
+):
+    slow(world)
+    slices = slices_of(world, BLOCKS + 6)
+    await nursery.start(slices.run)
+    unread = slices.open(world.entries[1], INDEX)
+    await trio.sleep(10)
+    assert slices.holds(Step(1), INDEX)
+    await read_blocks(slices, world, range(BLOCKS))
+    assert slices.holds(Step(1), INDEX)
+    unread.close()
+    nursery.cancel_scope.cancel()
