@@ -137,13 +137,16 @@ class Assembly:
         )
 
     async def start(self, background: trio.Nursery) -> None:
-        """Start what runs beside the handlers."""
+        """Start what the handlers rely on."""
         await background.start(self.waits.run)
         await background.start(self.slices.run)
         await background.start(Governor(self.slices).run)
         await background.start(self.prefetcher.run)
         await background.start(self.withdrawal.run)
         await background.start(self.follower.run)
+
+    async def start_priming(self, background: trio.Nursery) -> None:
+        """Start what calls into this mount itself: its requests must be answered, and a guardian must watch."""
         if self.primer is not None:
             await background.start(self.primer.run)
 

@@ -176,6 +176,7 @@ class _Session:
             try:
                 async with trio.open_nursery() as background:
                     self._background = background.cancel_scope
+                    await mount.start(background)  # before the first request: handlers rely on these tasks
                     answering.start_soon(_answer_until_unmounted, background.cancel_scope)
                     if self._descriptor is None:
                         background.start_soon(_until_detached, background.cancel_scope, device)
@@ -189,15 +190,14 @@ class _Session:
         self, mount: Assembly, group: GroupNeed | None, background: trio.Nursery, device: str
     ) -> None:
         guarded = self._descriptor is None and await self._guard(mount, background)
-        await mount.start(background)
+        await mount.start_priming(background)
         if group is not None:
             await background.start(group.run)
             await background.start(Node(mount, mount.reader.identity, group.name).run)
         if self._descriptor is None:
             # Through the kernel, as a reader would; not the root, which may hold 10⁶ steps.
             control = self._directory / ".stepfs"
-            names = await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
-            assert "status.json" in names
+            assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
             mount.machine.kernel = tune(device)
         await background.start(self._watchdog(mount, device, guarded=guarded).run)
         state = mount.reader.state
