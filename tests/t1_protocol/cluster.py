@@ -17,6 +17,7 @@ import trio
 from actors import ProducerActor, WatcherActor
 from audit import audit
 from cluster_world import World, inline_threads, simulated_wall_clocks
+from decoded_once import decoded_once
 from deterministic import run_seeded, scaled
 from draw import Storm, scenario
 from flavours import Flavour
@@ -73,7 +74,7 @@ def run_scenario(plan: Scenario) -> Outcome:
         "_VERSIONS_MAX": plan.versions_max,
         "_MISSES_PER_FLOOR_PROBE": 5,
     }
-    with scaled(**sizes), simulated_wall_clocks(), inline_threads():
+    with scaled(**sizes), simulated_wall_clocks(), inline_threads(), decoded_once():
         return run_seeded(_Cluster(plan).run, seed=plan.seed)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
-from deterministic import pause
+from virtual_loop import pause
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.faults import Plan, Told, no_faults

@@ -6,7 +6,9 @@ fault for each request; `faulty.FaultyStore` carries it out. Nothing here depend
 
 from __future__ import annotations
 
+import bisect
 import enum
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,15 +96,15 @@ class Weighted:
     """Each fault with its probability, per request of a verb it can happen to."""
 
     def __init__(self, probabilities: Mapping[Fault, float]) -> None:
-        self._faults = list(probabilities)
-        self._weights = [probabilities[fault] for fault in self._faults]
-        self._healthy = 1.0 - sum(self._weights)
-        assert self._healthy >= 0.0
+        healthy = 1.0 - sum(probabilities.values())
+        assert healthy >= 0.0
+        self._picks: list[Fault | None] = [None, *probabilities]
+        self._bounds = list(itertools.accumulate([healthy, *probabilities.values()]))
         self.active = True  # a simulation turns faults off to let everything settle
 
     def __call__(self, verb: str, _key: str, rng: random.Random) -> Fault | None:
-        pick: Fault | None
-        (pick,) = rng.choices([None, *self._faults], [self._healthy, *self._weights])
+        drawn = rng.random() * self._bounds[-1]
+        pick = self._picks[bisect.bisect(self._bounds, drawn, 0, len(self._picks) - 1)]
         return pick if self.active and pick is not None and can_happen(pick, verb) else None
 
 

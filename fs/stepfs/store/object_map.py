@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
 from stepfs.store.api import Entry
 
 Listing = list[Entry]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One request as the server saw it; `outcome` is what it did, `fault` what it or the network did wrong."""
 
     time_us: int
