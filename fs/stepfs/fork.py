@@ -44,6 +44,7 @@ from stepfs.format.snapshot import (
 )
 from stepfs.lake import create_lake, open_lake, refuse_existing
 from stepfs.log.append import ownerless
+from stepfs.log.lone_entries import write_step_records
 from stepfs.log.reader import LogReader
 from stepfs.log.rehearsal import rehearsed
 from stepfs.sequence import create_own
@@ -256,6 +257,7 @@ async def _fill(
     )
     for segment in segments:
         await _create(store, segment_key(lake_id, segment.index), encode_segment(lake_id, segment))
+        await write_step_records(store, lake_id, parent.identity.slices, segment)
     await _create(store, numbered(log_prefix(lake_id), commit.version), body)
     await _create(store, numbered(snapshot_prefix(lake_id), commit.version), encode_snapshot(state))
     return state

@@ -10,10 +10,12 @@ from stepfs.format.keys import (
     LAKE,
     consumers_prefix,
     data_prefix,
+    entries_prefix,
     floor_prefix,
     index_prefix,
     log_prefix,
     number_of,
+    segment_of_entries_key,
     segment_of_key,
     snapshot_prefix,
 )
@@ -47,6 +49,8 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
         all(segment is not None and first <= segment < end for segment in segments),
         f"index segments {segments} are kept; {first}…{end - 1} make sense",
     )
+    alone = {segment_of_entries_key(lake_id, key) for key in _names(shared, entries_prefix(lake_id))}
+    ledger.require(alone <= segments, f"entries of segments {alone} are kept; segments {segments} are there")
     floors = [number_of(floor_prefix(lake_id), key) for key in sorted(_names(shared, floor_prefix(lake_id)))]
     ledger.require(floors == list(range(len(floors))), f"floor records {floors} are not dense")
     groups = _names(shared, consumers_prefix(lake_id))

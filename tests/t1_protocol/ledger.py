@@ -25,6 +25,7 @@ from stepfs.format.keys import (
     log_prefix,
     number_of,
     numbered,
+    segment_of_entries_key,
     segment_of_key,
     snapshot_prefix,
 )
@@ -248,6 +249,8 @@ class Ledger:
                 )
                 return
         segment = segment_of_key(lake_id, key)
+        if segment is None:
+            segment = segment_of_entries_key(lake_id, key)
         if segment is not None:
             self.require(
                 (segment + 1) * self.segment_steps <= self.first_live_step, f"{key} holds live steps"

@@ -78,7 +78,7 @@ def test_a_dry_run_names_every_object_that_the_run_deletes(monkeypatch: pytest.M
     async def scenario(world: World) -> None:
         await everything(world)
         went = await compare(world, monkeypatch)
-        assert went.keys() == {"data", "index", "log", "snapshot", "consumers", "nodes"}
+        assert went.keys() == {"data", "entries", "index", "log", "snapshot", "consumers", "nodes"}
         assert not await compare(world, monkeypatch), "and nothing is left"
 
     small(scenario)

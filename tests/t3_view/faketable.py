@@ -81,6 +81,9 @@ class FakeTable:
             raise AbsentError(f"step {step} is not in the lake")
         return found
 
+    async def lone_entry(self, step: Step) -> StepEntry:
+        return await self.entry(step)
+
     def time_ms(self, step: Step) -> int:
         if step in self.unloaded:  # the time of its segment's last step
             step = Step((step // SEGMENT_STEPS + 1) * SEGMENT_STEPS - 1)

@@ -15,10 +15,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from stepfs.data.order import OrderEvidence
 from stepfs.format.ids import SliceIndex, Step
 
 RECENT_STEPS: Final = 256  # distinct steps remembered; a shuffle window up to this size is understood
-LIVE_STEPS: Final = 48  # a run not touched during so many other steps has no reader any more
+LIVE_STEPS: Final = 48  # a run not touched during so many other steps has no reader any more …
+_LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many readers take turns
 GAP_STEPS: Final = 16
 _PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
 _EVIDENCE_STEPS: Final = 8  # slices are learned from so many steps of a run
@@ -31,6 +33,8 @@ class Run:
     steps: tuple[Step, ...]  # recently opened, ascending
     indices: frozenset[SliceIndex]  # what is expected to be opened in each step
     stride: int
+    latest: tuple[Step, ...] = ()  # some of `steps`, opened last first
+    age_steps: int = 0  # distinct steps opened since the oldest of `latest`
 
     @property
     def low(self) -> Step:
@@ -47,6 +51,7 @@ class Position:
     def __init__(self) -> None:
         # Least recently touched first.
         self._opened: OrderedDict[Step, dict[SliceIndex, None]] = OrderedDict()
+        self.order = OrderEvidence()
 
     def note(self, step: Step, index: SliceIndex) -> bool:
         """A file was opened; True if this is a step not opened lately (the readers moved)."""
@@ -56,6 +61,7 @@ class Position:
                 self._opened.popitem(last=False)
             seen = self._opened.get(step)
         if seen is None:
+            self.order.note(step)
             seen = self._opened[step] = {}
             fresh = True
         else:
@@ -77,7 +83,6 @@ class Position:
     def runs(self) -> list[Run]:
         """The runs that still have a reader, lowest first."""
         by_recency = list(reversed(self._opened))
-        live = set(by_recency[:LIVE_STEPS])
         recency = {step: rank for rank, step in enumerate(by_recency)}
         found: list[list[Step]] = []
         for step in sorted(self._opened):
@@ -85,6 +90,7 @@ class Position:
                 found[-1].append(step)
             else:
                 found.append([step])
+        live = set(by_recency[: max(LIVE_STEPS, _LIVE_ROUNDS * len(found))])
         return [self._run(steps, recency) for steps in found if not live.isdisjoint(steps)]
 
     def _run(self, steps: Sequence[Step], recency: dict[Step, int]) -> Run:
@@ -97,7 +103,8 @@ class Position:
         enough = 1 if len(latest) < _EVIDENCE_STEPS // 2 else 2
         indices = frozenset(index for index, times in seen.items() if times >= enough)
         strides = math.gcd(*(step - steps[0] for step in steps[1:]))
-        return Run(tuple(steps), indices, strides if len(steps) >= _EVIDENCE_STEPS // 2 else 1)
+        stride = strides if len(steps) >= _EVIDENCE_STEPS // 2 else 1
+        return Run(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
 
     def _is_new_pass(self, step: Step) -> bool:
         latest = list(itertools.islice(reversed(self._opened), _PASS_STEPS))

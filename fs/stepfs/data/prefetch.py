@@ -15,6 +15,7 @@ import trio
 
 from stepfs.data.agenda import Wish
 from stepfs.data.ahead import WINDOW_MIN, Pace, Plan, plan_ahead, plan_start, window_steps
+from stepfs.data.order import ordered_runs
 from stepfs.data.position import Position
 from stepfs.data.slices import Slices
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
@@ -106,10 +107,13 @@ class Prefetcher:
     def _plan(self) -> Plan:
         first, frontier = self._steps.first_live_step, self._steps.frontier
         self.position.forget_below(first)
-        runs = self.position.runs()
-        if not runs:
+        if self._fixed and not self.window:
+            return []
+        opened = self.position.runs()
+        if not opened:
             start = first if self._start is None else max(first, self._start)
             return plan_start(self._told, window=self.window, first=start, frontier=frontier)
+        runs = ordered_runs(opened, self.position.order, first=first, frontier=frontier)
         if not self._fixed:
             self.window = self._affordable(sum(len(self._told or run.indices) for run in runs))
         plan = plan_ahead(
@@ -121,7 +125,7 @@ class Prefetcher:
             frontier=frontier,
             fixed=self._fixed,
         )
-        self._slices.set_low(min((step for step, _ in plan), default=runs[0].low))
+        self._slices.set_low(min((step for step, _ in plan), default=opened[0].low))
         return plan
 
     def _affordable(self, slices: int) -> int:

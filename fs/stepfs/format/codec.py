@@ -34,6 +34,7 @@ FORMAT_VERSION: Final = 1
 WIDE_VERSION: Final = 2  # holds a total above INTEGER_MAX
 OBJECT_BYTES_MAX: Final = 256 << 20
 _HEADER = struct.Struct("<6sBBII")
+HEADER_BYTES: Final = _HEADER.size
 _CONTAINER_ITEMS_MAX: Final = 1 << 14
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class Kind(enum.IntEnum):
     TGB_INDEX = 7
     NODE = 8
     FORK = 9
+    STEP_ENTRY = 10
 
 
 _WIDE_KINDS: Final = {Kind.COMMIT, Kind.SNAPSHOT, Kind.FLOOR}
@@ -89,7 +91,7 @@ def readable(kind: Kind, data: bytes, value: T, decoder: Callable[[bytes, str], 
     return data
 
 
-def decode(kind: Kind, data: bytes, what: str) -> Fields:
+def decode(kind: Kind, data: bytes | memoryview, what: str) -> Fields:
     """Open an envelope of the expected kind. `what` names the object in errors (its key)."""
     if len(data) < _HEADER.size:
         raise CorruptError(f"{what}: {len(data)} bytes is too short for a stepfs object")
@@ -113,6 +115,14 @@ def decode(kind: Kind, data: bytes, what: str) -> Fields:
     if crc32c(body) != checksum:
         raise CorruptError(f"{what}: checksum mismatch")
     return Fields(unpack(body, what), what)
+
+
+def envelope_bytes(data: bytes | memoryview, what: str) -> int:
+    """How many of the bytes belong to the envelope that they begin with; its checksum is for `decode` to verify."""
+    if len(data) < HEADER_BYTES:
+        raise CorruptError(f"{what}: {len(data)} bytes is too short for a stepfs object")
+    length: int = _HEADER.unpack_from(data)[3]
+    return HEADER_BYTES + length
 
 
 def unpack(body: bytes | memoryview, what: str) -> Value:

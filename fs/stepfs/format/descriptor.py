@@ -18,6 +18,7 @@ from stepfs.format.codec import Fields
 from stepfs.format.ids import BLOCK_BYTES, SLICE_BYTES_MAX, SLICES_MAX, SliceIndex
 
 _SLICE: Final = struct.Struct("<QQII")
+SLICE_ENTRY_BYTES: Final = _SLICE.size
 _CRC: Final = struct.Struct("<I")
 _KEY_BYTES_MAX: Final = 1024
 

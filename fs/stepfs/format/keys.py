@@ -61,6 +61,10 @@ def index_prefix(lake_id: str) -> str:
     return f"{lake_id}/index/"
 
 
+def entries_prefix(lake_id: str) -> str:
+    return f"{lake_id}/entries/"
+
+
 def data_prefix(lake_id: str) -> str:
     return f"{lake_id}/data/"
 
@@ -88,19 +92,36 @@ def node_key(lake_id: str, group: str, node: str) -> str:
 
 def segment_key(lake_id: str, segment: SegmentIndex) -> str:
     """`index/<first>-<last>`, both steps inclusive."""
-    first = segment * SEGMENT_STEPS
-    last = first + SEGMENT_STEPS - 1
-    return f"{lake_id}/index/{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"
+    return index_prefix(lake_id) + _extent(segment)
 
 
 def segment_of_key(lake_id: str, key: str) -> SegmentIndex | None:
     """Inverse of `segment_key`; None for anything else."""
-    tail = key.removeprefix(index_prefix(lake_id))
-    first, dash, _ = tail.partition("-")
+    return _segment_of(index_prefix(lake_id), key)
+
+
+def entries_key(lake_id: str, segment: SegmentIndex) -> str:
+    """`entries/<first>-<last>`: the same steps as the segment of that name, each readable alone."""
+    return entries_prefix(lake_id) + _extent(segment)
+
+
+def segment_of_entries_key(lake_id: str, key: str) -> SegmentIndex | None:
+    """Inverse of `entries_key`; None for anything else."""
+    return _segment_of(entries_prefix(lake_id), key)
+
+
+def _extent(segment: SegmentIndex) -> str:
+    first = segment * SEGMENT_STEPS
+    last = first + SEGMENT_STEPS - 1
+    return f"{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"
+
+
+def _segment_of(prefix: str, key: str) -> SegmentIndex | None:
+    first, dash, _ = key.removeprefix(prefix).partition("-")
     if not (dash and first.isascii() and first.isdigit()):
         return None
     segment = SegmentIndex(int(first) // SEGMENT_STEPS)
-    return segment if segment_key(lake_id, segment) == key else None
+    return segment if prefix + _extent(segment) == key else None
 
 
 @dataclass(frozen=True, slots=True)

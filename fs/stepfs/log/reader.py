@@ -24,6 +24,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake import check_identity
 from stepfs.log.apply import ChainError, apply
+from stepfs.log.lone_entries import LoneEntries
 from stepfs.log.segments import Segments
 from stepfs.log.snapshots import PassedOver, newest_snapshot
 from stepfs.log.tail import list_versions, read_versions
@@ -55,6 +56,7 @@ class LogReader:
         self.head = state
         self.first_live_step = floor.first_live_step
         self.segments = Segments(store, identity)
+        self.lone_entries = LoneEntries(store, identity)
         self.damage: LogDamage | None = None  # where the log ends for a reader that was opened until there
         self._floor = floor
         self._lowest_unconfirmed: Version | None = None
@@ -194,6 +196,7 @@ class LogReader:
         self.state = self.head = fresh.state
         self.first_live_step = fresh.first_live_step
         self.segments.replace_by(fresh.segments)  # a zombie's commit may have completed one of ours
+        self.lone_entries.clear()
         self._floor = fresh.floor
         self._lowest_unconfirmed = None
         self._misses = 0
@@ -204,19 +207,40 @@ class LogReader:
             return None
         if step >= self.state.sealed_steps:
             return self.state.tail[step - self.state.sealed_steps]
-        return self.segments.entry_if_loaded(step)
+        return self.segments.entry_if_loaded(step) or self.lone_entries.get(step)
 
     async def entry(self, step: Step) -> StepEntry:
         """The entry of a live step, loading its index segment if need be. Safe from many tasks at once."""
         entry = self.entry_if_loaded(step)
         if entry is not None:
             return entry
+        self._check_live(step)
+        index = SegmentIndex(step // SEGMENT_STEPS)
+        segment = await self.load_segment(index)
+        self.lone_entries.forget_segment(index)
+        return segment.entries[step % SEGMENT_STEPS]
+
+    async def lone_entry(self, step: Step) -> StepEntry:
+        """As `entry`, for steps that are opened in any order: reads only this step's part of the index if that pays."""
+        entry = self.entry_if_loaded(step)
+        if entry is not None:
+            return entry
+        self._check_live(step)
+        index, lone = SegmentIndex(step // SEGMENT_STEPS), self.lone_entries
+        whole = (
+            lone.is_scan(step)
+            or self.segments.is_loading(index)
+            or (lone.pays_whole(index) and self.segments.has_room())
+        )
+        lone.note(step)
+        entry = None if whole else await lone.load(step, self.state.segment_ref(index))
+        return await self.entry(step) if entry is None else entry
+
+    def _check_live(self, step: Step) -> None:
         if not self.first_live_step <= step < self.state.next_step:
             live = range(self.first_live_step, self.state.next_step)
             extent = f"steps {live[0]} to {live[-1]} are" if live else "none is"
             raise AbsentError(f"step {step} is not in the lake ({extent})")
-        segment = await self.load_segment(SegmentIndex(step // SEGMENT_STEPS))
-        return segment.entries[step % SEGMENT_STEPS]
 
     async def load_segment(self, index: SegmentIndex) -> Segment:
         """One sealed segment, from memory or by one GET shared among those who wait."""

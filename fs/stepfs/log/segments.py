@@ -7,6 +7,7 @@ a long lake keeps the few that its readers move through, not the history.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -18,8 +19,21 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import Segment, StepEntry, decode_segment
 from stepfs.store.api import Store
 
-_BYTES_MAX: Final = 64 << 20
+_BYTES_MAX: Final = 48 << 20  # `lone_entries` keeps 16 MiB besides
 _KEPT_MIN: Final = 4
+
+Decoded = tuple[str, Segment]
+Decoding = Callable[[Callable[[], Decoded]], Awaitable[Decoded]]
+
+
+async def decode_here(decode: Callable[[], Decoded]) -> Decoded:
+    """In the caller's own thread: right for programs that do nothing else meanwhile."""
+    return decode()
+
+
+async def decode_in_thread(decode: Callable[[], Decoded]) -> Decoded:
+    """A segment takes 20 ms (64 slices) to 100 ms to decode: a mount's loop answers requests meanwhile."""
+    return await trio.to_thread.run_sync(decode)
 
 
 class Segments:
@@ -28,6 +42,7 @@ class Segments:
     def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _BYTES_MAX) -> None:
         self._store = store
         self._identity = identity
+        self.decoding: Decoding = decode_here
         self._kept_max = 0
         self._loaded: OrderedDict[SegmentIndex, Segment] = OrderedDict()
         self._loading: dict[SegmentIndex, trio.Lock] = {}
@@ -50,6 +65,14 @@ class Segments:
         self._loaded[segment.index] = segment
         self._loaded.move_to_end(segment.index)
         self._evict()
+
+    def is_loading(self, index: SegmentIndex) -> bool:
+        """Whether somebody is reading this segment right now."""
+        return index in self._loading
+
+    def has_room(self) -> bool:
+        """Whether another segment displaces none."""
+        return len(self._loaded) < self._kept_max
 
     def _evict(self) -> None:
         while len(self._loaded) > self._kept_max:
@@ -104,7 +127,7 @@ class Segments:
         data = await self._store.get(key)
         if data is None:
             return None
-        lake_id, segment = decode_segment(data, key)
+        lake_id, segment = await self.decoding(lambda: decode_segment(data, key))
         if (lake_id, segment.index) != (self._identity.lake_id, index):
             raise CorruptError(f"{key}: index segment belongs to another lake")
         return segment

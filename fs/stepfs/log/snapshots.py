@@ -31,6 +31,7 @@ from stepfs.format.snapshot import (
     genesis,
 )
 from stepfs.log.apply import ChainError, apply
+from stepfs.log.lone_entries import write_step_records
 from stepfs.log.segments import Segments
 from stepfs.log.tail import read_versions
 from stepfs.sequence import Lost, Unknown, last_number, take_slot
@@ -216,6 +217,7 @@ async def _write_snapshot(
         await _create(
             store, segment_key(identity.lake_id, segment.index), encode_segment(identity.lake_id, segment)
         )
+        await write_step_records(store, identity.lake_id, identity.slices, segment)
     snapshot = encode_snapshot(state.trimmed(floor.first_live_step))
     await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot)
 

@@ -16,6 +16,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
+from stepfs.log.segments import decode_in_thread
 from stepfs.mount import facts, metrics
 from stepfs.mount.control import Control
 from stepfs.mount.files import FileTable
@@ -52,6 +53,7 @@ class Assembly:
         self.options = options
         self.store = store
         self.reader = reader
+        reader.segments.decoding = decode_in_thread
         self.machine = machine
         self.meter = Meter()
         self.known = KnownSteps()

@@ -19,7 +19,7 @@ import trio
 
 from stepfs.data.histogram import Histogram
 from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError
-from stepfs.format.ids import SEGMENT_STEPS, Step
+from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.callers import has_pending_signal
 from stepfs.mount.doors import Reader
@@ -64,7 +64,7 @@ class Waits:
     ) -> None:
         """`deadline_s` bounds every wait, `wait_s` those for a commit: what is committed already is worth more patience.
 
-        Segments are loaded by `run`, so a caller that leaves aborts nothing.
+        The index is read by `run`, so a caller that leaves aborts nothing.
         """
         self._tree = tree
         self._reader = reader
@@ -75,7 +75,7 @@ class Waits:
         self.expired_errno = errno.ETIMEDOUT if wait_s is None else errno.ENOENT  # of a wait for a commit
         self._has_signal = has_signal
         self._deadlines: dict[Step, _Deadline] = {}
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[Step, _Load] = {}
         self.seconds = {"commit": Histogram(), "index": Histogram()}  # how long, by what was waited for
 
     @property
@@ -175,21 +175,20 @@ class Waits:
             deadline.idle_since = trio.current_time()
 
     def _load(self, step: Step) -> _Load:
-        segment = step // SEGMENT_STEPS
-        load = self._loads.get(segment)
+        load = self._loads.get(step)
         if load is None:
             assert self._nursery is not None, "`run` is not running"
-            load = self._loads[segment] = _Load(trio.Event())
-            self._nursery.start_soon(self._run_load, load, segment, step)
+            load = self._loads[step] = _Load(trio.Event())
+            self._nursery.start_soon(self._run_load, load, step)
         return load
 
-    async def _run_load(self, load: _Load, segment: int, step: Step) -> None:
+    async def _run_load(self, load: _Load, step: Step) -> None:
         try:
-            await self._reader.entry(step)
+            await self._reader.lone_entry(step)
         except StepfsError as error:
             load.error = error
         finally:
-            del self._loads[segment]
+            del self._loads[step]
             load.done.set()
 
 

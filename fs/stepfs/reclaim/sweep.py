@@ -8,6 +8,7 @@ that they tell the next run about.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -15,10 +16,13 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
+from stepfs.errors import RefusedError
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step
 from stepfs.format.keys import (
     component,
     data_prefix,
+    entries_key,
+    entries_prefix,
     index_prefix,
     log_prefix,
     number_of,
@@ -26,6 +30,7 @@ from stepfs.format.keys import (
     parse_data_key,
     producer_prefix,
     segment_key,
+    segment_of_entries_key,
     segment_of_key,
     snapshot_prefix,
 )
@@ -33,6 +38,8 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.log.reader import LogReader
 from stepfs.reclaim.plan import Target, can_never_be_committed, is_below, last_dead
 from stepfs.store.api import Entry, Store
+
+_log = logging.getLogger("stepfs.reclaim")
 
 _PAGE: Final = 1000
 _PAGE_MAX: Final = 16_000  # a directory is read whole for each page
@@ -64,11 +71,23 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do, *, orphans: boo
         await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
     if orphans:
         await _walk_orphans(reader, target.first_live, last, do)
+    if segments or orphans:
+        await _walk_step_records(store, lake_id, target, do)
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
     for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):
         slots = _only(partial(number_of, prefix), do)
         await _each_page(store, prefix, slots, end=numbered(prefix, target.floor))
+
+
+async def _walk_step_records(store: Store, lake_id: str, target: Target, do: Do) -> None:
+    """They only speed readers up: a reclaimer whose rights do not cover them (an older policy) leaves them."""
+    end = entries_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
+    try:
+        ours = _only(partial(segment_of_entries_key, lake_id), do)
+        await _each_page(store, entries_prefix(lake_id), ours, end=end)
+    except RefusedError as error:
+        _log.warning("objects under entries/ stay, give the reclaimer the right to delete them: %s", error)
 
 
 def _only(parse: Callable[[str], object], do: Do) -> Do:

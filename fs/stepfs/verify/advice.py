@@ -9,6 +9,7 @@ from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.format.keys import (
     LAKE,
     consumers_prefix,
+    entries_prefix,
     floor_prefix,
     index_prefix,
     log_prefix,
@@ -65,9 +66,16 @@ def advice(
             "end the group, then record its checkpoints again (until then nothing is deleted): "
             + command("stepfs", "checkpoint", url, "--group", name, "--retire")
         )
-    if under(nodes_prefix(lake_id)):
-        lines.append("what a mount said of itself is informative only: nothing to do")
+    lines += [line for prefix, line in _harmless(lake_id) if under(prefix)]
     return lines
+
+
+def _harmless(lake_id: str) -> list[tuple[str, str]]:
+    """What nothing depends on: prefix, advice."""
+    return [
+        (entries_prefix(lake_id), "readers use the index segment instead: nothing to do"),
+        (nodes_prefix(lake_id), "what a mount said of itself is informative only: nothing to do"),
+    ]
 
 
 def _lost_steps(lake_id: str, damages: Iterable[Damage], live: range) -> list[int]:

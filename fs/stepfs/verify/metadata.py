@@ -17,10 +17,11 @@ from typing import Final
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnreachableError
 from stepfs.floor import Floor
 from stepfs.format.commit import chain_digest, decode_commit
-from stepfs.format.ids import Version
+from stepfs.format.ids import SEGMENT_STEPS, Version
 from stepfs.format.keys import (
     component,
     consumers_prefix,
+    entries_prefix,
     floor_prefix,
     index_prefix,
     log_prefix,
@@ -28,11 +29,13 @@ from stepfs.format.keys import (
     number_of,
     numbered,
     segment_key,
+    segment_of_entries_key,
     snapshot_prefix,
 )
 from stepfs.format.node import decode_node
 from stepfs.format.records import LakeIdentity, decode_consumer, decode_floor
 from stepfs.format.snapshot import decode_segment, decode_snapshot
+from stepfs.format.step_records import decode_step_records
 from stepfs.log.tail import read_versions
 from stepfs.store.api import Store
 from stepfs.verify.lake import Damage
@@ -61,12 +64,22 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
             None if segment_key(lake_id, held.index) == key else f"holds segment {held.index}"
         )
 
+    def step_records(key: str, data: bytes) -> str | None:
+        index = segment_of_entries_key(lake_id, key)
+        if index is None:
+            return None
+        for step, record in enumerate(decode_step_records(data, identity.slices, key), index * SEGMENT_STEPS):
+            if record.lake_id != lake_id or record.entry.step != step:
+                return f"holds step {record.entry.step} of lake {record.lake_id} in the place of step {step}"
+        return None
+
     checks: dict[str, Check] = {
         floor_prefix(lake_id): lambda key, data: of_lake(decode_floor(data, key)[0]),
         consumers_prefix(lake_id): lambda key, data: of_lake(decode_consumer(data, key)[0]),
         nodes_prefix(lake_id): lambda key, data: of_lake(decode_node(data, key)[0]),
         snapshot_prefix(lake_id): snapshot,
         index_prefix(lake_id): segment,
+        entries_prefix(lake_id): step_records,
     }
     damages = []
     for prefix, check in checks.items():

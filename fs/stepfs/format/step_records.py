@@ -1,0 +1,130 @@
+"""The entries of one segment a second time, each readable alone: one small ranged GET per step opened out of order.
+
+A segment has one checksum for all of its 512 steps, so a reader that wants one step must read 0.9 MB (64 slices).
+Here each entry is an envelope of its own (magic, version, length, CRC32C), padded to a stride that follows from the
+lake's number of slices. A reader computes where the entry lies and needs no table. An entry that is longer than the
+stride (block checksums of large slices, long ids) stands behind the last place; its place then says where.
+
+Each record names its lake, its step and the first bytes of its segment's digest: it is as good as the segment.
+
+Rejected: a table of offsets into the segment (one more request for the first step of each segment, and it fits only
+the bytes that its own writer encoded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.errors import CorruptError
+from stepfs.format.codec import (
+    HEADER_BYTES,
+    OBJECT_BYTES_MAX,
+    Kind,
+    decode,
+    encode,
+    envelope_bytes,
+)
+from stepfs.format.descriptor import SLICE_ENTRY_BYTES, descriptor_body, read_descriptor
+from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, SEGMENT_STEPS, Epoch, Step, Version
+from stepfs.format.snapshot import Segment, StepEntry
+
+DIGEST_BYTES: Final = 8
+_FIXED_BYTES: Final = 512  # everything but the slices: key, names of fields, producer id
+_ALIGNMENT_BYTES: Final = 64
+_RECORD_BYTES_MAX: Final = DESCRIPTOR_BYTES_MAX + (8 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One entry, and to which lake and history it belongs."""
+
+    lake_id: str
+    digest: bytes  # first 8 bytes of the segment's digest
+    entry: StepEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The record is longer than its place: bytes [offset, offset + size) of the object."""
+
+    offset: int
+    size: int
+
+
+def stride_bytes(slices: int) -> int:
+    """Bytes from one record to the next in a lake of so many slices a step."""
+    return -(-(_FIXED_BYTES + SLICE_ENTRY_BYTES * slices) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def place_of(step: Step, slices: int) -> int:
+    """Offset of the record of `step`."""
+    return step % SEGMENT_STEPS * stride_bytes(slices)
+
+
+def encode_step_records(lake_id: str, slices: int, segment: Segment) -> bytes | None:
+    """Segment → the bytes of its `entries/` object; None if readers would find that too large."""
+    stride = stride_bytes(slices)
+    places: list[bytes] = []
+    behind: list[bytes] = []
+    end = SEGMENT_STEPS * stride
+    for entry in segment.entries:
+        record = _encode_record(StepRecord(lake_id, segment.digest[:DIGEST_BYTES], entry))
+        if len(record) > stride:
+            behind.append(record)
+            record, end = encode(Kind.STEP_ENTRY, {"at": end, "size": len(record)}), end + len(record)
+        places.append(record.ljust(stride, b"\0"))
+    return b"".join(places + behind) if end <= OBJECT_BYTES_MAX else None
+
+
+def decode_step_record(data: bytes | memoryview, what: str) -> StepRecord | Elsewhere:
+    """The bytes at a step's place, or of a record elsewhere; what follows the record is ignored. `CorruptError`."""
+    size = envelope_bytes(data, what)
+    fields = decode(Kind.STEP_ENTRY, data[:size], what)
+    if "at" in fields:
+        return Elsewhere(
+            fields.integer("at", high=OBJECT_BYTES_MAX),
+            fields.integer("size", low=HEADER_BYTES, high=_RECORD_BYTES_MAX),
+        )
+    entry = StepEntry(
+        step=Step(fields.integer("step")),
+        version=Version(fields.integer("version")),
+        time_ms=fields.integer("time"),
+        producer_id=fields.text("producer"),
+        epoch=Epoch(fields.integer("epoch")),
+        tgb=read_descriptor(fields, what),
+    )
+    return StepRecord(fields.text("lake"), fields.binary("digest", size=DIGEST_BYTES), entry)
+
+
+def decode_step_records(data: bytes, slices: int, what: str) -> Iterator[StepRecord]:
+    """Every record of an `entries/` object, in the order of steps. `CorruptError` at the first that is damaged."""
+    stride = stride_bytes(slices)
+    if len(data) < SEGMENT_STEPS * stride:
+        raise CorruptError(f"{what}: {len(data)} bytes for {SEGMENT_STEPS} entries of {stride}")
+    for number in range(SEGMENT_STEPS):
+        name = f"{what}: entry {number}"
+        found = decode_step_record(memoryview(data)[number * stride : (number + 1) * stride], name)
+        if isinstance(found, Elsewhere):
+            found = decode_step_record(memoryview(data)[found.offset : found.offset + found.size], name)
+        if isinstance(found, Elsewhere):
+            raise CorruptError(f"{name}: points at a place that points on")
+        yield found
+
+
+def _encode_record(record: StepRecord) -> bytes:
+    entry = record.entry
+    return encode(
+        Kind.STEP_ENTRY,
+        {
+            "lake": record.lake_id,
+            "digest": record.digest,
+            "step": entry.step,
+            "version": entry.version,
+            "time": entry.time_ms,
+            "producer": entry.producer_id,
+            "epoch": entry.epoch,
+            **descriptor_body(entry.tgb),
+        },
+    )
