@@ -23,7 +23,7 @@ from stepfs_producer import Producer
 
 STEPS = SEGMENT_STEPS + 18
 FIRST = SEGMENT_STEPS - 6  # steps below are reclaimed: the first segment is still needed
-KINDS = ("lake.msgpack", "consumers", "data", "floor", "index", "log", "nodes", "snapshot")
+KINDS = ("lake.msgpack", "consumers", "data", "entries", "floor", "index", "log", "nodes", "snapshot")
 
 
 def payload(step: int) -> bytes:
@@ -115,4 +115,5 @@ def spoil(path: Path, how: str, chance: random.Random) -> bytes:
 
 def restore(path: Path, body: bytes) -> None:
     path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)  # a store removes directories that became empty
     path.write_bytes(body)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.errors import CorruptError
+from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
 from stepfs.format.keys import entries_key, segment_of_entries_key, segment_of_key
@@ -94,7 +94,7 @@ def test_a_flipped_bit_is_found_by_the_entry_it_is_in_and_by_no_other(data):
     place = place_of(Step(step), slices)
     used = len(bytes(stored[place : place + stride_bytes(slices)]).rstrip(b"\0"))
     stored[place + data.draw(st.integers(0, used - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(CorruptError):
+    with pytest.raises((CorruptError, NewerFormatError)):  # one bit makes another version number
         record_at(bytes(stored), step, slices)
     other = (step + 1) % SEGMENT_STEPS
     assert record_at(bytes(stored), other, slices)[0].entry == _SMALL.entries[other]
@@ -105,14 +105,15 @@ _SMALL = segment(2)
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_record_or_corrupt(data):
-    with contextlib.suppress(CorruptError):
+    with contextlib.suppress(CorruptError, NewerFormatError):
         decode_step_record(data, "entries")
 
 
 def test_a_truncated_object_and_a_place_that_points_on_are_corrupt():
     data = encode_step_records(LAKE_ID, 2, _SMALL)
-    with pytest.raises(CorruptError):
-        list(decode_step_records(data[:-1], 2, "entries"))
+    for spoilt in (data[:-1], data + b"\0", data[:-1] + b"\1"):
+        with pytest.raises(CorruptError):
+            list(decode_step_records(spoilt, 2, "entries"))
     long = replace(_SMALL, entries=tuple(replace(e, producer_id="p" * 256) for e in _SMALL.entries))
     behind = encode_step_records(LAKE_ID, 2, long)
     looped = behind[: SEGMENT_STEPS * stride_bytes(2)] + behind[: stride_bytes(2)] * 2

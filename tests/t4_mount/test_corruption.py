@@ -120,7 +120,8 @@ def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_p
 
 def test_a_rotten_index_segment_concerns_its_own_steps_alone(lake, tmp_path):
     """The mount starts without it, and needs it when an old step is opened."""
-    (key,) = rottenlake.objects(lake)["index"]
+    (key,), (entries,) = (rottenlake.objects(lake)[kind] for kind in ("index", "entries"))
+    (lake / entries).unlink()
     with mounted(lake.as_uri(), tmp_path / "m", "--no-prime", "--prefetch", "0", allowed=[key]) as mount:
         body = rottenlake.spoil(lake / key, "flip", random.Random(1))
         assert read(mount, rottenlake.FIRST) == errno.EIO
@@ -128,4 +129,11 @@ def test_a_rotten_index_segment_concerns_its_own_steps_alone(lake, tmp_path):
         assert key in mount.log.read_text()
         assert mount.status()["faults"] == 0
         rottenlake.restore(lake / key, body)
+        assert read(mount, rottenlake.FIRST) == rottenlake.payload(rottenlake.FIRST)
+
+
+def test_steps_whose_own_entries_are_sound_are_read_though_their_segment_is_rotten(lake, tmp_path):
+    (key,) = rottenlake.objects(lake)["index"]
+    with mounted(lake.as_uri(), tmp_path / "m", "--no-prime", "--prefetch", "0") as mount:
+        rottenlake.spoil(lake / key, "flip", random.Random(1))
         assert read(mount, rottenlake.FIRST) == rottenlake.payload(rottenlake.FIRST)

@@ -108,6 +108,23 @@ def test_listing_ten_thousand_steps_causes_no_storm(long_lake, tmp_path):
         assert mount.status()["known_directories"] >= 10_000
 
 
+def test_old_steps_in_random_order_cost_two_requests_each(tmp_path):
+    """One for the entry of the step, one for the slice; at most 16 KiB beside the slice itself."""
+    steps, size = 1100, 4096
+    make_lake((tmp_path / "lake").as_uri(), slices=1)
+    produce((tmp_path / "lake").as_uri(), steps, slices=1, size=size)
+    with mounted((tmp_path / "lake").as_uri(), tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
+        for step in (700, 200, 900, 450):
+            before = mount.status()["store"]
+            assert mount.file(step, 0).stat().st_size > 0
+            mount.file(step, 0).read_bytes()
+            after = mount.status()["store"]
+            assert after["requests"] - before["requests"] == 2
+            assert after["bytes_read"] - before["bytes_read"] <= size + 4096 + (16 << 10)
+        data = mount.status()["data"]
+        assert data["bytes_fetched"] == data["bytes_delivered"]
+
+
 def test_old_steps_cost_one_index_segment_once(long_lake, tmp_path):
     with mounted(long_lake, tmp_path / "m", "--poll", "30s", "--no-prime", "--prefetch", "0") as mount:
         before = store_requests(mount)

@@ -99,18 +99,23 @@ def decode_step_record(data: bytes | memoryview, what: str) -> StepRecord | Else
 
 
 def decode_step_records(data: bytes, slices: int, what: str) -> Iterator[StepRecord]:
-    """Every record of an `entries/` object, in the order of steps. `CorruptError` at the first that is damaged."""
+    """Every record of an `entries/` object, in the order of steps; `CorruptError` at the first byte that is damaged."""
     stride = stride_bytes(slices)
-    if len(data) < SEGMENT_STEPS * stride:
-        raise CorruptError(f"{what}: {len(data)} bytes for {SEGMENT_STEPS} entries of {stride}")
+    end = SEGMENT_STEPS * stride
     for number in range(SEGMENT_STEPS):
         name = f"{what}: entry {number}"
-        found = decode_step_record(memoryview(data)[number * stride : (number + 1) * stride], name)
+        place = memoryview(data)[number * stride : (number + 1) * stride]
+        found = decode_step_record(place, name)
+        if any(place[envelope_bytes(place, name) :]) or len(place) < stride:
+            raise CorruptError(f"{name}: is not followed by zeros")
         if isinstance(found, Elsewhere):
-            found = decode_step_record(memoryview(data)[found.offset : found.offset + found.size], name)
+            end = found.offset + found.size
+            found = decode_step_record(memoryview(data)[found.offset : end], name)
         if isinstance(found, Elsewhere):
             raise CorruptError(f"{name}: points at a place that points on")
         yield found
+    if len(data) != end:
+        raise CorruptError(f"{what}: {len(data)} bytes for entries that end at {end}")
 
 
 def _encode_record(record: StepRecord) -> bytes:
