@@ -16,6 +16,7 @@ from stepfs.mount.options import redact_url
 FSTYPE: Final = "fuse.stepfs"
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _SYMLINKS_MAX: Final = 40
+_GLANCE_S: Final = 10.0  # in case that the kernel does not tell of a change
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -53,9 +54,28 @@ def mount_at(directory: Path) -> Mounted | None:
     return at[-1] if at else None
 
 
-def is_mounted(device: str) -> bool:
-    """Whether any mount of this superblock is left in this namespace."""
-    return any(mounted.device == device for mounted in mounts())
+def wait_until_detached(device: str) -> None:
+    """Block this thread until no mount of this superblock is left in this namespace.
+
+    The table is read again only when it has changed, and searched without parsing it: with 5,000 mounts on the machine
+    parsing takes 11 ms, and holds the interpreter's lock all the while.
+    """
+    with _MOUNTINFO.open("rb", buffering=0) as file:
+        poll = select.poll()
+        poll.register(file, select.POLLERR | select.POLLPRI)  # a change since it was opened, or polled last
+        while _lists_device(file.readall(), f" {device} ".encode()):
+            poll.poll(_GLANCE_S * 1000)
+            file.seek(0)
+
+
+def _lists_device(table: bytes, field: bytes) -> bool:
+    """Whether a line has the device, blanks around it, as its third field. Without a regular expression: 11 ms, too."""
+    at = table.find(field)
+    while at >= 0:
+        if table.count(b" ", table.rfind(b"\n", 0, at) + 1, at) == 1:
+            return True
+        at = table.find(field, at + 1)
+    return False
 
 
 def real_directory(directory: Path) -> Path:
@@ -76,14 +96,6 @@ def real_directory(directory: Path) -> Path:
             break
         path = os.path.join(parent, target.rstrip("/"))  # noqa: PTH118 (`..` behind a link is not for us to resolve)
     return Path(os.path.normpath(path))  # at most a last `..`, below a real parent
-
-
-def wait_for_change(timeout_s: float) -> None:
-    """Block this thread until the mount table changes, or the time is over."""
-    with _MOUNTINFO.open("rb") as file:
-        poll = select.poll()
-        poll.register(file, select.POLLERR | select.POLLPRI)
-        poll.poll(timeout_s * 1000)
 
 
 def _unescape(text: str) -> str:

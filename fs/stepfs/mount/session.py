@@ -35,7 +35,7 @@ from stepfs.mount.alarm import interrupted_reads
 from stepfs.mount.assembly import Assembly
 from stepfs.mount.group import GroupNeed
 from stepfs.mount.guardian import Guardian
-from stepfs.mount.mountinfo import is_mounted, mount_at, real_directory, wait_for_change
+from stepfs.mount.mountinfo import mount_at, real_directory, wait_until_detached
 from stepfs.mount.node import Node
 from stepfs.mount.options import MountOptions
 from stepfs.mount.reports import Machine
@@ -49,7 +49,6 @@ from stepfs.store.silence import Say, Silence
 
 _log = logging.getLogger("stepfs.mount")
 
-_MOUNTINFO_GLANCE_S: Final = 1.0
 _PORT_S: Final = 10.0
 _PORT_RETRY_S: Final = 0.1
 _DISK_BYTES: Final = 8 << 30
@@ -295,6 +294,5 @@ async def _answer_until_unmounted(background: trio.CancelScope) -> None:
 
 async def _until_detached(background: trio.CancelScope, device: str) -> None:
     """`umount -l` with busy files leaves the kernel's end alive and the mount nowhere: nobody can come any more."""
-    while is_mounted(device):
-        await trio.to_thread.run_sync(wait_for_change, _MOUNTINFO_GLANCE_S, abandon_on_cancel=True)
+    await trio.to_thread.run_sync(wait_until_detached, device, abandon_on_cancel=True)
     background.cancel()
