@@ -225,3 +225,26 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
     assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
     assert there.primer.enabled
     nursery.cancel_scope.cancel()
+
+
+async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_file(nursery, bench):
+    there = bench(steps=14, size=MIB, memory_bytes=16 * MIB)
+    await nursery.start(there.run)
+
+    def use(step):
+        there.slices.open(there.world.entries[step], SliceIndex(0)).close()
+
+    there.wish(*range(4))
+    await there.until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
+    for step in (0, 0, 1, 1, 2, 2, 3, 3):
+        use(step)  # two readers, from what is known
+    for step in range(4, 12):
+        there.wish(step, step + 1)
+        await there.until(lambda step=step: there.key(step) in there.primer.primed)
+        use(step)
+    await there.until(lambda: there.key(12) in there.primer.primed)
+    for step in range(4, 8):
+        assert there.key(step) in there.primer.primed, "a quarter of the budget waits for the other reader"
+    assert there.pages.path(8, 0) in there.pages.dropped
+    assert there.slices.counts.requests == 13
+    nursery.cancel_scope.cancel()

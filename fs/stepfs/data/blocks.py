@@ -56,12 +56,17 @@ class Block:
         """Whether all its slices are idle or consumed."""
         return all(owner.idle or owner.consumed for owner in self.owners)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether it is here for readers that come later alone."""
+        return all(owner.awaited or owner.idle or owner.consumed for owner in self.owners)
+
 
 class HeldSlice:
     """A slice that is open, or of which some bytes are at hand or on their way."""
 
     __slots__ = (
-        "consumed", "entry", "handles", "idle", "index", "partial", "pieces", "pins", "places", "read_at", "reading",
+        "awaited", "consumed", "entry", "handles", "idle", "index", "partial", "pieces", "pins", "places", "read_at", "reading",
         "ref", "streak"
     )  # fmt: skip
 
@@ -75,6 +80,7 @@ class HeldSlice:
         self.idle = False  # open, and not pinned: nobody reads it (see `opened`)
         self.pins = 0
         self.read_at = float("-inf")  # trio time of the last READ
+        self.awaited = False  # was opened and closed, and another reader is on its way
         self.consumed = False  # was opened and closed
         self.reading = 0  # block number of the latest read: what is near it is fetched first
         self.streak = 0  # blocks that were read in order, up to `reading`

@@ -21,7 +21,10 @@ from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 
+Key = tuple[Step, SliceIndex]
+
 _UNSAVED_SHARE: Final = 0.5  # of the budget
+_AWAITED_SHARE: Final = 0.5  # of the budget: for readers behind, not taken by reading ahead
 
 
 class Cache:
@@ -49,7 +52,7 @@ class Cache:
 
     def pin(self, held: HeldSlice) -> None:
         """Keep what is in memory of a slice, and what will come."""
-        held.idle = False
+        held.idle = held.awaited = False
         held.pins += 1
         if held.pins == 1:
             for block in _blocks(held):
@@ -70,10 +73,26 @@ class Cache:
 
     def consume(self, held: HeldSlice) -> None:
         """An unpinned slice was read, or closed without: it leaves first."""
-        held.consumed, held.idle = True, False
+        held.consumed, held.awaited, held.idle = True, False, False
         held.rewind()
         self._refile(held)
         self._tidy(held)
+
+    def keep_for_peer(self, held: HeldSlice) -> None:
+        """The slice was closed, and another reader of it is on its way."""
+        held.pins, held.consumed, held.awaited, held.idle = 0, False, True, False
+        held.rewind()
+        self._refile(held)
+        self._tidy(held)
+
+    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None:
+        """Look again which of the slices that were closed another reader will open."""
+        for held in list(self._slices.values()):
+            if (held.consumed or held.awaited) and not held.handles:
+                if held.consumed and is_awaited(held.key):
+                    self.keep_for_peer(held)
+                elif held.awaited and not is_awaited(held.key):
+                    self.consume(held)
 
     def expect(self, held: HeldSlice) -> None:
         """An idle slice will be read soon."""
@@ -134,7 +153,7 @@ class Cache:
         that are on disk, so that the disk fills beyond memory, as long as it does not run ahead of the disk. What
         is itself on disk never displaces what is not, unless a reader is blocked on it: waiting costs less.
         """
-        spent = self.evictable.pop_spent()
+        spent = self.evictable.pop_spent() or self.evictable.pop_awaited(_AWAITED_SHARE * self.pool.limit)
         if spent is not None:
             return spent
         near, far = self.evictable.low, -1
@@ -148,6 +167,7 @@ class Cache:
             return copied
         return (
             self.evictable.pop_farthest(above=far)
+            or (self.evictable.pop_awaited(0) if asking.pinned else None)
             or find_passed(asking, self._slices.values())
             or self._pinned_victim(asking)
         )
@@ -209,7 +229,8 @@ class Cache:
     def shrink(self, limit: int) -> None:
         """Live within `limit` bytes from now on; pinned blocks stay, and go over it until they are closed."""
         while self.pool.set_limit(limit):
-            victim = self.evictable.pop_spent() or self.evictable.pop_farthest(above=-1)
+            order = self.evictable
+            victim = order.pop_spent() or order.pop_farthest(above=-1) or order.pop_awaited(0)
             if victim is None:
                 return
             self.drop(victim)

@@ -66,12 +66,12 @@ class DiskCache:
     def pin(self, key: Key) -> None:
         self._pins[key] = self._pins.get(key, 0) + 1
 
-    def unpin(self, key: Key) -> None:
-        """A file was closed: its slice is consumed."""
+    def unpin(self, key: Key, *, consumed: bool = True) -> None:
+        """A file was closed: its slice is consumed, if no other reader is on its way."""
         self._pins[key] -= 1
         if not self._pins[key]:
             del self._pins[key]
-            if key in self._files:
+            if consumed and key in self._files:
                 self._consumed[key] = None
 
     def make_room(self, key: Key, size: int, relied: Callable[[Key], bool]) -> list[str] | None:

@@ -1,5 +1,8 @@
 """Which block leaves memory next: consumed ones first (oldest first), then idle ones, then what readers reach last.
 
+Awaited blocks were read by one reader and will be by another that is behind. The latest go first: the others are
+reached sooner, so that of a lag that does not fit as much is served as fits.
+
 Blocks are here iff they are READY and unpinned. Steps ahead are grouped by step, so that finding the farthest one
 costs the number of steps held, not of blocks.
 """
@@ -20,6 +23,8 @@ class Evictable:
         self.low = Step(0)  # the lowest step a reader is at: what lies below was skipped and goes early
         self._consumed: OrderedDict[Block, None] = OrderedDict()
         self._idle: OrderedDict[Block, None] = OrderedDict()  # of files that are open and not read
+        self.awaited_bytes = 0
+        self._awaited: OrderedDict[Block, None] = OrderedDict()  # read once, and will be again
         self._ahead: dict[Step, dict[Block, None]] = {}
 
     def add(self, block: Block) -> None:
@@ -28,12 +33,18 @@ class Evictable:
             self._consumed[block] = None
         elif block.idle:
             self._idle[block] = None
+        elif block.awaited:
+            self._awaited[block] = None
+            self.awaited_bytes += block.range.size
         else:
             self._ahead.setdefault(block.step, {})[block] = None
 
     def discard(self, block: Block) -> None:
         self._consumed.pop(block, None)
         self._idle.pop(block, None)
+        if block in self._awaited:
+            del self._awaited[block]
+            self.awaited_bytes -= block.range.size
         blocks = self._ahead.get(block.step)
         if blocks is not None:
             blocks.pop(block, None)
@@ -46,6 +57,12 @@ class Evictable:
             if blocks:
                 return blocks.popitem(last=False)[0]
         return None
+
+    def pop_awaited(self, bytes_max: float) -> Block | None:
+        """The awaited block that is reached last, if they are more than `bytes_max`."""
+        if self.awaited_bytes <= bytes_max:
+            return None
+        return self._take(next(reversed(self._awaited)))
 
     def pop_spent(self) -> Block | None:
         """The oldest consumed or idle block, else one of the lowest step if readers have passed it."""

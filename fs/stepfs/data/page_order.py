@@ -19,6 +19,10 @@ class PageOrder:
 
     def __init__(self) -> None:
         self._consumed: dict[Key, None] = {}  # opened and closed
+        self.awaited: dict[
+            Key, int
+        ] = {}  # opened and closed, and another reader is on its way: bytes; not dropped
+        self.awaited_bytes = 0
         self._idle: dict[Key, None] = {}  # open, and nobody seems to read them
 
     def __bool__(self) -> bool:
@@ -27,10 +31,20 @@ class PageOrder:
     def __iter__(self) -> Iterator[Key]:
         return itertools.chain(self._consumed, self._idle)
 
+    def closed(self) -> list[Key]:
+        """The files that were opened and closed."""
+        return [*self.awaited, *self._consumed]
+
     def consume(self, key: Key) -> None:
         """The file was closed."""
-        self._idle.pop(key, None)
+        self.discard(key)
         self._consumed[key] = None
+
+    def keep_for_peer(self, key: Key, length: int) -> None:
+        """The file was closed, and another reader is on its way."""
+        self.discard(key)
+        self.awaited[key] = length
+        self.awaited_bytes += length
 
     def make_idle(self, key: Key) -> None:
         """The file is open, and nobody seems to read it."""
@@ -41,6 +55,7 @@ class PageOrder:
         """The pages are gone."""
         self._consumed.pop(key, None)
         self._idle.pop(key, None)
+        self.awaited_bytes -= self.awaited.pop(key, 0)
 
     def oldest(self, size: int, length: Callable[[Key], int]) -> list[Key]:
         """The first files of at least `size` bytes together, if there are so many; of small files several."""

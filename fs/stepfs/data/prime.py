@@ -12,39 +12,27 @@ is not whole is primed again. Everything that touches the mount runs in `ownthre
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from stepfs.data.blocks import HeldSlice
 from stepfs.data.ownthreads import OwnThreads
 from stepfs.data.page_order import PageOrder
+from stepfs.data.priming import Key, PageCache
 from stepfs.data.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
 _SHARE: Final = 0.5  # of the budget, for pages
+_AWAITED_SHARE: Final = 0.25  # of the budget, for pages of files that another reader will open
 _BATCH_FILES: Final = 64  # small files primed by one call into a thread
 _SAMPLE: Final = 8  # files of a step that are looked at
-
-Key = tuple[Step, SliceIndex]
-
-
-class PageCache(Protocol):
-    """What the mount lends. Called in worker threads only; OSError where it cannot be done."""
-
-    def path(self, step: Step, index: SliceIndex) -> Path:
-        """The file of a slice, through the mount."""
-        ...
-
-    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
-        """`pyfuse3.notify_store`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -101,7 +89,7 @@ class Primer:
         if key in self._primed:
             self._order.make_idle(key)
 
-    def closed(self, key: Key) -> None:
+    def closed(self, key: Key, *, awaited: bool = False) -> None:
         """A file was closed: its pages may go when room is needed.
 
         Thousands of small files are closed per second: this looks at nothing that costs more the more is wished.
@@ -109,9 +97,20 @@ class Primer:
         primed = self._primed.get(key)
         if primed is not None:
             primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
-            self._order.consume(key)
+            if (
+                not awaited
+                or self._order.awaited_bytes + primed.length > _AWAITED_SHARE * self._slices.cache.pool.limit
+            ):
+                self._order.consume(key)
+            else:
+                self._order.keep_for_peer(key, primed.length)
         if self._todo:
             self._wake.set()
+
+    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None:
+        """Look again which of the files that were closed another reader will open."""
+        for key in self._order.closed():
+            self.closed(key, awaited=is_awaited(key))
 
     def forget_below(self, step: Step) -> None:
         """Their names leave the mount, and with the names the kernel drops the pages."""

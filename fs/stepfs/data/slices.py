@@ -9,7 +9,6 @@ again, and what it found is used before the next await.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
 
 import trio
 
@@ -23,23 +22,14 @@ from stepfs.data.fetch import Fetcher
 from stepfs.data.handle import SliceHandle
 from stepfs.data.loading import BlockLoader
 from stepfs.data.opened import OpenSlices
+from stepfs.data.priming import Priming, Unprimed
+from stepfs.data.readers import ReaderCounts
 from stepfs.data.sources import DiskSource, OriginStore, StoreSource
 from stepfs.data.spill import Spill
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.store.api import Store
-
-
-class Priming(Protocol):
-    """`stepfs.data.prime.Primer`, as it is told what happens here."""
-
-    @property
-    def primed(self) -> Collection[Key]: ...
-    def changed(self) -> None: ...
-    def idle(self, key: Key) -> None: ...
-    def closed(self, key: Key) -> None: ...
-    def forget_below(self, step: Step) -> None: ...
 
 
 class Slices:
@@ -64,7 +54,7 @@ class Slices:
         self.spill = Spill(disk, self.counts, self._written, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.spill.holds)
         self.deadline_s = deadline_s
-        self._priming: Priming | None = None
+        self._priming: Priming = Unprimed()
         self._agenda = Agenda(self.cache, self.spill.holds, self._primed)
         self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s)
         sources = (
@@ -76,6 +66,7 @@ class Slices:
         )
         self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
         self._open = OpenSlices()
+        self._readers = ReaderCounts()
         self._opened_are_kept = opened_are_kept
         self._opens = 0
         self._opened_bytes = 0
@@ -87,6 +78,8 @@ class Slices:
         """
         held = self.cache.hold(entry, index)
         held.handles += 1
+        if self._readers.note_open(held.key):
+            self._expect_readers()
         self._pin(held)
         self._agenda.opened(held)
         self._opens += 1
@@ -130,8 +123,7 @@ class Slices:
         for held in self._open.make_idle(self.cache.pool.limit, trio.current_time()):
             self.cache.make_idle(held)
             self.spill.unpin(held)
-            if self._priming is not None:
-                self._priming.idle(held.key)
+            self._priming.idle(held.key)
             self._loader.notify()
 
     def _pin(self, held: HeldSlice) -> None:
@@ -203,8 +195,7 @@ class Slices:
         self.cache.forget_below(step)
         self.spill.forget_below(step)
         self._agenda.forget_below(step)
-        if self._priming is not None:
-            self._priming.forget_below(step)
+        self._priming.forget_below(step)
         self._loader.notify()
 
     @property
@@ -223,7 +214,7 @@ class Slices:
         is not on disk."""
         if self.spill.disk is not None:
             return self.cache.pool.limit + self.spill.disk.limit
-        return self.cache.pool.limit // (1 if self._priming is None else 2)
+        return self.cache.pool.limit // (1 if isinstance(self._priming, Unprimed) else 2)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Fetch in the background until cancelled."""
@@ -256,23 +247,31 @@ class Slices:
     def close(self, held: HeldSlice) -> None:
         """A handle was closed."""
         held.handles -= 1
-        if not held.handles:
-            self._open.discard(held)
-            if held.pins:
-                self.cache.unpin(held)
-                self.spill.unpin(held)
-            else:
-                self.cache.consume(held)
-            self._agenda.closed(held)
-            if self._priming is not None:
-                self._priming.closed(held.key)
-            self._loader.notify()
+        self._readers.note_close(held.key)
+        if held.handles:
+            return
+        self._open.discard(held)
+        awaited = self._readers.is_awaited(held.key)
+        if held.pins:
+            self.spill.unpin(held, consumed=not awaited)
+        if awaited and held.key not in self._primed():
+            self.cache.keep_for_peer(held)
+        else:  # its pages are enough for a peer
+            held.pins = 0
+            self.cache.consume(held)
+        self._agenda.closed(held)
+        self._priming.closed(held.key, awaited=awaited)
+        self._loader.notify()
+
+    def _expect_readers(self) -> None:
+        """Another number of readers is usual now."""
+        self.cache.file_closed(self._readers.is_awaited)
+        self._priming.file_closed(self._readers.is_awaited)
 
     def changed(self) -> None:
         """Something may go on that could not before."""
         self._loader.notify()
-        if self._priming is not None:
-            self._priming.changed()
+        self._priming.changed()
 
     def _loaded(self, block: Block) -> None:
         for owner in block.owners:
@@ -291,4 +290,4 @@ class Slices:
         return key in self._primed() and not self.holds(*key)
 
     def _primed(self) -> Collection[Key]:
-        return () if self._priming is None else self._priming.primed
+        return self._priming.primed

@@ -56,9 +56,9 @@ class Spill:
         if self.disk is not None:
             self.disk.pin(held.key)
 
-    def unpin(self, held: HeldSlice) -> None:
+    def unpin(self, held: HeldSlice, *, consumed: bool = True) -> None:
         if self.disk is not None:
-            self.disk.unpin(held.key)
+            self.disk.unpin(held.key, consumed=consumed)
             if held.key[0] < self._floor:
                 self._doom(self.disk.forget_below(self._floor))
 
