@@ -36,6 +36,10 @@ class AbsentError(StepfsError):
     exit_code = 3
 
 
+class ReclaimedError(AbsentError):
+    """The steps were reclaimed while they were asked for: no checkpoint that is kept needs them. Go on with what is live."""
+
+
 class RefusedError(StepfsError):
     """Refused to protect data or a running process (lake exists, mount busy, store unfit, no right)."""
 

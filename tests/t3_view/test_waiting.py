@@ -9,7 +9,7 @@ import trio
 from fakemount import fails, mounted
 from faketable import payload
 
-from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.errors import CorruptError, ReclaimedError, StoreUnreachableError
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -236,6 +236,15 @@ async def test_a_corrupt_segment_is_eio(autojump_clock):
         m.table.unloaded = {0}
         m.table.load_errors = [CorruptError("segment is rotten")]
         with fails(errno.EIO):
+            await m.lookup("step-000000000", "rank-00000.pt")
+
+
+async def test_a_step_reclaimed_while_its_index_is_asked_for_is_no_such_file(autojump_clock):
+    async with mounted() as m:
+        m.commit()
+        m.table.unloaded = {0}
+        m.table.load_errors = [ReclaimedError("reclaimed")]
+        with fails(errno.ENOENT):
             await m.lookup("step-000000000", "rank-00000.pt")
 
 

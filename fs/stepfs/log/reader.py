@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.errors import AbsentError, CorruptError
+from stepfs.errors import AbsentError, CorruptError, ReclaimedError
 from stepfs.floor import Floor
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
@@ -243,8 +243,23 @@ class LogReader:
             raise AbsentError(f"step {step} is not in the lake ({extent})")
 
     async def load_segment(self, index: SegmentIndex) -> Segment:
-        """One sealed segment, from memory or by one GET shared among those who wait."""
-        return await self.segments.load(index, self.state.segment_ref(index))
+        """One sealed segment, from memory or by one GET shared among those who wait. `ReclaimedError` if it is gone."""
+        try:
+            return await self.segments.load(index, self.state.segment_ref(index))
+        except CorruptError:
+            await self._check_not_reclaimed(index)
+            raise
+
+    async def _check_not_reclaimed(self, index: SegmentIndex) -> None:
+        """`ReclaimedError` if the floor has passed a whole segment since this reader last looked at it."""
+        floor = Floor(
+            self.store, self.identity, self._floor.number, self._floor.record
+        )  # `poll` refreshes its own
+        await floor.refresh()
+        if floor.first_live_step >= (index + 1) * SEGMENT_STEPS:
+            raise ReclaimedError(
+                f"steps below {floor.first_live_step} were reclaimed: no checkpoint that is kept needs them"
+            )
 
     def time_ms(self, step: Step) -> int:
         """When a live step was committed; the time of its segment's last step if that segment is not loaded."""

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 
 import pyfuse3
 
-from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.errors import AbsentError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.mount.meter import Meter, Subject, shown
 
 _log = logging.getLogger("stepfs.mount")
@@ -26,6 +26,7 @@ _WAITED_FOR: Final = frozenset({"lookup", "getattr", "open", "opendir", "readdir
 _ERRNOS: Final = (
     (StoreUnreachableError, errno.ETIMEDOUT),
     (RefusedError, errno.EACCES),
+    (ReclaimedError, errno.ENOENT),
     (AbsentError, errno.EIO),  # a committed object that is not there is damage, not "no such file"
 )
 _Operations = TypeVar("_Operations", bound=type[pyfuse3.Operations])

@@ -18,7 +18,7 @@ from typing import Final
 import trio
 
 from stepfs.data.histogram import Histogram
-from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError
+from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.callers import has_pending_signal
@@ -126,7 +126,9 @@ class Waits:
                     return entry
                 if not self._tree.readable(step):
                     return Outcome.NEVER
-            elif isinstance(load.error, AbsentError) and not self._tree.readable(step):
+            elif isinstance(load.error, ReclaimedError) or (
+                isinstance(load.error, AbsentError) and not self._tree.readable(step)
+            ):
                 return Outcome.NEVER
             elif not isinstance(load.error, StoreUnreachableError):
                 raise type(load.error)(*load.error.args)  # a fresh one: its traceback is this caller's

@@ -1,0 +1,42 @@
+"""A reader that nobody promised anything asks for a step whose index has just been reclaimed."""
+
+from __future__ import annotations
+
+import pytest
+from producer_world import World
+from small_world import SEGMENT, grow, process, small
+from test_reader_hazards import move_on
+
+from stepfs.errors import CorruptError, ReclaimedError
+from stepfs.format.ids import SegmentIndex, Step
+from stepfs.format.keys import segment_key
+from stepfs.log.reader import LogReader
+
+
+async def first_unloaded(world: World) -> tuple[LogReader, Step]:
+    reader = await LogReader.open(process(world, "reader"), world.identity)
+    live = range(reader.first_live_step, reader.state.sealed_steps)
+    return reader, next(step for step in map(Step, live) if reader.entry_if_loaded(step) is None)
+
+
+def test_it_is_told_that_the_step_was_reclaimed() -> None:
+    """Seed 675949478: it was told that the lake is damaged and what to restore."""
+
+    async def scenario(world: World) -> None:
+        reader, step = await first_unloaded(world)
+        await move_on(world)
+        with pytest.raises(ReclaimedError, match="were reclaimed"):
+            await reader.entry(step)
+        await reader.poll()
+
+    small(scenario, on=grow)
+
+
+def test_a_segment_that_is_missing_above_the_floor_is_damage() -> None:
+    async def scenario(world: World) -> None:
+        reader, step = await first_unloaded(world)
+        world.shared.remove(segment_key(world.identity.lake_id, SegmentIndex(step // SEGMENT)))
+        with pytest.raises(CorruptError, match="index segment is missing"):
+            await reader.entry(step)
+
+    small(scenario, on=grow)
