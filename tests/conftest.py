@@ -96,6 +96,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Serv
         for name, value in server.environment().items():
             patch.setenv(name, value)
         yield server
+        server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +104,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Serve
     """`rclone serve s3`, the server that lies; pass its `endpoint_url` explicitly."""
     with servers.rclone_s3(tmp_path_factory.mktemp("rclone", numbered=True)) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture

@@ -37,6 +37,11 @@ class S3Server:
     directory: Path
     process: subprocess.Popen[bytes]
 
+    def kill(self) -> None:
+        """For good: an orderly end takes seconds, and makes sense only where the data is looked at again."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def environment(self) -> dict[str, str]:
         """What a client process needs to reach this server and nothing else."""
         return {

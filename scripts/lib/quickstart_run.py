@@ -36,6 +36,8 @@ PRODUCERS = 2
 STEPS_PER_SECOND = 12  # of each producer: slow enough to watch, and to be killed in the middle
 TRAINED_STEPS = 400
 KILL_AT_STEP = 250
+if "--brief" in sys.argv[1:]:  # the same story of less text: for CI, where nobody watches
+    CORPUS, STEPS_PER_SECOND, TRAINED_STEPS, KILL_AT_STEP = CORPUS[1:], 15, 120, 80
 DEADLINE_S = 300.0  # to give up on a machine that is too slow, or broken
 
 console = Console(highlight=False)
@@ -95,6 +97,7 @@ def tell(story: Story, running: ExitStack) -> None:
     mount(story, running, story.growing)
     mount(story, running, story.fixed, "--steps", f"0:{TRAINED_STEPS}")
     trainer = Trainer(story, running)
+    until(story, "the trainer's first read", trainer.waits)
     story.say("the trainer has started; no step is committed yet, its reads wait")
     story.producers = [start_producer(story, running, index) for index in range(PRODUCERS)]
     story.say(f"{PRODUCERS} producers have started")
@@ -136,19 +139,8 @@ def lake_url(directory: Path) -> Iterator[str]:
 
 def start_producer(story: Story, running: ExitStack, index: int) -> subprocess.Popen[str]:
     inputs = [word for path in CORPUS for word in ("--input", str(path))]
-    shard, pace = f"{index}/{PRODUCERS}", str(STEPS_PER_SECOND)
-    command = [
-        "stepfs-produce",
-        "text",
-        story.lake,
-        *inputs,
-        *SHAPE,
-        "--shard",
-        shard,
-        "--steps-per-second",
-        pace,
-    ]
-    return start(running, [*command, "--json"])
+    what = ["stepfs-produce", "text", story.lake, *inputs, *SHAPE, "--shard", f"{index}/{PRODUCERS}"]
+    return start(running, [*what, "--steps-per-second", str(STEPS_PER_SECOND), "--json"])
 
 
 def finish(story: Story, process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
@@ -205,6 +197,12 @@ class Trainer:
         self._process = start(running, ["python", str(LIB / "quickstart_train.py"), str(story.fixed)])
         self._lines = threading.Thread(target=self._show, daemon=True)
         self._lines.start()
+
+    def waits(self) -> bool:
+        """Whether it has opened a step that is not committed yet."""
+        refuse_failure("the trainer", self._process)
+        status = json.loads((self._story.fixed / ".stepfs/status.json").read_text())
+        return bool(status["waiting"])
 
     def finish(self) -> None:
         in_time("the end of the trainer", self._process.wait, self._story.left_s())

@@ -10,10 +10,13 @@ PROCESSES=3 ./pan -r`.
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,9 +99,9 @@ class Search:
 
 
 class Verifier:
-    """One model, compiled for some bounds; the other bounds come with each search."""
+    """One model, compiled in `place` unless it is there already; other bounds come with each search, run in `runs`."""
 
-    def __init__(self, model: str, place: Path, defines: list[str]) -> None:
+    def __init__(self, model: str, place: Path, defines: list[str], runs: Path | None = None) -> None:
         self.source = (MODELS / f"{model}.pml").read_text()
         names = re.search(r"^mtype = \{(.*?)\}", self.source, re.MULTILINE)
         assert names is not None
@@ -106,9 +109,15 @@ class Verifier:
         self.numbers = {
             name: len(order) - index for index, name in enumerate(order)
         }  # spin counts from the end
-        self.place = place
+        self.program, self.runs = place / "pan", runs or place
+        with (place / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.program.exists():
+                self._compile(MODELS / f"{model}.pml", place, defines)
+
+    def _compile(self, model: Path, place: Path, defines: list[str]) -> None:
         for command in (
-            [tool("spin"), "-a", *defines, str(MODELS / f"{model}.pml")],
+            [tool("spin"), "-a", *defines, str(model)],
             [
                 tool("gcc"),
                 "-O1",
@@ -136,11 +145,11 @@ class Verifier:
         environment = {"PATH": os.environ["PATH"]} | {
             key: str(value) for key, value in {**bounds, **more}.items()
         }
-        command = ["./pan", f"-m{DEPTH_MAX}", "-w22"]
+        command = [str(self.program), f"-m{DEPTH_MAX}", "-w22"]
         done = subprocess.run(
             command,
             check=False,
-            cwd=self.place,
+            cwd=self.runs,  # where it leaves the trail of a violation
             env=environment,
             capture_output=True,
             text=True,
@@ -178,16 +187,27 @@ def tool(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def verifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verifier]:
-    return {model: Verifier(model, tmp_path_factory.mktemp(model), []) for model in BASE}
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Verifier]:
+    """Compiled once for all processes that run these tests beside each other."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    @functools.cache
+    def verifier(model: str) -> Verifier:
+        place = shared / f"verifier-of-{model}"
+        place.mkdir(exist_ok=True)
+        return Verifier(model, place, [], runs=tmp_path_factory.mktemp(model))
+
+    return verifier
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", BASE)
 def test_every_interleaving_holds_and_every_witness_is_reached(
-    model: str, verifiers: dict[str, Verifier]
+    model: str, verifiers: Callable[[str], Verifier]
 ) -> None:
-    verifier = verifiers[model]
+    verifier = verifiers(model)
     missing = verifier.witnesses
     for bounds in BASE[model]:
         found = verifier.search(bounds)
@@ -204,9 +224,9 @@ def test_every_interleaving_holds_and_every_witness_is_reached(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "mutant", "bounds", "broken"), MUTANTS)
 def test_each_mutant_breaks_its_property(
-    model: str, mutant: int, bounds: Bounds, broken: str, verifiers: dict[str, Verifier]
+    model: str, mutant: int, bounds: Bounds, broken: str, verifiers: Callable[[str], Verifier]
 ) -> None:
-    verifier = verifiers[model]
+    verifier = verifiers(model)
     found = verifier.search(bounds, MUTANT=mutant, PROPERTY=verifier.numbers[broken])
     assert found.violated == broken
 

@@ -26,6 +26,7 @@ def processes_of(directory: Path) -> list[str]:
     return [line for line in found if str(directory) in line]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # it takes 15 s on a machine of its own
 def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
@@ -70,7 +71,7 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), *SMALLEST, "--only", "pace", "--scratch", str(tmp_path)],

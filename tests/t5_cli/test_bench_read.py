@@ -26,6 +26,7 @@ def bench(program, *arguments, out):
     return json.loads(found.read_text()), printed
 
 
+@pytest.mark.slow
 def test_bench_read_prints_and_keeps_its_rows(tmp_path):
     document, printed = bench("bench_read_run.py", "--only", "counts", out=tmp_path)
     rows = {row["what"]: row for row in document["rows"]}

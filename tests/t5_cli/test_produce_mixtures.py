@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from test_produce_text import committed, corpus, own_cache, produce, refused
+from test_produce_text import committed, corpus, own_cache, produce, produce_in_a_process, refused
 from typer.testing import CliRunner
 
 from stepfs.errors import RefusedError
@@ -98,7 +98,8 @@ def test_two_that_begin_together_are_looked_at_again_before_the_first_step(
 ) -> None:
     class Overtaken(run_text.Producer):
         def __enter__(self) -> Self:
-            assert produce(file_url, "-i", corpus, *RAW, "--limit-steps", 1).returncode == 0
+            first = produce_in_a_process(file_url, "-i", corpus, *RAW, "--limit-steps", 1)
+            assert first.returncode == 0
             return super().__enter__()
 
     monkeypatch.setattr(run_text, "Producer", Overtaken)

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import trio
+from typer.testing import CliRunner
 
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
 from stepfs.store.opening import open_store
+from stepfs_producer.cli.app import app
 from stepfs_producer.plan.listing import list_sources
 from stepfs_producer.plan.source import Shard, TextSource
 from stepfs_producer.plan.text import Shape, TextPosition, text_steps
@@ -28,6 +30,13 @@ PROGRAM = str(Path(sysconfig.get_path("scripts")) / "stepfs-produce")
 
 
 def produce(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """In this process: starting one takes longer than what most tests have to say."""
+    command = ["text", lake, *map(str, arguments)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+
+def produce_in_a_process(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [PROGRAM, "text", lake, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -68,7 +77,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ext", [".pt", ".safetensors", ".npy", ".tar", ".bin"])
 def test_the_lake_holds_exactly_what_was_planned(file_url: str, corpus: Path, ext: str) -> None:
-    done = produce(
+    done = produce_in_a_process(
         file_url, "-i", corpus, "--slices", 2, "--seq-len", 64, "--batch-size", 3, "--ext", ext, "--json"
     )
     assert done.returncode == 0, done.stderr
@@ -145,7 +154,7 @@ def test_a_signal_ends_it_between_two_steps(
 
 def test_a_second_process_of_the_same_id_fences_the_first(file_url: str, corpus: Path) -> None:
     first = running(file_url, corpus)
-    second = produce(file_url, "-i", corpus, "--seq-len", 16)
+    second = produce_in_a_process(file_url, "-i", corpus, "--seq-len", 16)
     _, err = first.communicate(timeout=30)
     assert second.returncode == 0
     assert first.returncode == 7, err
@@ -203,7 +212,9 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *says: str) -> No
 
 def test_what_is_refused_is_one_line_and_creates_no_lake(file_url: str, corpus: Path) -> None:
     fine = ["-i", corpus, "--slices", 2, "--seq-len", 64]
-    refused(produce(file_url, "-i", corpus / "nowhere", "--slices", 2), 3, "no such file or directory")
+    nowhere = ["-i", corpus / "nowhere", "--slices", 2]
+    refused(produce_in_a_process(file_url, *nowhere), 3, "no such file or directory")
+    refused(produce(file_url, *nowhere), 3, "no such file or directory")
     refused(produce(file_url, "-i", corpus), 2, "give --slices N to create it")
     refused(produce(file_url, *fine, "--ext", ".parquet"), 2, ".parquet", ".safetensors")
     refused(produce(file_url, *fine, "--shard", "2/2"), 2, "shard 2/2 does not exist")
@@ -244,7 +255,7 @@ def test_options_come_from_the_environment_too(
         "JSON": "1",
     }.items():
         monkeypatch.setenv(f"STEPFS_{name}", value)
-    done = produce(file_url)
+    done = produce_in_a_process(file_url)
     assert json.loads(done.stdout)["producer"] == "named"
     assert {len(payloads) for _, payloads in committed(file_url)} == {3}
 

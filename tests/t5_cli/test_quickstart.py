@@ -12,7 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("options", [[], pytest.param(["--s3"], marks=pytest.mark.slow)], ids=["file", "s3"])
+@pytest.mark.parametrize(
+    "options",
+    [["--brief"], pytest.param([], marks=pytest.mark.slow), pytest.param(["--s3"], marks=pytest.mark.slow)],
+    ids=["brief", "file", "s3"],
+)
 def test_the_quickstart_holds_what_its_table_says(options):
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts/lib" / "quickstart_run.py"), *options],

@@ -32,7 +32,7 @@ from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
 TRAIN = Path(__file__).with_name("train_with_dcp.py")
-STEPS, EVERY, LEAD = 200, 10, 40
+STEPS, EVERY, LEAD = 100, 10, 20
 KILLS = 50
 
 
