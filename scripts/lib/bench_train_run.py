@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING
 from bench_read_bed import Bed, Plan
 from bench_read_machine import touch_memory
 from bench_report import ROOT, Report
+from bench_train_accelerator import Pace, accelerator
 from bench_train_stall import SHARES, Size, stall
 from bench_train_work import WORKS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ACCELERATOR = "accelerator"
+KINDS = [ACCELERATOR, *WORKS]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_train", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="show that it works; measures nothing")
-    parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), metavar="KIND")
+    parser.add_argument(
+        "--only", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=", ".join(KINDS)
+    )
     parser.add_argument(
         "--share", type=float, nargs="+", default=list(SHARES), help="of the store's bandwidth"
     )
@@ -31,13 +37,18 @@ def main() -> None:
     with ExitStack() as stack:
         bed = Bed(report, plan, stack)
         touch_memory(plan.touch_bytes)
-        stall(bed, tuple(options.only), tuple(options.share), size, colocated=True)
+        if ACCELERATOR in options.only:
+            accelerator(bed, Pace.quick() if options.quick else Pace())
+        kinds = tuple(kind for kind in options.only if kind in WORKS)
+        stall(bed, kinds, tuple(options.share), size, colocated=True)
     report.finish(options.out, lambda figure: draw(figure, report))
 
 
 def draw(figure: Figure, report: Report) -> None:
     """A group of bars per kind: stall by share, both sides."""
     found = {name: each for name, each in report.figures.items() if name.startswith("stall, ")}
+    if not found:
+        return
     axes = figure.subplots(1, len(found), squeeze=False)[0]
     for one, (name, each) in zip(axes, found.items(), strict=True):
         for offset, side in ((-0.2, "mount"), (0.2, "colocated")):

@@ -1,0 +1,35 @@
+"""What the rows of a sleeping trainer are made of: the judgement of its waits, and the token bucket before its store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/lib"))
+
+from bench_slow_store import TokenBucket
+from bench_train_accelerator import judge
+
+
+def test_connections_share_one_bandwidth_in_the_order_they_ask():
+    bucket = TokenBucket(100.0, burst_s=0.0)
+    assert [bucket.reserve(50, now=10.0) for _ in range(3)] == [10.5, 11.0, 11.5]
+    assert bucket.reserve(10, now=11.0) == pytest.approx(11.6)
+    assert bucket.reserve(10, now=20.0) == pytest.approx(20.1)  # what was idle is not made up for
+
+
+def test_a_burst_is_bounded():
+    bucket = TokenBucket(100.0, burst_s=0.5)
+    assert bucket.reserve(100, now=10.0) == pytest.approx(10.5)
+    assert bucket.reserve(100, now=10.0) == pytest.approx(11.5)
+
+
+def test_a_wait_counts_beyond_its_copy_and_the_beginning_apart():
+    waits = [1.1, 0.6, 0.1, 0.1, 0.3, 0.1]
+    found = judge(waits, [0.1] * 6, period_s=0.5, beginning=2)
+    assert found.beginning_s == pytest.approx(1.5)
+    assert found.stall == pytest.approx(0.2 / (0.2 + 4 * 0.5))
+    assert found.longest_s == pytest.approx(0.2)
+    assert found.copy_share == pytest.approx(0.2)
