@@ -25,17 +25,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 import trio
 
+from stepfs.checkpoints.plausible import in_shuffled_order
 from stepfs.checkpoints.record import mounted_lake, record_checkpoint
 from stepfs.control_files import read_status
-from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake import open_lake
 from stepfs.log.reader import LogReader
+from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.store.opening import open_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+__all__ = ["CheckpointHook", "ShuffledSteps", "StreamState", "dump"]
 
 _log = logging.getLogger("stepfs.torch")
 
@@ -129,8 +133,10 @@ class CheckpointHook:
         `UsageError` without a group, `AbsentError` if `where` is not a mount.
         """
         self._lake, self._endpoint_url = str(where), endpoint_url
+        self._mounted: Path | None = None
         if "://" not in self._lake:
             mounted = mounted_lake(Path(where))
+            self._mounted = Path(where)
             self._lake, self._endpoint_url = mounted.lake, endpoint_url or mounted.endpoint_url
             group = group or mounted.group
         if group is None:
@@ -141,7 +147,11 @@ class CheckpointHook:
         self._speaking = threading.Lock()  # futures call back from threads of their own
 
     def __call__(self, next_step: int) -> None:
-        """A checkpoint that resumes at `next_step` is durable: call it when `dcp.save` has returned."""
+        """A checkpoint that resumes at `next_step` is durable: call it when `dcp.save` has returned.
+
+        `RefusedError` where readers of this mount go through steps in a shuffled order that is not at its end, and
+        `next_step` is beyond its first step: pass `ShuffledSteps.next_step`.
+        """
         self._say(next_step, _Event.SAVED)
 
     def resumed(self, next_step: int) -> None:
@@ -169,6 +179,8 @@ class CheckpointHook:
         next_step = check_integer(next_step, "next_step")
         if _rank() != 0:
             return
+        if event is _Event.SAVED:
+            self._check_order(next_step)
         with self._speaking:
             self._unsaid.append((next_step, event))
             try:
@@ -178,6 +190,18 @@ class CheckpointHook:
             except BaseException:
                 self._unsaid.clear()  # it would fail again; the caller is told
                 raise
+
+    def _check_order(self, next_step: int) -> None:
+        """`RefusedError` for a checkpoint in the middle of a shuffled epoch that gives up steps of this epoch."""
+        if self._mounted is None:
+            return
+        try:
+            needed = read_status(self._mounted).get("order_needs_from")
+        except StepfsError as error:
+            _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
+            return
+        if isinstance(needed, int) and next_step > needed:
+            raise RefusedError(in_shuffled_order(next_step, needed))
 
     async def _record(self) -> None:
         store = open_store(self._lake, endpoint_url=self._endpoint_url)

@@ -97,6 +97,9 @@ class World:
     async def entry(self, step: Step) -> StepEntry:
         raise AbsentError(f"step {step}")
 
+    async def lone_entry(self, step: Step) -> StepEntry:
+        return await self.entry(step)
+
     def add_step(self, sizes: Sequence[int]) -> StepEntry:
         step = Step(len(self.entries))
         payloads = [self._random.randbytes(min(size, 4096)) for size in sizes]

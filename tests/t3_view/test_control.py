@@ -46,6 +46,7 @@ async def test_the_control_directory_lists_what_it_has():
             "accesslog",
             "steps",
             "wait",
+            "order",
         ]
         assert await m.names(".stepfs", "steps") == ["0.json", "1.json", "2.json"]
         assert await m.read(".stepfs", "steps", "1.json") == b"step 1\n"

@@ -33,11 +33,14 @@ class Progress:
     opened: Step
     reads_here: bool
     kept: frozenset[Step]
+    order_needs_from: Step | None = None  # first step of the shuffled epoch that readers here are in
 
     def doubt(self, step: Step, *, trusts: bool) -> str:
         """Why a checkpoint with this next step should not be recorded; '' if it should."""
         if step in self.kept:
             return ""
+        if self.order_needs_from is not None and step > self.order_needs_from:
+            return in_shuffled_order(step, self.order_needs_from)
         if step > self.committed:
             return f"only {self.committed} steps are committed; is --next-step right, and the directory this run's?"
         if step > self.opened and not trusts:
@@ -47,11 +50,25 @@ class Progress:
             )
         return ""
 
+    def breaks_order(self, step: Step) -> bool:
+        """Whether the checkpoint was made inside a shuffled epoch, of which it would give up steps."""
+        return self.order_needs_from is not None and step > self.order_needs_from and step not in self.kept
+
     def patience_s(self, step: Step) -> float:
         """How long to hold a doubtful checkpoint back before saying so: others may know better, and record it."""
         if step > self.committed:
             return _OTHERS_COMMIT_S
+        if self.breaks_order(step):
+            return 0.0
         return 0.0 if self.reads_here else _OTHERS_READ_S
+
+
+def in_shuffled_order(step: int, needed: int) -> str:
+    """Why a checkpoint inside a shuffled epoch is not recorded."""
+    return (
+        f"NEXT {step}: readers go through the steps from {needed} on in a shuffled order, and a checkpoint in the middle of "
+        f"it needs all of them: record {needed} (`ShuffledSteps.next_step`) until the epoch has ended"
+    )
 
 
 class HeldBack:
@@ -62,11 +79,16 @@ class HeldBack:
         self._trusts = trusts
         self._since: dict[Step, float] = {}
         self._told: set[Step] = set()
+        self._out_of_order: dict[
+            Step, str
+        ] = {}  # why; for good: the end of the epoch changes nothing about them
 
     def among(self, new: frozenset[Step], *, at_the_end: bool = False) -> frozenset[Step]:
         """Which of the checkpoints that are `new` to be recorded must not be. `at_the_end` nobody can know better."""
         progress, now = self._progress(), trio.current_time()
         doubts = {step: doubt for step in new if (doubt := progress.doubt(step, trusts=self._trusts))}
+        self._out_of_order |= {step: doubts[step] for step in doubts if progress.breaks_order(step)}
+        doubts |= {step: why for step, why in self._out_of_order.items() if step in new}
         self._since = {step: self._since.get(step, now) for step in doubts}
         self._told &= set(doubts)
         for step in sorted(doubts.keys() - self._told):

@@ -28,6 +28,7 @@ from stepfs.mount.meter import Meter
 from stepfs.mount.news import News
 from stepfs.mount.operations import Parts, StepOperations
 from stepfs.mount.options import MountOptions
+from stepfs.mount.order_directory import OrderDirectory
 from stepfs.mount.reports import Machine, Reports
 from stepfs.mount.waits import Waits
 from stepfs.mount.withdrawal import Withdrawal
@@ -122,6 +123,7 @@ class Assembly:
             },
             describe_step=self._describe_step,
             now_ms=SystemClock().now_ms(),
+            order=OrderDirectory(self.prefetcher, self.reports.orders),
         )
         self.operations = StepOperations(
             Parts(
@@ -183,6 +185,7 @@ class _Steps:
         self._reader = reader
         self.entry_if_loaded = reader.entry_if_loaded
         self.entry = reader.entry
+        self.lone_entry = reader.lone_entry
 
     @property
     def frontier(self) -> Step:

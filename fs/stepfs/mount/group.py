@@ -42,6 +42,7 @@ class GroupNeed:
         checkpoints: tuple[Place, NextStep] | None,
         fleet: FleetPace | None = None,
         opened_here: Callable[[], Step] = lambda: Step(0),
+        order_needs_from: Callable[[], Step | None] = lambda: None,
         trusts: bool = False,
         on_retired: Callable[[], None] = lambda: None,
     ) -> None:
@@ -52,6 +53,7 @@ class GroupNeed:
         self.name = group.name
         self._group = group
         self._opened_here = opened_here
+        self._order_needs_from = order_needs_from
         self._record: ConsumerRecord | None = None  # the newest known
         self._watch: Watch | None = None
         if checkpoints is not None:
@@ -136,6 +138,7 @@ class GroupNeed:
             opened=max(here, self._opened_on_record()),
             reads_here=here > 0,
             kept=frozenset() if record is None or record.retired else frozenset(record.kept),
+            order_needs_from=self._order_needs_from(),
         )
 
     def _opened_on_record(self) -> Step:

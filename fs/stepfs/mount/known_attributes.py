@@ -69,7 +69,7 @@ class KnownAttributes:
         if isinstance(node, SliceFile):
             return self.attributes(directory_inode(node.step))
         above = {StepFile: Fixed.STEPS, WaitFile: Fixed.WAIT}.get(type(node), Fixed.ROOT)
-        return self._fixed(Fixed.CONTROL if node in {Fixed.STEPS, Fixed.WAIT} else above)
+        return self._fixed(Fixed.CONTROL if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER} else above)
 
     def attributes(self, inode: int) -> Attributes | None:
         """Attributes that need no waiting; None for what is not there, or not at hand."""

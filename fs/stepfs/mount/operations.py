@@ -105,7 +105,7 @@ class StepOperations(pyfuse3.Operations):
         elif isinstance(parent, StepDirectory):
             found = await self._lookup_in_step(parent.step, name, ctx.pid)
         elif isinstance(parent, Fixed):
-            found = self._parts.control.lookup(parent, name)
+            found = self._parts.control.lookup(parent, name, ctx.uid)
         else:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         if found is None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import trio
 
+from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.mount import facts
@@ -50,6 +51,7 @@ class Reported(Protocol):
     ranks: RankMap
     tree: Tree
     slices: Slices
+    prefetcher: Prefetcher
     waits: Waits
     follower: Follower
 
@@ -93,6 +95,7 @@ class Reports:
                 "bytes_read": self._mount.store.counts.bytes_read,
             },
             "cache": dict(self._cache()),
+            "order_needs_from": self._mount.prefetcher.hints.needed_from(),
             "last_step": self._mount.meter.last_step,
             "waited_s": round(self._mount.meter.waited.seconds(), 3),
             "waiting": self._mount.waits.waiting,
@@ -105,6 +108,15 @@ class Reports:
             "producers": facts.describe_producers(state),
             "pid": os.getpid(),
             "uptime_s": round(time.time() - self._mount.meter.started_at, 1),
+        }
+
+    def orders(self) -> facts.Json:
+        """A file in `.stepfs/order/`: what was announced, and what a checkpoint must keep for it."""
+        hints = self._mount.prefetcher.hints
+        return {
+            "schema": JSON_SCHEMA,
+            "needed_from": hints.needed_from(),
+            "orders": [dict(order) for order in hints.describe()],
         }
 
     def config(self) -> facts.Json:

@@ -253,15 +253,15 @@ async def _register(mount: Assembly) -> GroupNeed | None:
     options = mount.options
     if options.group is None:
         return None
-    watched = options.checkpoint_dir
-    checkpoints = None if watched is None else (Place.parse(watched), NextStep(options.next_step))
+    found = options.checkpoint_dir is not None and Place.parse(options.checkpoint_dir)
     need = GroupNeed(
         Group.of(mount.store, mount.reader.identity, options.group),
         mount.tree,
         mount.changed,
-        checkpoints=checkpoints,
+        checkpoints=(found, NextStep(options.next_step)) if found else None,
         fleet=mount.fleet,
         opened_here=lambda: mount.meter.opened,
+        order_needs_from=mount.prefetcher.hints.needed_from,
         trusts=options.trust_checkpoints,
         on_retired=mount.slices.keep_opened,
     )

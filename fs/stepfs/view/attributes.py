@@ -95,6 +95,11 @@ def control_file(inode: Fixed, time_ms: int) -> Attributes:
     return Attributes(inode, FILE_MODE, 1, 0, time_ms, FOREVER_S)
 
 
+def hinted_file(time_ms: int) -> Attributes:
+    """A name in `.stepfs/order/` that was accepted; not kept, since looking it up again means something again."""
+    return Attributes(Fixed.HINTED, FILE_MODE, 1, 0, time_ms, 0.0)
+
+
 def step_file(step: Step, time_ms: int) -> Attributes:
     """`.stepfs/steps/<step>.json`."""
     return Attributes(step_file_inode(step), FILE_MODE, 1, 0, time_ms, 0.0)

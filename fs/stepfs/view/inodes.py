@@ -39,6 +39,8 @@ class Fixed(enum.IntEnum):
     STEPS = 7
     WAIT = 8
     LATEST = 9
+    ORDER = 10
+    HINTED = 11  # every name in `.stepfs/order/` that was accepted
 
 
 @dataclass(frozen=True, slots=True)

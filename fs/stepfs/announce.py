@@ -1,0 +1,78 @@
+"""Telling a mount in which order steps will be opened, from a trainer's process: advice that never fails the trainer.
+
+The words are in `data/order_hint`, what the mount does with them in `data/hinted`, what it means in SEMANTICS.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from stepfs.control_files import answer_within
+from stepfs.data.order_hint import LISTED_STEPS_MAX, ShuffledOrder, shuffle_name, steps_names
+from stepfs.errors import UsageError
+from stepfs.format.ids import INTEGER_MAX, Step
+
+_log = logging.getLogger("stepfs.announce")
+
+
+def announce_shuffle(directory: str | Path, order: ShuffledOrder, at: int) -> bool:
+    """Readers of `directory` are at place `at` of a shuffled order. False if the mount does not take hints from here."""
+    return _look_up(Path(directory), iter([shuffle_name(order, at)]))
+
+
+def announce_steps(directory: str | Path, steps: Iterable[int]) -> bool:
+    """Readers of `directory` will open these steps in this order; replaces what was listed before.
+
+    At most `LISTED_STEPS_MAX` (131,072) of them; `UsageError` for more, or for what is no step number. False if the mount
+    does not take hints from here.
+    """
+    listed = [_step(step) for step in steps]
+    if len(listed) > LISTED_STEPS_MAX:
+        raise UsageError(
+            f"{len(listed)} steps: an order lists at most {LISTED_STEPS_MAX}, announce it in parts"
+        )
+    return _look_up(Path(directory), steps_names(listed))
+
+
+def announce_file(directory: str | Path, path: str | Path) -> bool:
+    """As `announce_steps`, for a text file with one step number a line."""
+    words = Path(path).read_text().split()
+    bad = next((word for word in words if not (word.isascii() and word.isdigit())), None)
+    if bad is not None:
+        raise UsageError(f"{path}: {bad!r} is not a step number; write one a line")
+    return announce_steps(directory, map(int, words))
+
+
+def announce_none(directory: str | Path) -> bool:
+    """Take back what was announced: reading goes on in no particular order."""
+    return _look_up(Path(directory), iter(["1-none"]))
+
+
+def _look_up(directory: Path, names: Iterator[str]) -> bool:
+    """In a thread that may be left behind: a mount that hangs must not hang the trainer's loop as well."""
+    place = directory / ".stepfs/order"
+
+    def look() -> bool:
+        for name in names:
+            (place / name).stat()
+        return True
+
+    answer = answer_within(look)
+    if answer is True:
+        return True
+    why = "no answer" if answer is None else str(answer)
+    if isinstance(answer, OSError) and answer.errno == errno.EACCES:
+        why = "only the user who mounted it, and root, may say what comes next"
+    _log.warning(
+        "%s: the order of steps is not announced (%s); reading works, less is fetched ahead", directory, why
+    )
+    return False
+
+
+def _step(value: int) -> Step:
+    if not 0 <= value <= INTEGER_MAX:
+        raise UsageError(f"{value} is not a step number")
+    return Step(value)

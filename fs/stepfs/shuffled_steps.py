@@ -1,0 +1,102 @@
+"""A sampler for map-style datasets whose order the mount can compute too: `stepfs.torch.ShuffledSteps`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from stepfs.announce import announce_shuffle
+from stepfs.data.order_hint import ShuffledOrder
+from stepfs.errors import RefusedError, UsageError
+from stepfs.format.arguments import check_integer
+from stepfs.format.ids import INTEGER_MAX, Step
+
+_LOADER_PLACES: Final = 64
+_AGAIN_S: Final = 60.0  # a daemon that was started anew hears of it by then
+
+
+class ShuffledSteps:
+    """The steps [first, stop) in an order that is a pure function of seed and epoch; a `torch.utils.data.Sampler`.
+
+        sampler = ShuffledSteps("/mnt/run", first=0, stop=100_000, seed=7)
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=8)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            for batch in loader: ...
+
+    Yields indices of a dataset whose item 0 is step `first` (index = step - first). Iterating tells the mount on
+    `directory`, so that it fetches ahead; the bytes are the same without. Every rank makes one, with the same arguments
+    but for `shard`. `shard` of `shards`: the ranks split the steps among them; leave both where all ranks read
+    every step, each its own slice.
+
+    A checkpoint in the middle of an epoch needs the steps from `first` on: record `sampler.next_step`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path | None,
+        *,
+        first: int = 0,
+        stop: int,
+        seed: int = 0,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
+        """`directory`: the mount to tell, or None to tell nobody. `UsageError` for a range that holds no step."""
+        self._directory = directory
+        self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
+        self._seed = check_integer(seed, "seed")
+        self._shard, self._shards = check_integer(shard, "shard"), check_integer(shards, "shards")
+        if not 0 <= self._first < self._stop <= INTEGER_MAX:
+            raise UsageError(f"steps {first} to {stop}: first must be below stop")
+        if not 0 <= self._shard < self._shards <= self._stop - self._first:
+            raise UsageError(f"shard {shard} of {shards} does not exist, or has no step")
+        if not 0 <= self._seed < 10**16:
+            raise UsageError(f"seed {seed} is not in [0, 10^16)")
+        self._epoch = self._position = 0
+
+    def set_epoch(self, epoch: int, *, position: int = 0) -> None:
+        """Which epoch the next iteration is, and how many of its steps were consumed before (to resume in the middle)."""
+        self._epoch, self._position = check_integer(epoch, "epoch"), check_integer(position, "position")
+        if not 0 <= self._epoch < 10**16 or not 0 <= self._position <= len(self._order()):
+            raise UsageError(f"epoch {epoch} has no position {position}")
+
+    @property
+    def next_step(self) -> int:
+        """What a checkpoint of this epoch needs, until the epoch has ended."""
+        return self._first
+
+    def __len__(self) -> int:
+        return len(self._order()) - self._position
+
+    def __iter__(self) -> Iterator[int]:
+        order = self._order()
+        start = self._position
+        told_at: float | None = None
+        for place in range(start, len(order)):
+            now = time.monotonic()
+            if self._directory is not None and (told_at is None or now - told_at >= _AGAIN_S):
+                # A loader asks for steps some places before it opens them; a mount that knows better keeps its place.
+                announce_shuffle(self._directory, order, max(start, place - _LOADER_PLACES))
+                told_at = now
+            yield order.step_at(place) - self._first
+
+    def state_dict(self) -> dict[str, int]:
+        """The arguments that make the order, for a checkpoint; how much was consumed the trainer knows."""
+        return {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, int], *, position: int = 0) -> None:
+        """Resume in the epoch of `state`, behind `position` consumed steps. `RefusedError` for another order."""
+        expected = {"seed": self._seed, "first": self._first, "stop": self._stop}
+        if any(state.get(name) != value for name, value in expected.items()):
+            raise RefusedError(
+                f"the checkpoint was trained in the order of {dict(state)}, this is {expected}"
+            )
+        self.set_epoch(state["epoch"], position=position)
+
+    def _order(self) -> ShuffledOrder:
+        return ShuffledOrder(
+            self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards
+        )

@@ -1,0 +1,247 @@
+"""The words in which a trainer announces an order, and the order itself: equal in every process and version."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepfs.checkpoints.plausible import Progress
+from stepfs.data.hinted import EXPIRES_S, STREAMS_MAX, HintedStreams
+from stepfs.data.order_hint import (
+    LISTED_STEPS_MAX,
+    NoHint,
+    ShuffledOrder,
+    ShuffleHint,
+    StepsHint,
+    parse_hint,
+    shuffle_name,
+    steps_names,
+)
+from stepfs.data.shuffle import Permutation
+from stepfs.errors import UsageError
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.shuffled_steps import ShuffledSteps
+
+ALL = Step(10**9)
+VERSION_1 = [5, 8, 4, 6, 3, 1, 2, 7, 0, 9]
+VERSION_1_LONG = [150852, 219343, 448761]
+
+
+@given(st.integers(1, 3000), st.integers(0, 10**9), st.integers(0, 100))
+def test_a_permutation_has_every_value_once_and_knows_its_place(count, seed, epoch):
+    order = Permutation(count, seed=seed, epoch=epoch)
+    values = [order.value_at(place) for place in range(count)]
+    assert sorted(values) == list(range(count))
+    assert all(order.place_of(value) == place for place, value in enumerate(values))
+
+
+def test_the_order_of_version_1_never_changes():
+    """Trainer and daemon may be of different releases: another order must be another version of the hint."""
+    order = Permutation(10, seed=7, epoch=3)
+    assert [order.value_at(place) for place in range(10)] == VERSION_1
+    assert [Permutation(1_000_000, seed=0, epoch=0).value_at(place) for place in range(3)] == VERSION_1_LONG
+
+
+def test_neighbours_and_epochs_are_unlike():
+    order, later = (Permutation(1000, seed=1, epoch=epoch) for epoch in (0, 1))
+    values = [order.value_at(place) for place in range(1000)]
+    assert sum(abs(a - b) <= 2 for a, b in itertools.pairwise(values)) < 20
+    assert sum(value == later.value_at(place) for place, value in enumerate(values)) < 10
+
+
+@given(st.integers(0, 500), st.integers(1, 400), st.integers(1, 9), st.integers(0, 99))
+def test_shards_share_the_steps_among_them(first, count, shards, seed):
+    shards = min(shards, count)
+    orders = [ShuffledOrder(seed, 0, Step(first), Step(first + count), n, shards) for n in range(shards)]
+    steps = [order.step_at(place) for order in orders for place in range(len(order))]
+    assert sorted(steps) == list(range(first, first + count))
+    for order in orders:
+        assert all(order.place_of(order.step_at(place)) == place for place in range(len(order)))
+        assert parse_hint(shuffle_name(order, 0)) == ShuffleHint(order, 0)
+
+
+@given(st.lists(st.integers(0, 2**53), min_size=1, max_size=600))
+def test_a_list_of_steps_survives_its_names(steps):
+    found = []
+    for name in steps_names(map(Step, steps)):
+        assert len(name) <= 255
+        hint = parse_hint(name)
+        assert isinstance(hint, StepsHint)
+        assert hint.at == len(found)
+        found += hint.steps
+    assert found == steps
+
+
+@given(st.text(max_size=300) | st.from_regex(r"1-(shuffle|steps)-[-0-9A-Za-z_]{0,60}", fullmatch=True))
+def test_any_name_is_a_hint_or_refused(name):
+    try:
+        parse_hint(name)
+    except UsageError:
+        return
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1-shuffle-1-0-0-10-0-1",
+        "1-shuffle-1-0-10-10-0-1-0",
+        "1-shuffle-1-0-0-10-1-1-0",
+        "1-shuffle-1-0-0-10-0-1-11",
+        "1-shuffle-01-0-0-10-0-1-0",
+        "2-shuffle-1-0-0-10-0-1-0",
+        "1-shuffle-1-0-0-9999999999999999-0-1-0",
+        "1-steps-0-",
+        "1-steps-0-gA",
+        "1-steps-0-AQ",
+        "1-none-1",
+    ],
+)
+def test_what_makes_no_sense_is_refused(name):
+    with pytest.raises(UsageError):
+        parse_hint(name)
+
+
+def shuffled(count=1000, *, epoch=0, at=0):
+    return ShuffleHint(ShuffledOrder(5, epoch, Step(0), Step(count)), at)
+
+
+def planned(streams, *, window=4, now=0.0, first=0, frontier=ALL, told=()):
+    plan = streams.plan(
+        told=frozenset(told),
+        window_of=lambda _: window,
+        first=Step(first),
+        frontier=Step(frontier),
+        now=now,
+    )
+    return [step for step, _ in plan]
+
+
+def opened(streams, hint, places, *, now=0.0):
+    for place in places:
+        streams.note_open(hint.order.step_at(place), SliceIndex(0), now)
+
+
+def test_what_comes_next_is_what_was_announced():
+    streams, hint = HintedStreams(), shuffled()
+    streams.accept(hint, 0.0)
+    assert planned(streams) == [], "nobody knows which slices"
+    assert planned(streams, told=[0]) == [hint.order.step_at(place) for place in range(4)]
+    opened(streams, hint, [0, 1, 3])
+    assert planned(streams) == [hint.order.step_at(place) for place in (2, 4, 5, 6, 7)]
+
+
+def test_no_step_that_is_not_committed_or_is_gone():
+    streams, hint = HintedStreams(), shuffled()
+    streams.accept(hint, 0.0)
+    opened(streams, hint, range(5))
+    inside = planned(streams, window=100, first=200, frontier=499)
+    assert inside
+    assert all(200 <= step < 500 for step in inside)
+
+
+def test_a_step_far_from_the_front_is_somebody_elses():
+    streams, hint = HintedStreams(), shuffled()
+    streams.accept(hint, 0.0)
+    opened(streams, hint, range(3))
+    assert streams.note_open(hint.order.step_at(700), SliceIndex(0), 0.0) is None
+    assert planned(streams)[0] == hint.order.step_at(3)
+
+
+def test_hints_expire_and_come_back():
+    streams, hint = HintedStreams(), shuffled()
+    streams.accept(hint, 0.0)
+    opened(streams, hint, range(3))
+    assert planned(streams, now=EXPIRES_S - 1)
+    assert not planned(streams, now=EXPIRES_S)
+    assert streams.needed_from() == 0, "what a checkpoint needs does not expire"
+    streams.accept(shuffled(at=2), EXPIRES_S)
+    assert planned(streams, now=EXPIRES_S)[0] == hint.order.step_at(3), "the place is kept"
+
+
+def test_hints_are_bounded():
+    streams = HintedStreams()
+    for seed in range(3 * STREAMS_MAX):
+        order = ShuffledOrder(seed, 0, Step(seed), Step(seed + 1000))
+        streams.accept(ShuffleHint(order, 0), float(seed))
+    assert len(streams.describe()) == STREAMS_MAX
+    streams.accept(NoHint(), 0.0)
+    steps = tuple(Step(step) for step in range(1000))
+    with pytest.raises(UsageError):
+        for at in range(0, LISTED_STEPS_MAX + 1000, 1000):
+            streams.accept(StepsHint(at, steps), 0.0)
+    with pytest.raises(UsageError):
+        streams.accept(StepsHint(5, steps), 0.0)
+
+
+def test_a_checkpoint_needs_the_first_step_until_the_epoch_ends():
+    streams, hint, following = HintedStreams(), shuffled(300), shuffled(300, epoch=1)
+    streams.accept(hint, 0.0)
+    assert streams.needed_from() == 0
+    opened(streams, hint, range(299))
+    assert streams.needed_from() == 0
+    opened(streams, hint, [299])
+    assert streams.needed_from() is None
+    streams.accept(following, 0.0)
+    opened(streams, following, range(200))
+    assert streams.needed_from() == 0
+    opened(streams, following, range(200, 300))
+    assert streams.needed_from() is None
+    streams.accept(shuffled(300, epoch=2), 0.0)
+    streams.accept(NoHint(), 0.0)
+    assert streams.needed_from() is None
+
+
+def test_an_epoch_that_was_left_in_the_middle_ends_with_the_next():
+    streams, hint, following = HintedStreams(), shuffled(300), shuffled(300, epoch=1)
+    streams.accept(hint, 0.0)
+    opened(streams, hint, range(50))
+    streams.accept(following, 0.0)
+    opened(streams, following, range(300))
+    assert streams.needed_from() is None
+    assert len(streams.describe()) == 1
+
+
+def test_the_last_steps_of_an_epoch_are_fetched_while_the_next_begins():
+    streams, hint, following = HintedStreams(), shuffled(300), shuffled(300, epoch=1)
+    streams.accept(hint, 0.0)
+    opened(streams, hint, range(290))
+    streams.accept(following, 0.0)
+    assert planned(streams) == [
+        order.step_at(place)
+        for k in range(4)
+        for order, place in ((hint.order, 290 + k), (following.order, k))
+    ]
+
+
+def test_the_sampler_yields_every_index_in_the_order_that_the_mount_computes():
+    sampler = ShuffledSteps(None, first=100, stop=160, seed=3)
+    sampler.set_epoch(2)
+    order = ShuffledOrder(3, 2, Step(100), Step(160))
+    assert [100 + index for index in sampler] == [order.step_at(place) for place in range(60)]
+    assert sorted(sampler) == list(range(60))
+    assert sampler.next_step == 100
+    state = sampler.state_dict()
+    again = ShuffledSteps(None, first=100, stop=160, seed=3)
+    again.load_state_dict(state, position=50)
+    assert len(again) == 10
+    assert list(again) == list(sampler)[50:]
+    shards = [list(ShuffledSteps(None, first=100, stop=160, seed=3, shard=n, shards=4)) for n in range(4)]
+    assert sorted(index for shard in shards for index in shard) == list(range(60))
+
+
+@pytest.mark.parametrize(
+    "options", [{"stop": 0}, {"first": 5, "stop": 5}, {"stop": 5, "shard": 1}, {"stop": 5, "seed": -1}]
+)
+def test_a_sampler_without_steps_is_refused(options):
+    with pytest.raises(UsageError):
+        ShuffledSteps(None, **options)
+
+
+def test_a_watcher_doubts_a_checkpoint_inside_a_shuffled_epoch():
+    progress = Progress(Step(1000), Step(900), True, frozenset({Step(50)}), order_needs_from=Step(100))
+    assert "shuffled" in progress.doubt(Step(101), trusts=True)
+    assert progress.doubt(Step(100), trusts=False) == ""
+    assert progress.doubt(Step(50), trusts=False) == ""

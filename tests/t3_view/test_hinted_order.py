@@ -1,0 +1,139 @@
+"""An announced order is fetched ahead like one step after the other, and nothing else about the mount changes."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pyfuse3
+import pytest
+import trio
+from data_doubles import indices
+from test_data_prefetch import KIB, MIB, Node, quiet
+from test_random_order import lake, read_all
+
+from stepfs.data.order_hint import ShuffledOrder, ShuffleHint, StepsHint, shuffle_name
+from stepfs.errors import StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.mount.order_directory import OrderDirectory
+
+
+def shuffled(steps, *, epoch=0, shard=0, shards=1):
+    return ShuffledOrder(11, epoch, Step(0), Step(steps), shard, shards)
+
+
+async def share_of_hits(nursery, order, hint, *, at_once=8, memory_bytes=64 * MIB, slices=(0,)):
+    world = lake(3000, 2)
+    world.store.behave = lambda *_: 0.01
+    node = Node(world, memory_bytes=memory_bytes)
+    await nursery.start(node.run)
+    if hint is not None:
+        node.prefetcher.accept(hint)
+    await read_all(node, order, at_once=at_once, slices=slices)
+    world.store.behave = lambda *_: 0.0
+    return node.slices.counts
+
+
+@pytest.mark.parametrize("memory_bytes", [64 * MIB, 1 * MIB])
+@pytest.mark.parametrize("at_once", [1, 8])
+async def test_an_announced_order_hits_like_a_sequential_one(nursery, autojump_clock, at_once, memory_bytes):
+    order = shuffled(3000)
+    options = {"at_once": at_once, "memory_bytes": memory_bytes}
+    random_order = [order.step_at(place) for place in range(400)]
+    plain = await share_of_hits(nursery, range(400), None, **options)
+    hinted = await share_of_hits(nursery, random_order, ShuffleHint(order, 0), **options)
+    assert hinted.hits >= 0.95 * plain.hits
+    assert plain.hits >= 300
+    assert hinted.bytes_delivered == 400 * 4 * KIB
+    # What is ahead when the reader stops, and never more than memory holds.
+    ahead = min(memory_bytes, 1024 * 4 * KIB)
+    assert hinted.bytes_fetched <= 1.05 * hinted.bytes_delivered + ahead
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_whole_epoch_fetches_each_step_once(nursery, autojump_clock):
+    world = lake(400, 2)
+    node = Node(world, memory_bytes=1 * MIB)
+    await nursery.start(node.run)
+    for epoch in range(2):
+        order = shuffled(400, epoch=epoch)
+        node.prefetcher.accept(ShuffleHint(order, 0))
+        await read_all(node, [order.step_at(place) for place in range(400)], at_once=4, slices=(0, 1))
+    counts = node.slices.counts
+    assert counts.bytes_fetched <= 1.05 * counts.bytes_delivered
+    assert counts.hits >= 0.95 * 1600
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_listed_order_is_as_good(nursery, autojump_clock):
+    steps = random.Random(4).sample(range(3000), 300)
+    counts = await share_of_hits(nursery, steps, StepsHint(0, tuple(map(Step, steps))))
+    assert counts.hits >= 0.9 * len(steps)  # readers start at once, and nobody knows which slices
+    assert counts.bytes_fetched <= 1.02 * counts.bytes_delivered
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_wrong_hint_costs_a_window_and_no_bytes_differ(nursery, autojump_clock):
+    """`read` compares what it reads. A trainer that does not do what it said is served like any other."""
+    counts = await share_of_hits(nursery, range(2800, 3000), ShuffleHint(shuffled(1000), 0), at_once=1)
+    assert counts.hits >= 190
+    assert counts.bytes_fetched <= 1.2 * counts.bytes_delivered
+    nursery.cancel_scope.cancel()
+
+
+async def test_prefetch_0_ignores_hints(nursery, autojump_clock):
+    node = Node(lake(400, 2), window=0, told=indices(0))
+    await nursery.start(node.run)
+    node.prefetcher.accept(ShuffleHint(shuffled(400), 0))
+    await quiet()
+    assert node.slices.counts.requests == 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_clock, monkeypatch):
+    world = lake(400, 2)
+    asked = []
+
+    async def lone_entry(step):
+        asked.append(step)
+        raise StoreUnreachableError("the index")
+
+    monkeypatch.setattr(world, "entry_if_loaded", lambda step: world.entries[step] if step < 200 else None)
+    monkeypatch.setattr(world, "lone_entry", lone_entry)
+    node = Node(world, window=20, told=indices(0))
+    await nursery.start(node.run)
+    order = shuffled(400)
+    node.prefetcher.accept(ShuffleHint(order, 0))
+    await trio.sleep(5)
+    ahead = [order.step_at(place) for place in range(20)]
+    assert set(asked) == {step for step in ahead if step >= 200}
+    assert len(asked) <= 7 * len(set(asked)), "once a second"
+    assert all(node.slices.holds(step, 0) for step in ahead if step < 200)
+    nursery.cancel_scope.cancel()
+
+
+class Taker:
+    def __init__(self):
+        self.hints = []
+
+    def accept(self, hint):
+        self.hints.append(hint)
+
+
+def test_only_root_and_who_mounted_may_give_hints(monkeypatch):
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    taker = Taker()
+    directory = OrderDirectory(taker, dict)
+    name = shuffle_name(shuffled(10), 0).encode()
+    for uid in (0, 1000):
+        directory.look_up(name, uid)
+    assert len(taker.hints) == 2
+    for uid in (1, 1001, 65534):
+        with pytest.raises(pyfuse3.FUSEError) as refused:
+            directory.look_up(name, uid)
+        assert refused.value.errno == errno.EACCES
+    for bad in (b"", b"x", b"\xff", b"1-none-", name + b"0" * 20):
+        with pytest.raises(pyfuse3.FUSEError) as refused:
+            directory.look_up(bad, 0)
+        assert refused.value.errno == errno.ENOENT
+    assert len(taker.hints) == 2

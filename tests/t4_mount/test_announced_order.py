@@ -1,0 +1,97 @@
+"""A trainer in random order that says so: through a real mount, by name alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from realmount import make_lake, mounted, payload, produce
+
+from stepfs.announce import announce_file, announce_none, announce_steps
+from stepfs.errors import RefusedError
+from stepfs.torch import CheckpointHook, ShuffledSteps
+
+STEPS = 700
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory):
+    url = (tmp_path_factory.mktemp("order") / "lake").as_uri()
+    make_lake(url, slices=1)
+    produce(url, STEPS, slices=1, size=2000)
+    return url
+
+
+def read(mount, steps, *, pause_s=0.005):
+    before = mount.status()["data"]
+    for step in steps:
+        assert mount.file(step, 0).read_bytes() == payload(step, 0, 2000)
+        time.sleep(pause_s)  # a trainer computes
+    after = mount.status()["data"]
+    return {name: after[name] - before[name] for name in ("hits", "misses", "bytes_fetched")}
+
+
+def test_a_shuffled_epoch_hits_like_a_sequential_one(lake, tmp_path):
+    with mounted(lake, tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
+        plain = read(mount, range(150))
+    with mounted(lake, tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
+        sampler = ShuffledSteps(mount.directory, first=0, stop=STEPS, seed=7)
+        shuffled = read(mount, [index for index, _ in zip(sampler, range(150), strict=False)])
+        assert mount.status()["order_needs_from"] == 0
+    assert shuffled["hits"] >= 0.95 * plain["hits"]
+
+
+def test_a_file_of_step_numbers_and_the_end_of_it(lake, tmp_path):
+    steps = list(range(STEPS - 1, 0, -7))
+    (tmp_path / "order.txt").write_text("".join(f"{step}\n" for step in steps))
+    with mounted(lake, tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
+        assert announce_file(mount.directory, tmp_path / "order.txt")
+        counts = read(mount, steps)
+        assert counts["hits"] >= 0.9 * len(steps)
+        assert counts["bytes_fetched"] <= 1.05 * sum(len(payload(step, 0, 2000)) for step in steps)
+        assert announce_steps(mount.directory, [1, 2, 3])
+        accepted = json.loads((mount.directory / ".stepfs/order/1-none").read_text())
+        assert accepted == {"schema": 1, "needed_from": None, "orders": []}
+        assert announce_none(mount.directory)
+        with pytest.raises(FileNotFoundError):
+            os.stat(mount.directory / ".stepfs/order/1-nonsense")
+        assert os.listdir(mount.directory / ".stepfs/order") == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives up root")
+@pytest.mark.logs("is not announced")
+def test_another_user_reads_and_may_not_say_what_comes_next(lake, tmp_path):
+    program = (
+        "import os, sys; os.setgid(65534); os.setuid(65534)\n"
+        "try: os.stat(sys.argv[1] + '/.stepfs/order/1-none')\n"
+        "except OSError as error: print(error.errno)\n"
+    )
+    tmp_path.chmod(0o755)
+    with mounted(lake, tmp_path / "m", "--allow-other") as mount:
+        command = [sys.executable, "-c", program, str(mount.directory)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.strip() == str(errno.EACCES)
+
+
+def test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step(lake, tmp_path):
+    with mounted(lake, tmp_path / "m", "--group", "g", "--poll", "30s") as mount:
+        hook = CheckpointHook(mount.directory)
+        sampler = ShuffledSteps(mount.directory, first=100, stop=110, seed=1)
+        steps = [100 + index for index in sampler]
+        read(mount, steps[:5])
+        with pytest.raises(RefusedError, match="record 100"):
+            hook(105)
+        hook(sampler.next_step)
+        read(mount, steps[5:])
+        hook(110)
+
+
+@pytest.mark.logs("is not announced")
+def test_a_mount_that_takes_no_hints_is_read_all_the_same(tmp_path):
+    (tmp_path / "m").mkdir()
+    assert sorted(ShuffledSteps(tmp_path / "m", stop=5)) == [0, 1, 2, 3, 4]
