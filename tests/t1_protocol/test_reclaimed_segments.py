@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from producer_world import World
-from small_world import SEGMENT, grow, process, small
+from small_world import SEGMENT, clean, grow, process, small
 from test_reader_hazards import move_on
 
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SegmentIndex, Step
-from stepfs.format.keys import segment_key
+from stepfs.format.keys import entries_key, segment_key
 from stepfs.log.reader import LogReader
 
 
@@ -38,5 +38,19 @@ def test_a_segment_that_is_missing_above_the_floor_is_damage() -> None:
         world.shared.remove(segment_key(world.identity.lake_id, SegmentIndex(step // SEGMENT)))
         with pytest.raises(CorruptError, match="index segment is missing"):
             await reader.entry(step)
+
+    small(scenario, on=grow)
+
+
+def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_next_reclaim() -> None:
+    """Torture found one: the writer was killed between the two creates and its successor finished after a reclaim."""
+
+    async def scenario(world: World) -> None:
+        await move_on(world)
+        late = entries_key(world.identity.lake_id, SegmentIndex(0))
+        assert world.ledger.first_live_step >= SEGMENT
+        await process(world, "slow writer").create(late, b"step records of a segment that is gone")
+        await clean(world)
+        assert late not in world.shared.objects
 
     small(scenario, on=grow)

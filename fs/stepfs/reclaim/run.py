@@ -22,7 +22,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.errors import CorruptError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
 from stepfs.format.records import TOMBSTONES_MAX, FloorRecord, LakeIdentity
@@ -100,7 +100,7 @@ class Reclaimer:
                 await trio.sleep(entropy.uniform(0, _RETRY_S * attempt))
             try:
                 report = await self._round(dry_run=dry_run, orphans=orphans)
-            except CorruptError:
+            except (CorruptError, ReclaimedError):
                 # Our view may be stale: another reclaimer deletes what we read, and snapshots may all be newer than our
                 # head. Only what is as damaged at a second look, with nothing new in between, is corrupt.
                 found = _position(self._reader)

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.log.reader import LogReader
@@ -135,7 +135,7 @@ class _Look:
         while number < end:
             try:
                 entry = await self._log.entry(number)
-            except CorruptError as error:
+            except (CorruptError, ReclaimedError) as error:
                 await self._log.confirm()
                 if self._log.first_live_step > number:  # reclaimed since, and with it perhaps the segment
                     number = self._log.first_live_step
