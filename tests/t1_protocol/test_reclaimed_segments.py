@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from producer_world import World
-from small_world import SEGMENT, clean, grow, process, small
+from small_world import SEGMENT, checkpoint, grow, process, small
 from test_reader_hazards import move_on
 
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SegmentIndex, Step
 from stepfs.format.keys import entries_key, segment_key
 from stepfs.log.reader import LogReader
+from stepfs.reclaim.run import Reclaimer
 
 
 async def first_unloaded(world: World) -> tuple[LogReader, Step]:
@@ -46,11 +47,14 @@ def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_
     """Torture found one: the writer was killed between the two creates and its successor finished after a reclaim."""
 
     async def scenario(world: World) -> None:
+        reclaimer = Reclaimer(process(world, "reclaimer"), world.identity)
         await move_on(world)
+        await reclaimer.run()
         late = entries_key(world.identity.lake_id, SegmentIndex(0))
         assert world.ledger.first_live_step >= SEGMENT
         await process(world, "slow writer").create(late, b"step records of a segment that is gone")
-        await clean(world)
+        await checkpoint(world, "run", len(world.ledger.steps))
+        await reclaimer.run()
         assert late not in world.shared.objects
 
     small(scenario, on=grow)

@@ -71,9 +71,8 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do, *, orphans: boo
         await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
     if orphans:
         await _walk_orphans(reader, target.first_live, last, do)
-    await _walk_step_records(
-        store, lake_id, target, do
-    )  # also those that a slow writer left after their segment
+    # In any case: a slow writer may leave them after their segment went.
+    await _walk_step_records(store, lake_id, target, do)
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
     for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):
