@@ -6,6 +6,7 @@ import pytest
 import trio
 from data_doubles import World
 
+from stepfs.data.concurrency import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 
@@ -24,7 +25,8 @@ def world():
 
 
 def slices_of(world, blocks, **options):
-    return Slices(world.store, memory_bytes=blocks * BLOCK_BYTES, connections=CONNECTIONS, **options)
+    limit = ConcurrencyLimit(CONNECTIONS, fixed=True)
+    return Slices(world.store, memory_bytes=blocks * BLOCK_BYTES, concurrency=limit, **options)
 
 
 def slow(world, latency_s=0.1):
@@ -63,7 +65,7 @@ async def test_a_slice_larger_than_the_budget_is_read_as_fast_as_one_that_fits(
 
 async def test_in_the_smallest_budget_all_but_two_buffers_are_in_flight(nursery, autojump_clock, world):
     slow(world)
-    slices = Slices(world.store, memory_bytes=8 * BLOCK_BYTES, connections=16)
+    slices = Slices(world.store, memory_bytes=8 * BLOCK_BYTES, concurrency=ConcurrencyLimit(16, fixed=True))
     await nursery.start(slices.run)
     took = await read_blocks(slices, world, range(BLOCKS))
     assert took <= 0.1 * (BLOCKS / 6 + 2)

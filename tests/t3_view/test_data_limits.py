@@ -32,7 +32,15 @@ def machine(tmp_path):
 def test_a_bare_machine(machine):
     root, _ = machine
     assert read_memory(root) == Memory(64 * GIB, 48 * GIB, 1.5)
-    assert default_memory_bytes(read_memory(root)) == 8 * GIB
+    assert default_memory_bytes(read_memory(root)) == 9 * GIB
+
+
+@pytest.mark.parametrize(
+    ("available", "expected"),
+    [(0, 1 / 16), (4, 1), (32, 8), (48, 9), (256, 22), (1024, 64), (4096, 64)],
+)
+def test_the_default_budget_grows_with_memory(available, expected):
+    assert default_memory_bytes(Memory(4096 * GIB, available * GIB, 0.0)) == expected * GIB
 
 
 def test_the_tightest_ancestor_counts(machine):

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from data_doubles import World, indices
 
+from stepfs.data.concurrency import ConcurrencyLimit
 from stepfs.data.slices import SliceHandle, Slices
 from stepfs.errors import AbsentError, CorruptError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -123,7 +124,7 @@ async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_cl
     entry = world.add_step([8 * BLOCK_BYTES])
     base = entry.tgb.slice(SliceIndex(0)).offset
     world.store.behave = lambda *_: 1.0
-    slices = Slices(world.store, memory_bytes=128 * MIB, connections=1)
+    slices = Slices(world.store, memory_bytes=128 * MIB, concurrency=ConcurrencyLimit(1))
     await nursery.start(slices.run)
     handle = slices.open(entry, SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()

@@ -108,7 +108,7 @@ def mount(
             "--memory-size",
             envvar="STEPFS_MEMORY_SIZE",
             metavar="8G",
-            help="For slices in memory, page cache included (default: a quarter of what is free, at most 8G).",
+            help="For slices in memory, page cache included (default: a quarter of what is free, beyond 8G a sixteenth).",
         ),
     ] = None,
     prefetch: Annotated[
@@ -117,6 +117,17 @@ def mount(
             "--prefetch", envvar="STEPFS_PREFETCH", metavar="STEPS", min=0, help="Steps to fetch ahead."
         ),
     ] = None,
+    connections: Annotated[
+        int,
+        typer.Option(
+            "--connections",
+            envvar="STEPFS_CONNECTIONS",
+            metavar="N",
+            min=1,
+            max=128,
+            help="Requests for data at a time, at most; fewer where more do not help.",
+        ),
+    ] = 64,
     poll: Annotated[
         str,
         typer.Option(
@@ -203,6 +214,7 @@ def mount(
         cache_bytes=None if cache_size is None else parsing.parse_size(cache_size),
         memory_bytes=None if memory_size is None else parsing.parse_size(memory_size),
         prefetch_steps=prefetch,
+        connections=connections,
         poll_s=parsing.parse_interval(poll),
         show_last=show_last,
         checkpoint_dir=None if checkpoint_dir is None else str(Path(checkpoint_dir).absolute()),

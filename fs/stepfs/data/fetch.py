@@ -21,6 +21,7 @@ import trio
 
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.checks import Check
+from stepfs.data.concurrency import ConcurrencyLimit
 from stepfs.data.counts import DataCounts
 from stepfs.data.hedge import HedgePolicy
 from stepfs.data.ranges import Range
@@ -60,9 +61,16 @@ class Fetcher:
     """GETs of one mount: counted, hedged, throttled together."""
 
     def __init__(
-        self, pool: Pool, counts: DataCounts, *, get_timeout_s: float = 60.0, deadline_s: float = 300.0
+        self,
+        pool: Pool,
+        counts: DataCounts,
+        *,
+        get_timeout_s: float = 60.0,
+        deadline_s: float = 300.0,
+        concurrency: ConcurrencyLimit | None = None,
     ) -> None:
-        """`get_timeout_s` bounds one GET, `deadline_s` all attempts for one block."""
+        """`get_timeout_s` bounds one GET, `deadline_s` all attempts for one block; `concurrency` learns from GETs."""
+        self.concurrency = concurrency or ConcurrencyLimit()
         self.policy = HedgePolicy()
         self.throttle = Throttle()
         self._pool = pool
@@ -140,6 +148,8 @@ class Fetcher:
         size = target.range.size
         token = await self.throttle.turn()
         began = trio.current_time()
+        started = self.concurrency.start()
+        took_s: float | None = None
         got: int | None = None
         check = Check(target.range, buffer)
         self._counts.requests += 1
@@ -152,13 +162,17 @@ class Fetcher:
             if isinstance(failure, StoreUnreachableError):
                 self.throttle.failed(token)
             return type(failure)(*failure.args)
+        else:
+            if got is not None:
+                took_s = trio.current_time() - began
+        finally:
+            self.concurrency.end(started, size, took_s)
         if scope.cancelled_caught:
             self.throttle.failed(token)
             return StoreUnreachableError(f"{target.name}: no answer within {self._get_timeout_s:g} s")
         self.throttle.succeeded()
-        if got is None:
+        if took_s is None or got is None:
             return AbsentError(f"{target.name}: the object is gone; it was reclaimed, or the store lost it")
-        took_s = trio.current_time() - began
         self.policy.note(size, took_s)
         self._counts.fetch_seconds.observe(took_s)
         self._counts.bytes_fetched += got

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Final
 
 MEMORY_BYTES_MIN: Final = 64 << 20  # several blocks: less cannot fetch in parallel
-_DEFAULT_MAX: Final = 8 << 30
-_DEFAULT_SHARE: Final = 4  # of what is available
+_DEFAULT_SHARE: Final = 4  # of what is available, up to the usual size
+_DEFAULT_USUAL: Final = 8 << 30
+_LARGE_SHARE: Final = 16  # of what is available beyond: the trainer's own loaders and checkpoints grow, too
+_DEFAULT_MAX: Final = 64 << 30
 _UNLIMITED: Final = 1 << 60  # v1 says "unlimited" with a number near 2⁶³
 
 
@@ -26,8 +28,15 @@ class Memory:
 
 
 def default_memory_bytes(memory: Memory) -> int:
-    """The budget when none is given: a quarter of what is available, at most 8 GiB."""
-    return max(MEMORY_BYTES_MIN, min(_DEFAULT_MAX, memory.available // _DEFAULT_SHARE))
+    """The budget when none is given: a quarter of what is available up to 8 GiB, and a sixteenth of what is beyond.
+
+    At most 64 GiB; 8 GiB where the kernel does not tell.
+    """
+    if memory.available >= _UNLIMITED // 1024 * 1024:
+        return _DEFAULT_USUAL
+    beyond = max(0, memory.available - _DEFAULT_USUAL * _DEFAULT_SHARE) // _LARGE_SHARE
+    usual = min(_DEFAULT_USUAL, memory.available // _DEFAULT_SHARE)
+    return max(MEMORY_BYTES_MIN, min(_DEFAULT_MAX, usual + beyond))
 
 
 def read_memory(root: Path = Path("/")) -> Memory:

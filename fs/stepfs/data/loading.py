@@ -1,4 +1,4 @@
-"""Loads queued blocks into memory, as many at a time as connections and the budget allow.
+"""Loads queued blocks into memory, as many at a time as the store is worth (`concurrency`) and the budget allows.
 
 Demand keeps a quarter of the connections for itself, so that a reader never waits behind a prefetch.
 """
@@ -15,6 +15,7 @@ from stepfs.data.agenda import Agenda
 from stepfs.data.blocks import Block, State
 from stepfs.data.buffers import Buffer
 from stepfs.data.cache import Cache
+from stepfs.data.concurrency import ConcurrencyLimit
 from stepfs.data.sources import Source
 from stepfs.errors import StepfsError, StoreUnreachableError
 
@@ -31,16 +32,15 @@ class BlockLoader:
         agenda: Agenda,
         sources: Sequence[Source],
         *,
-        connections: int,
+        concurrency: ConcurrencyLimit,
         loaded: Callable[[Block], None],
     ) -> None:
-        """`connections`: loads under way at a time. `loaded` is called for each block that became READY."""
+        """`concurrency` limits the loads under way. `loaded` is called for each block that became READY."""
         self.planned = trio.Event()  # set and replaced after each look at the queue
         self._cache = cache
         self._agenda = agenda
         self._sources = sources
-        self._connections = connections
-        self._prefetch_connections = max(1, connections - connections // 4)
+        self._concurrency = concurrency
         self._loaded = loaded
         self._active = 0
         self._wake = trio.Event()
@@ -61,8 +61,10 @@ class BlockLoader:
 
     def _start_loads(self, nursery: trio.Nursery) -> bool:
         """Start what connections and memory allow; True when memory is what lacks."""
-        while self._active < self._connections:
-            block = self._agenda.next(prefetch=self._active < self._prefetch_connections)
+        limit = self._concurrency.limit
+        prefetches = max(1, limit - limit // 4)
+        while self._active < limit:
+            block = self._agenda.next(prefetch=self._active < prefetches)
             self.planned.set()
             self.planned = trio.Event()
             if block is None:

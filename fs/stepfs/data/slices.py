@@ -16,6 +16,7 @@ from stepfs.data.agenda import Agenda, Key, Wish
 from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.buffers import Pool
 from stepfs.data.cache import Cache
+from stepfs.data.concurrency import ConcurrencyLimit
 from stepfs.data.counts import DataCounts
 from stepfs.data.disk import DiskCache
 from stepfs.data.fetch import Fetcher
@@ -42,27 +43,29 @@ class Slices:
         memory_bytes: int,
         disk: DiskCache | None = None,
         deadline_s: float = 300.0,
-        connections: int = 16,
+        concurrency: ConcurrencyLimit | None = None,
         origin_store: OriginStore | None = None,
         counts: DataCounts | None = None,
         opened_are_kept: bool = False,
     ) -> None:
-        """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `connections`: GETs
-        under way at a time. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`: the
-        objects of steps from `forget_below`'s on stay, so that open files which nobody reads may leave memory."""
+        """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency`: how
+        many GETs are under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0).
+        `opened_are_kept`: the objects of steps from `forget_below`'s on stay, so that open files which nobody reads may
+        leave memory."""
         self.counts = counts or DataCounts()
         self.spill = Spill(disk, self.counts, self._written, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.spill.holds)
         self.deadline_s = deadline_s
         self._priming: Priming = Unprimed()
         self._agenda = Agenda(self.cache, self.spill.holds, self._primed)
-        self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s)
+        concurrency = concurrency or ConcurrencyLimit()
+        self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s, concurrency=concurrency)
         sources = (
             DiskSource(self.spill, self.cache, self.counts),
             StoreSource(self._fetcher, self.cache, store, origin_store),
         )
         self._loader = BlockLoader(
-            self.cache, self._agenda, sources, connections=connections, loaded=self._loaded
+            self.cache, self._agenda, sources, concurrency=concurrency, loaded=self._loaded
         )
         self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
         self._open = OpenSlices()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from stepfs.clock import SystemClock
+from stepfs.data.concurrency import ConcurrencyLimit
 from stepfs.data.disk import DiskCache
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.pressure import Governor
@@ -35,6 +36,7 @@ from stepfs.mount.withdrawal import Withdrawal
 from stepfs.origins import OriginStores
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
+from stepfs.store.silence import Silence
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import RankMap, rank_map
 from stepfs.view.tree import Tree, ViewOptions
@@ -70,12 +72,13 @@ class Assembly:
                 stat_waits=options.stat_waits,
             ),
         )
-        self.origins = OriginStores(store, lambda url: open_store(url, endpoint_url=options.endpoint_url))
+        self.origins = OriginStores(store, lambda url: store_of(options, url))
         self.slices = Slices(
             store,
             memory_bytes=machine.memory_bytes,
             disk=disk,
             deadline_s=options.deadline_s,
+            concurrency=ConcurrencyLimit(options.connections),
             origin_store=self._origin_store,
             opened_are_kept=options.group is not None,
         )
@@ -194,6 +197,12 @@ class _Steps:
     @property
     def first_live_step(self) -> Step:
         return self._tree.first_visible()
+
+
+def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
+    """A store that this mount reads."""
+    reads = options.connections
+    return open_store(url, endpoint_url=options.endpoint_url, silence=silence, reads_at_once=reads)
 
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
+from stepfs.data.concurrency import CONNECTIONS_MAX
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
 from stepfs.view.naming import RANK_MAX, STEP_MAX
@@ -44,6 +45,7 @@ class MountOptions:
     cache_bytes: int | None = None  # on disk under `cache_dir`; without one, in memory
     memory_bytes: int | None = None
     prefetch_steps: int | None = None
+    connections: int = CONNECTIONS_MAX  # GETs of data under way at a time, at most
     poll_s: float = 0.1
     show_last: int | None = None
     checkpoint_dir: str | None = None  # a directory, or a path with {N} in it

@@ -32,7 +32,7 @@ from stepfs.log.reader import LogReader
 from stepfs.mount import handover, kernel, place, scrape, stale, watchdog
 from stepfs.mount.abort import abort_handle
 from stepfs.mount.alarm import interrupted_reads
-from stepfs.mount.assembly import Assembly
+from stepfs.mount.assembly import Assembly, store_of
 from stepfs.mount.group import GroupNeed
 from stepfs.mount.guardian import Guardian
 from stepfs.mount.mountinfo import mount_at, real_directory, wait_until_detached
@@ -44,7 +44,6 @@ from stepfs.mount.server_record import recorded, records_directory
 from stepfs.mount.stacks import shown_on_signal
 from stepfs.mount.tune import tune
 from stepfs.store.api import Store
-from stepfs.store.opening import open_store
 from stepfs.store.silence import Say, Silence
 
 _log = logging.getLogger("stepfs.mount")
@@ -110,8 +109,7 @@ class _Session:
                 claimed.callback(os.close, await trio.to_thread.run_sync(stale.claim, self._directory))
             else:
                 handover.check(self._descriptor)
-            endpoint_url = self._options.endpoint_url
-            store = open_store(self._options.lake, endpoint_url=endpoint_url, silence=self._silence)
+            store = store_of(self._options, self._options.lake, self._silence)
             try:
                 await self._open(store, mounted=claimed.close)
             finally:

@@ -17,11 +17,17 @@ from stepfs.store.silence import Silence
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
-def open_store(url: str, *, endpoint_url: str | None = None, silence: Silence | None = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    endpoint_url: str | None = None,
+    silence: Silence | None = None,
+    reads_at_once: int | None = None,
+) -> Store:
     """The store of `file:///directory` or `s3://bucket/prefix`; `UsageError` for anything else.
 
     `endpoint_url` names an S3-compatible server; without it the AWS chain decides (AWS_ENDPOINT_URL_S3, …). `silence`
-    watches its requests for somebody who waits.
+    watches its requests for somebody who waits. `reads_at_once`: ranged reads that a mount may send at a time.
     """
     scheme, separator, rest = check_text(url, "the lake", "file:///directory").partition("://")
     if not separator:
@@ -32,7 +38,9 @@ def open_store(url: str, *, endpoint_url: str | None = None, silence: Silence | 
         bucket, prefix = _bucket_and_prefix(url, rest)
         from stepfs.store.s3 import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
 
-        return S3Store(bucket, prefix, endpoint_url=endpoint_url, silence=silence)
+        if reads_at_once is None:
+            return S3Store(bucket, prefix, endpoint_url=endpoint_url, silence=silence)
+        return S3Store(bucket, prefix, endpoint_url=endpoint_url, silence=silence, data_threads=reads_at_once)
     raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write file:///directory or s3://bucket/prefix")
 
 

@@ -1,10 +1,9 @@
 """A lake in an S3-compatible bucket (s3://): six verbs, each as few requests as it can be, on boto3 in threads.
 
-Cancellation: `get`, `read_into`, `list`, `delete` and `put` are abandoned at once. Their thread ends by itself, at
-the latest with its timeout, and touches nothing of the caller's: a read copies into the caller's buffer under a lock
-that a cancelled caller takes first; an upload whose caller left refuses to go on, and its checksum covers a buffer
-that changed meanwhile (a multipart upload first waits for its pieces to stop, at most the timeout, so that none
-arrives after they are given back). `create` is never abandoned: it always reports how it ended.
+Cancellation: `get`, `read_into`, `list`, `delete` and `put` are abandoned at once, `create` never. Their thread ends at
+the latest with its timeout and touches nothing of the caller's: a read copies into the caller's buffer under a lock
+that a cancelled caller takes first; an upload whose caller left ends, its checksum covers a buffer that changed (a
+multipart upload first waits for its pieces to stop, so that none arrives after they are given back).
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ _SENDS_BODY: Final = {"PutObject", "UploadPart"}
 class S3Store:
     """`stepfs.store.api.Store` under `prefix` of `bucket`; no request is sent before the first call.
 
-    `endpoint_url` None leaves it to the AWS chain (AWS_ENDPOINT_URL_S3, configuration files). STEPFS_SSE ('AES256',
-    'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID choose server-side encryption.
+    `endpoint_url` None: the AWS chain's. STEPFS_SSE ('AES256', 'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID: encryption.
     """
 
     def __init__(
@@ -67,6 +65,7 @@ class S3Store:
         endpoint_url: str | None = None,
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
         data_timeout_s: float = DATA_TIMEOUT_S,
+        data_threads: int = DATA_THREADS_MAX,
         silence: Silence | None = None,
     ) -> None:
         self.bucket = bucket
@@ -78,11 +77,12 @@ class S3Store:
             endpoint_url,
             commit_timeout_s=commit_timeout_s,
             data_timeout_s=data_timeout_s,
+            data_threads=data_threads,
             on_request=self._count,
             on_server=self._see,
             on_throttled=self._note_throttled,
         )
-        self._threads = trio.CapacityLimiter(DATA_THREADS_MAX)
+        self._threads = trio.CapacityLimiter(data_threads)
         self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._sending = threading.local()  # verb and keys of the call this thread is busy with

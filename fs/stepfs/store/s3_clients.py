@@ -46,6 +46,7 @@ class Clients:
         *,
         commit_timeout_s: float,
         data_timeout_s: float,
+        data_threads: int = DATA_THREADS_MAX,
         on_request: Callable[[str, Mapping[str, Any]], None],
         on_server: Callable[[str], None],
         on_throttled: Callable[[], None],
@@ -53,6 +54,7 @@ class Clients:
         self._endpoint_url = endpoint_url
         self._commit_timeout_s = commit_timeout_s
         self._data_timeout_s = data_timeout_s
+        self._data_threads = data_threads
         self._on_request = on_request
         self._on_server = on_server
         self._on_throttled = on_throttled
@@ -66,7 +68,7 @@ class Clients:
 
     def data(self) -> S3Client:
         """Retries with back-off."""
-        return self._client("data", 4, CONTROL_THREADS_MAX + DATA_THREADS_MAX, self._data_timeout_s)
+        return self._client("data", 4, CONTROL_THREADS_MAX + self._data_threads, self._data_timeout_s)
 
     def close(self) -> None:
         """Drop all connections."""

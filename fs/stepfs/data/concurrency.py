@@ -1,0 +1,116 @@
+"""How many GETs are under way at a time: as many as make the store deliver more, learned from their latency.
+
+A store that gives each connection its own share answers N GETs as quickly as one, and more of them deliver more. Once a
+link or a disk is full, latency grows in proportion to N, and further GETs only wait in a queue, in front of what a
+reader asks for next. By Little's law N / latency is the throughput, so two limits are compared by latency alone, also
+while the readers do not keep all connections busy.
+
+A hill climb in rounds of one limit's worth of GETs. A larger limit is kept if it gives at least half of what it
+promises, a smaller one if it costs almost nothing; between two such steps the limit holds still. The idea is that of
+TCP Vegas (Brakmo, Peterson, 1995), of Netflix's `concurrency-limits` (Vegas and Gradient limits for RPC) and of BBR's
+probing (Cardwell et al., 2016). Rejected: a gradient against the lowest latency ever seen. The tail of an object
+store's latency makes the mean twice its minimum, and the limit would shrink on a store that is not busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+CONNECTIONS_FIRST: Final = 16
+CONNECTIONS_MAX: Final = 64  # unless the user says otherwise
+CONNECTIONS_LIMIT: Final = 128  # what the user may say: each is a thread
+_CONNECTIONS_MIN: Final = 4
+_SAMPLES_MIN: Final = 8
+_LOADED: Final = (
+    0.7  # share of the limit that must be under way at some time during a GET: else it tells nothing
+)
+_UP_FIRST: Final = 2.0
+_UP: Final = 1.5
+_DOWN: Final = 0.75
+_GAIN_SHARE: Final = 0.5  # of the growth promised
+_LOSS_MAX: Final = 0.05
+_HOLD_ROUNDS: Final = 8
+
+Seconds = Mapping[int, float]  # mean latency by size class
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a GET was begun under."""
+
+    number: int
+    limit_changes: int
+
+
+class ConcurrencyLimit:
+    """The limit, and the GETs that it is learned from. Plain state, no I/O, no clock."""
+
+    def __init__(self, limit_max: int = CONNECTIONS_MAX, *, fixed: bool = False) -> None:
+        """At most `limit_max` GETs; `fixed`: exactly so many."""
+        self.limit_max = limit_max
+        self.limit = limit_max if fixed else min(CONNECTIONS_FIRST, limit_max)
+        self._limit_min = limit_max if fixed else min(_CONNECTIONS_MIN, limit_max)
+        self._running = 0
+        self._starts = 0
+        self._loaded_at = 0  # number of the last GET that found the limit nearly reached
+        self._changes = 0
+        self._factor = _UP_FIRST  # of the next step
+        self._before: tuple[int, Seconds] | None = None  # the limit before the last step, and its latency
+        self._hold = 0  # rounds until the next step
+        self._round: dict[int, list[float]] = {}
+
+    def start(self) -> Started:
+        """A GET begins; give what is returned to `end`."""
+        self._running += 1
+        self._starts += 1
+        if self._running >= _LOADED * self.limit:
+            self._loaded_at = self._starts
+        return Started(self._starts, self._changes)
+
+    def end(self, started: Started, size: int, seconds: float | None) -> None:
+        """A GET of `size` bytes ended after `seconds`; None: it failed, and says nothing about latency."""
+        self._running -= 1
+        if seconds is None or started.limit_changes != self._changes or self._loaded_at < started.number:
+            return
+        self._round.setdefault(size.bit_length(), []).append(seconds)
+        if sum(map(len, self._round.values())) >= max(_SAMPLES_MIN, self.limit):
+            latency = {size: fmean(samples) for size, samples in self._round.items()}
+            self._round = {}
+            self._end_round(latency)
+
+    def _end_round(self, latency: Seconds) -> None:
+        if self._before is not None:
+            before, growth = self._before[0], self.limit / self._before[0]
+            worth = 1 + _GAIN_SHARE * (growth - 1) if growth > 1 else 1 - _LOSS_MAX
+            gain = growth / _slowdown(self._before[1], latency)
+            self._before = None
+            if gain < worth:
+                self._turn(_DOWN if growth > 1 else _UP)
+                self._set(before)
+                return
+        if self._hold:
+            self._hold -= 1
+            return
+        limit = max(self._limit_min, min(self.limit_max, round(self.limit * self._factor)))
+        if limit == self.limit:
+            self._turn(_DOWN if self._factor > 1 else _UP)
+        else:
+            self._before = self.limit, latency
+            self._set(limit)
+
+    def _turn(self, factor: float) -> None:
+        """Hold still for a while, then look in the other direction."""
+        self._factor, self._hold = factor, _HOLD_ROUNDS
+
+    def _set(self, limit: int) -> None:
+        self.limit = limit
+        self._changes += 1
+
+
+def _slowdown(before: Seconds, now: Seconds) -> float:
+    """How many times as long a GET takes, over the sizes that are known from both rounds; 1 if there are none."""
+    ratios = [now[size] / before[size] for size in before.keys() & now.keys() if before[size] > 0]
+    return max(fmean(ratios), 1e-6) if ratios else 1.0
