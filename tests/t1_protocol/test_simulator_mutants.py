@@ -100,13 +100,13 @@ def commits_before_durable(patch: pytest.MonkeyPatch) -> None:
 
 
 FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 costs dozens of clusters
-    own_success_is_a_conflict: 13,
-    no_epoch_guard: 7,
-    no_second_look: 30,
-    group_looks_once: 18,
-    no_orphans: 33,
-    any_free_slot: 11,
-    only_probes_are_checked: 23,
+    own_success_is_a_conflict: (28, 13),
+    no_epoch_guard: (7,),
+    no_second_look: (76, 30, 38),
+    group_looks_once: (1, 18),
+    no_orphans: (33, 43),
+    any_free_slot: (11, 14),
+    only_probes_are_checked: (23, 70),
 }
 
 
@@ -139,6 +139,6 @@ def test_mutant_is_found_by_the_simulator(
 ) -> None:
     mutate(monkeypatch)
     flavour = LEANS.get(mutate)
-    seeds = sorted(range(SEEDS_MAX), key=lambda seed: seed != FOUND_BY.get(mutate))
+    seeds = dict.fromkeys((*FOUND_BY.get(mutate, ()), *range(SEEDS_MAX)))
     found = any(simulate(seed, flavour=flavour).broken for seed in seeds)
     assert found, f"{SEEDS_MAX} seeds noticed nothing"

@@ -37,10 +37,13 @@ def test_doctor_notes_a_bucket_that_keeps_versions(stub, status, notes):
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_init_says_it_in_one_line_and_succeeds(file_url, monkeypatch, keeps):
-    async def keeps_versions(_store: LocalStore) -> bool:
-        return keeps
+    class Versioned(
+        LocalStore
+    ):  # no patch of LocalStore: isinstance with a protocol remembers what a class had
+        async def keeps_versions(self) -> bool:
+            return keeps
 
-    monkeypatch.setattr(LocalStore, "keeps_versions", keeps_versions, raising=False)
+    monkeypatch.setattr("stepfs.store.opening.LocalStore", Versioned)
     ended = stepfs("init", file_url, "--slices", SLICES)
     assert ended.code == 0
     assert ended.out.startswith("created lake ")
