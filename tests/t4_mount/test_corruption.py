@@ -16,7 +16,10 @@ from stepfs.mount import mountinfo
 from stepfs_producer import Producer
 
 HOW = ["flip", "truncate", "delete"]
-FRESH_MOUNTS = 8  # per way of rotting; each is a process
+FRESH_MOUNTS = [
+    3,
+    pytest.param(8, marks=pytest.mark.slow),
+]  # per way of rotting; each is two processes and more
 # Not in the segment, and known to the snapshot: a commit that is gone ends the lake, as a reader sees it, before it.
 WELL = SEGMENT_STEPS + 2
 
@@ -91,8 +94,11 @@ def produce_more(url):
         producer.append([rottenlake.payload(rottenlake.STEPS)], position=rottenlake.STEPS)
 
 
+@pytest.mark.parametrize("mounts", FRESH_MOUNTS)
 @pytest.mark.parametrize("how", HOW)
-def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_path, how, monkeypatch):
+def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(
+    lake, tmp_path, how, mounts, monkeypatch
+):
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     chance = random.Random(f"fresh {how}")
@@ -101,7 +107,7 @@ def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_p
     if how == "delete":  # a log that ends before WELL cannot be told from one that was never longer
         victims = [key for key in victims if key not in rottenlake.tail_up_to(lake, Step(WELL))]
     (tmp_path / "m").mkdir()
-    for key in chance.sample(victims, FRESH_MOUNTS):
+    for key in chance.sample(victims, mounts):
         body = rottenlake.spoil(lake / key, how, chance)
         done = stepfs("mount", lake.as_uri(), tmp_path / "m", "--group", "g")
         if done.returncode == 0:
