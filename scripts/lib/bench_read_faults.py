@@ -40,7 +40,7 @@ class Proxy:
 
 
 @contextmanager
-def _proxy(bed: Bed) -> Iterator[Proxy]:
+def proxied(bed: Bed) -> Iterator[Proxy]:
     port = bed.server.endpoint_url.rpartition(":")[2]
     command = [sys.executable, str(LIB / "bench_read_proxy.py"), port]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -53,7 +53,7 @@ def _proxy(bed: Bed) -> Iterator[Proxy]:
 def faults(bed: Bed) -> None:
     """One row per trouble; the longest that a file took says how long readers waited."""
     large, small = Files(bed, LARGE), Files(bed, SMALL)
-    with _proxy(bed) as proxy:
+    with proxied(bed) as proxy:
         well = _pass(bed, proxy, large, None)
         rate = large.size * len(large.digests) / sum(well["seconds"]) * len(WAYS)
         slow = {"delay_s": 0.02, "bytes_per_s": rate / 10 / CONNECTIONS}

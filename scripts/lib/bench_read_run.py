@@ -21,6 +21,7 @@ from bench_read_latency import latency
 from bench_read_long import long_lake
 from bench_read_machine import touch_memory
 from bench_read_peers import Peers
+from bench_read_random import random_order
 from bench_read_small import Small
 from bench_read_soak import soak
 from bench_read_stubs import fio, no_kernel, no_store
@@ -37,6 +38,7 @@ STAGES = {
     "cpu": "the daemon's CPU per GB",
     "small": "thousands of small files through a DataLoader, beside peers",
     "readers": "8 ranks × 4 workers",
+    "random": "steps in random order, beside plain ranged GETs; and with the order announced",
     "counts": "bytes and requests per byte delivered",
     "latency": "commit → readable",
     "stall": "a training loop at 80 % of the store's bandwidth (more of it: scripts/bench_train)",
@@ -129,6 +131,7 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "cpu": lambda: cpu(bed),
         "small": small.first_reads,
         "readers": small.many_readers,
+        "random": lambda: random_order(bed),
         "counts": lambda: counts(bed),
         "latency": lambda: latency(bed),
         "stall": stall,
