@@ -52,7 +52,7 @@ def random_order(bed: Bed) -> None:
 
 def _compare(bed: Bed, url: str, endpoint: str, ranges: Ranges, where: str, bound: float, count: int) -> None:
     rates: dict[str, list[float]] = {"mount": [], "boto3": []}
-    shares = []
+    shares, cpu_ms = [], []
     for number in range(min(bed.plan.rounds, 3)):
         chosen = random.Random(number).sample(range(len(ranges)), count)
         plain = {
@@ -62,12 +62,14 @@ def _compare(bed: Bed, url: str, endpoint: str, ranges: Ranges, where: str, boun
         }
         rates["boto3"].append(_rate(plain, count))
         with bed.mounted(url, "--no-prime", environment={"AWS_ENDPOINT_URL_S3": endpoint}) as mount:
+            before = mount.cpu_s()
             rates["mount"].append(_rate({"paths": [str(mount.path(step, RANK)) for step in chosen]}, count))
+            cpu_ms.append(1000 * (mount.cpu_s() - before) / count)
             data = mount.data()
             shares.append(data["bytes_fetched"] / data["bytes_delivered"])
-    bed.report.figures[f"random {where}"] = {**rates, "fetched / delivered": shares}
+    bed.report.figures[f"random {where}"] = {**rates, "fetched / delivered": shares, "daemon ms": cpu_ms}
     ours, theirs = median(rates["mount"]), median(rates["boto3"])
-    text = f"ranged GETs {theirs:,.0f}/s"
+    text = f"ranged GETs {theirs:,.0f}/s; daemon {median(cpu_ms):.1f} ms CPU a sample"
     bed.report.add(at_least(bound, f"random samples, {where}", f"{ours:,.0f}/s", text, ours / theirs))
     share = max(shares)
     bed.report.add(at_most(1.05, f"random, fetched / delivered, {where}", f"{share:.3f}", "", share, "×"))

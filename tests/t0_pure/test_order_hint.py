@@ -176,6 +176,20 @@ def test_hints_are_bounded():
         streams.accept(StepsHint(5, steps), 0.0)
 
 
+def test_a_part_of_a_list_may_be_said_twice_and_not_otherwise():
+    streams = HintedStreams()
+    parts = [StepsHint(at, tuple(Step(step) for step in range(at, at + 10))) for at in (0, 10, 20)]
+    for part in parts:
+        streams.accept(part, 0.0)
+        if part.at:
+            streams.accept(part, 0.0)
+    assert streams.describe() == [{"steps": 30, "at": 0, "lowest": 0}]
+    for wrong in (StepsHint(31, (Step(1),)), StepsHint(10, (Step(1),))):
+        with pytest.raises(UsageError):
+            streams.accept(wrong, 0.0)
+    assert len(streams.describe()) == 1
+
+
 def test_a_checkpoint_needs_the_first_step_until_the_epoch_ends():
     streams, hint, following = HintedStreams(), shuffled(300), shuffled(300, epoch=1)
     streams.accept(hint, 0.0)

@@ -186,11 +186,14 @@ class HintedStreams:
                 self._streams.remove(stream)
             self._add(HintedStream(ListedOrder(hint.steps), 0, now))
             return
-        if not listed or len(listed[0].order) != hint.at:
-            raise UsageError(f"the steps before place {hint.at} were not announced; begin at 0")
-        order = listed[0].order
+        order = listed[0].order if listed else ListedOrder()
         assert isinstance(order, ListedOrder)
-        order.extend(hint.steps)
+        if len(order) < hint.at:
+            raise UsageError(f"the steps before place {hint.at} were not announced; begin at 0")
+        known = order.part(hint.at, len(hint.steps))  # the kernel may look one name up twice
+        if known != list(hint.steps[: len(known)]):
+            raise UsageError(f"other steps were announced from place {hint.at} on; begin at 0")
+        order.extend(hint.steps[len(known) :])
         listed[0].touched_at = now
 
     def _add(self, stream: HintedStream) -> None:

@@ -92,6 +92,10 @@ class ListedOrder:
             self._places[step] = len(self._steps)
             self._steps.append(step)
 
+    def part(self, at: int, count: int) -> list[Step]:
+        """What stands at these places, as far as the list goes."""
+        return [Step(step) for step in self._steps[at : at + count]]
+
     def __len__(self) -> int:
         return len(self._steps)
 
