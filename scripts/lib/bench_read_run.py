@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench_read_bed import Bed, Plan
+from bench_read_beyond import large as beyond
 from bench_read_cold import Cold
 from bench_read_counts import counts
 from bench_read_cpu import cpu
@@ -20,6 +21,7 @@ from bench_read_large import Large
 from bench_read_latency import latency
 from bench_read_long import long_lake
 from bench_read_machine import touch_memory
+from bench_read_mapped import mapped
 from bench_read_peers import Peers
 from bench_read_random import random_order
 from bench_read_small import Small
@@ -39,6 +41,8 @@ STAGES = {
     "small": "thousands of small files through a DataLoader, beside peers",
     "readers": "8 ranks × 4 workers",
     "random": "steps in random order, beside plain ranged GETs; and with the order announced",
+    "mapped": "steps beside files that are mapped and never touched",
+    "large": "one slice larger than the memory budget; the daemon's CPU by thread",
     "counts": "bytes and requests per byte delivered",
     "latency": "commit → readable",
     "stall": "a training loop at 80 % of the store's bandwidth (more of it: scripts/bench_train)",
@@ -132,6 +136,8 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "small": small.first_reads,
         "readers": small.many_readers,
         "random": lambda: random_order(bed),
+        "mapped": lambda: mapped(bed),
+        "large": lambda: beyond(bed),
         "counts": lambda: counts(bed),
         "latency": lambda: latency(bed),
         "stall": stall,
