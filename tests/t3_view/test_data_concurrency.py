@@ -92,6 +92,16 @@ def test_a_fixed_number_stays():
     assert limit.limit == 3
 
 
+@pytest.mark.parametrize("readers_wait", [True, False])
+def test_more_are_tried_only_while_readers_wait(readers_wait):
+    limit = ConcurrencyLimit()
+    for _ in range(40):
+        for each in [limit.start() for _ in range(limit.limit)]:
+            limit.end(each, MIB, 0.1)
+            limit.note_loaded(readers_wait=readers_wait)
+    assert (limit.limit > CONNECTIONS_FIRST) == readers_wait
+
+
 @pytest.fixture(scope="module")
 def world():
     made = World()

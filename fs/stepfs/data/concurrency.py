@@ -6,7 +6,9 @@ reader asks for next. By Little's law N / latency is the throughput, so two limi
 while the readers do not keep all connections busy.
 
 A hill climb in rounds of one limit's worth of GETs. A larger limit is kept if it gives at least half of what it
-promises, a smaller one if it costs almost nothing; between two such steps the limit holds still. The idea is that of
+promises, a smaller one if it costs almost nothing; between two such steps the limit holds still. More are tried only while
+readers wait for bytes: on a full link the additional GETs would delay those that a trainer near its bandwidth needs next,
+by as many steps as there are more of them, and it has no lead to spare. The idea is that of
 TCP Vegas (Brakmo, Peterson, 1995), of Netflix's `concurrency-limits` (Vegas and Gradient limits for RPC) and of BBR's
 probing (Cardwell et al., 2016). Rejected: a gradient against the lowest latency ever seen. The tail of an object
 store's latency makes the mean twice its minimum, and the limit would shrink on a store that is not busy.
@@ -33,6 +35,7 @@ _DOWN: Final = 0.75
 _GAIN_SHARE: Final = 0.5  # of the growth promised
 _LOSS_MAX: Final = 0.05
 _HOLD_ROUNDS: Final = 8
+_AWAITED_SHARE: Final = 0.25  # of the blocks of a round: below, the readers get what they need
 
 Seconds = Mapping[int, float]  # mean latency by size class
 
@@ -59,8 +62,10 @@ class ConcurrencyLimit:
         self._changes = 0
         self._factor = _UP_FIRST  # of the next step
         self._before: tuple[int, Seconds] | None = None  # the limit before the last step, and its latency
-        self._hold = 0  # rounds until the next step
+        self._hold = 1  # rounds until the next step; everybody waits in the first, for the first lead
         self._round: dict[int, list[float]] = {}
+        self._loaded_blocks = 0  # in this round
+        self._awaited_blocks = 0  # of these, came while a reader was waiting
 
     def start(self) -> Started:
         """A GET begins; give what is returned to `end`."""
@@ -81,7 +86,14 @@ class ConcurrencyLimit:
             self._round = {}
             self._end_round(latency)
 
+    def note_loaded(self, *, readers_wait: bool) -> None:
+        """A block has come, while some reader waited for bytes or while none did."""
+        self._loaded_blocks += 1
+        self._awaited_blocks += readers_wait
+
     def _end_round(self, latency: Seconds) -> None:
+        keeps_up = self._awaited_blocks < _AWAITED_SHARE * self._loaded_blocks
+        self._loaded_blocks = self._awaited_blocks = 0
         if self._before is not None:
             before, growth = self._before[0], self.limit / self._before[0]
             worth = 1 + _GAIN_SHARE * (growth - 1) if growth > 1 else 1 - _LOSS_MAX
@@ -95,6 +107,8 @@ class ConcurrencyLimit:
             self._hold -= 1
             return
         limit = max(self._limit_min, min(self.limit_max, round(self.limit * self._factor)))
+        if limit > self.limit and keeps_up:
+            return
         if limit == self.limit:
             self._turn(_DOWN if self._factor > 1 else _UP)
         else:

@@ -43,6 +43,7 @@ class BlockLoader:
         self._concurrency = concurrency
         self._loaded = loaded
         self._active = 0
+        self.readers_waiting = 0  # blocked on a block
         self._wake = trio.Event()
 
     def notify(self) -> None:
@@ -91,6 +92,7 @@ class BlockLoader:
             self.notify()
         if loaded is None:
             return
+        self._concurrency.note_loaded(readers_wait=self.readers_waiting > 0)
         if block.state is not State.FETCHING:
             self._cache.pool.give(loaded)  # forgotten meanwhile
             return

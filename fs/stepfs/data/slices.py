@@ -239,11 +239,13 @@ class Slices:
                 block.read_at = trio.current_time()
                 return
             block.waiting += 1
+            self._loader.readers_waiting += 1
             self._loader.notify()
             try:
                 await block.settled.wait()
             finally:
                 block.waiting -= 1
+                self._loader.readers_waiting -= 1
             if block.error is not None and not isinstance(block.error, StoreUnreachableError):
                 raise type(block.error)(*block.error.args)  # a fresh one: its traceback is this reader's
 
