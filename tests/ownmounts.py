@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from stepfs.mount.detach import unmount
-from stepfs.mount.mountinfo import FSTYPE, mounts
+from stepfs.mount.host.mountinfo import FSTYPE, mounts
+from stepfs.mount.host.umount import unmount
 
 _CLONE_NEWNS: Final = 0x20000
 _MS_REC: Final = 0x4000

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import trio
 
-from stepfs.consumers import Group
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.node import NodeRecord
-from stepfs.lake import create_lake, open_lake
-from stepfs.log.reader import LogReader
-from stepfs.log.snapshots import write_snapshot
-from stepfs.nodes import write_node
-from stepfs.reclaim.run import reclaim
+from stepfs.lake.fleet import write_node
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import write_snapshot
+from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 

@@ -1,7 +1,7 @@
 """Errors that cross a room's door: one tree, each class saying what the caller should do.
 
 Normal outcomes of the protocol (a create that lost its race, a step that is not committed yet) are values,
-not exceptions; see `stepfs.store.api.Put` and `stepfs.sequence`. What is raised here ends an operation. Every
+not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.sequence`. What is raised here ends an operation. Every
 class carries the exit code that the command lines document, so the edge needs no table of its own.
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.announce import announce_shuffle
-from stepfs.data.order_hint import ShuffledOrder
+from stepfs.data.prefetch.order_hint import ShuffledOrder
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step

@@ -31,8 +31,8 @@ from stepfs.control_files import read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.store.opening import open_store
 

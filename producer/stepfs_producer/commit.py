@@ -2,8 +2,8 @@
 
     unresolved?  the same bytes to the same slot again, before anything else is looked at (hazard 5)
     follow       the head, read until a probe misses
-    rebase       what may be written on top of it (pure, rebase.py), read back as a reader would (stepfs.log.rehearsal)
-    create       log/<head+1>, exactly once; ambiguity is settled by reading the slot (stepfs.sequence)
+    rebase       what may be written on top of it (pure, rebase.py), read back as a reader would (stepfs.lake.log.rehearsal)
+    create       log/<head+1>, exactly once; ambiguity is settled by reading the slot (stepfs.lake.sequence)
     floor        by whatever branch the slot is mine: only a floor that has not passed it makes it Committed (hazard 1)
 
 What holds between two awaits. `_unresolved` is set before the first byte of a create leaves and cleared only by an
@@ -29,11 +29,11 @@ from stepfs.format.commit import COMMIT_ID_BYTES, Commit
 from stepfs.format.ids import Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
-from stepfs.log.apply import ChainError
-from stepfs.log.reader import LogReader
-from stepfs.log.rehearsal import rehearsed
-from stepfs.sequence import Lost as SlotLost
-from stepfs.sequence import Mine, Unknown, take_slot
+from stepfs.lake.log.apply import ChainError
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.rehearsal import rehearsed
+from stepfs.lake.sequence import Lost as SlotLost
+from stepfs.lake.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
 from stepfs_producer.rebase import Refusal, Stamp
 
@@ -59,7 +59,7 @@ class Undecided:
     """The store does not say. The attempt is kept and will be decided before anything else is tried."""
 
     version: Version
-    why: str  # see `stepfs.sequence.Unknown`
+    why: str  # see `stepfs.lake.sequence.Unknown`
 
 
 Outcome = Committed | Lost | Undecided | Refusal

@@ -17,11 +17,11 @@ from stepfs.errors import FencedError, SealedError, StoreUnreachableError
 from stepfs.format.commit import Commit
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState, ProducerState
-from stepfs.lake import check_identity
+from stepfs.lake.identity import check_identity
 from stepfs.store.api import Store
+from stepfs_producer.backoff import Patience
 from stepfs_producer.commit import Committed, Lost, Outcome, Undecided
 from stepfs_producer.pace import Pacer
-from stepfs_producer.patience import Patience
 from stepfs_producer.pending import Pending
 from stepfs_producer.rebase import Fenced, NothingLeft, Refusal, Sealed, Stamp, rebase, rebase_retire
 from stepfs_producer.recovery import Started, unanswered

@@ -12,10 +12,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.floor import Floor
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
-from stepfs.group_records import list_groups
+from stepfs.lake.floor import Floor
+from stepfs.lake.group_records import list_groups
 from stepfs.store.api import Store
 
 

@@ -17,12 +17,12 @@ from stepfs.format.arguments import check_text
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
+from stepfs_producer.backoff import Patience
 from stepfs_producer.commit_loop import Tally
 from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS, Limits
-from stepfs_producer.live import Live
 from stepfs_producer.pace import Pacer, Pacing
-from stepfs_producer.patience import Patience
 from stepfs_producer.recovery import START_GIVE_UP_S, start
+from stepfs_producer.running import Live
 from stepfs_producer.tgb_writer import (
     Payload,
     check_kind,

@@ -18,13 +18,13 @@ from stepfs.errors import SealedError, StoreUnreachableError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
+from stepfs_producer.backoff import Patience
 from stepfs_producer.commit import Committed, Committer, Lost, Undecided
 from stepfs_producer.pace import Pacer
-from stepfs_producer.patience import Patience
 from stepfs_producer.rebase import Incarnation, NothingLeft, Refusal, Sealed, Stamp, rebase_start
 
 START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage; whoever started us wants to know soon

@@ -15,8 +15,8 @@ import trio
 from stepfs.errors import StepfsError
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
-from stepfs.log.reader import LogReader
-from stepfs.log.snapshots import snapshot_due, write_snapshot
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import snapshot_due, write_snapshot
 from stepfs.store.api import Store
 from stepfs_producer.commit import Committed
 

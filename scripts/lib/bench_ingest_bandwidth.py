@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import trio
 from bench_report import Report, Row, at_least, median
 
-from stepfs.lake import create_lake
+from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
-from stepfs.store.s3 import S3Store
+from stepfs.store.s3.s3_store import S3Store
 from stepfs_producer import AsyncProducer
 
 SLICES = 8

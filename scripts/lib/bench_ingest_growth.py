@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import trio
 from bench_report import Report, Row, at_most, median
 
-from stepfs.lake import create_lake
+from stepfs.lake.identity import create_lake
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
@@ -33,8 +33,8 @@ _MAKER = Path(__file__).resolve().parents[1] / "make_long_lake"
 _BATCH = [b"x" * 256] * SLICES
 _OPEN_COLD = """
 import json, resource, sys, time, trio
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 async def main(url):
     store = open_store(url)

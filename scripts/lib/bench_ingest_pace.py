@@ -21,8 +21,8 @@ from bench_report import Report, Row, at_least, at_most, busy_share, cpu_ticks, 
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.lake import create_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import create_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 
 POLL_S = 0.005

@@ -22,9 +22,9 @@ from trio.testing import MockClock
 from stepfs import entropy
 from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
-from stepfs.lake import create_lake
-from stepfs.log.reader import LogReader
-from stepfs.store.faulty import FaultyStore, ObjectMap
+from stepfs.lake.identity import create_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 from stepfs_producer.pace import LOAD
 

@@ -25,7 +25,7 @@ from bench_read_machine import BIN, COMMAND_S, LIB, MIB, cpu_s, let_go, rss, run
 from bench_report import Report, at_least, median
 
 from stepfs.format.ids import BLOCK_BYTES
-from stepfs.lake import create_lake
+from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
@@ -90,7 +90,7 @@ class Mount:
         return document
 
     def data(self) -> dict[str, int]:
-        """`stepfs.data.counts` of this mount."""
+        """`stepfs.data.counters` of this mount."""
         counts: dict[str, int] = self.status()["data"]
         return counts
 

@@ -21,8 +21,8 @@ from bench_read_machine import LIB
 from bench_report import at_least, at_most, median
 
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs.torch import ShuffledSteps
 

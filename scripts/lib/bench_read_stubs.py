@@ -20,8 +20,8 @@ from bench_report import Row, median
 from stepfs.data.slices import Slices
 from stepfs.errors import StepfsError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 
 READ_BYTES = 1 << 20

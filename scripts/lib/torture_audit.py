@@ -17,9 +17,9 @@ from torture_stage import Stage, run_stepfs
 
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.group_records import list_groups
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.group_records import list_groups
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs.store.probe import PREFIX as PROBES
 

@@ -9,8 +9,8 @@ import pytest
 
 from stepfs.doctor import environment, limits, mounts
 from stepfs.doctor.finding import Level
-from stepfs.mount import stale
-from stepfs.mount.mountinfo import Mounted, source_of
+from stepfs.mount.host import mountpoint
+from stepfs.mount.host.mountinfo import Mounted, source_of
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def answers(monkeypatch):
         "stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
         "alive": ["status.json"],
     }
-    monkeypatch.setattr(stale, "list_within", lambda directory: found[directory.parent.name])
+    monkeypatch.setattr(mountpoint, "list_within", lambda directory: found[directory.parent.name])
     return found
 
 

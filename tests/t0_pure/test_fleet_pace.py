@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from stepfs.mount.fleet_pace import NODES_MIN, SLOWER_MAX, FleetPace
-from stepfs.nodes import BEAT_S
+from stepfs.lake.fleet import BEAT_S
+from stepfs.mount.follow.fleet_interval import NODES_MIN, SLOWER_MAX, FleetPace
 
 
 def fleet_of(nodes: int) -> FleetPace:

@@ -24,10 +24,10 @@ def modules_after(script: str) -> set[str]:
         "stepfs",
         "stepfs.errors",
         "stepfs.torch",
-        "stepfs.lake",
-        "stepfs.log.reader",
+        "stepfs.lake.identity",
+        "stepfs.lake.log.reader",
         "stepfs.view.tree",
-        "stepfs.verify.lake",
+        "stepfs.lake.verify.lake",
         "stepfs_producer",
     ],
 )

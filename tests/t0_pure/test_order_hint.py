@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.checkpoints.plausible import Progress
-from stepfs.data.hinted import EXPIRES_S, STREAMS_MAX, HintedStreams
-from stepfs.data.order_hint import (
+from stepfs.data.prefetch.hinted import EXPIRES_S, STREAMS_MAX, HintedStreams
+from stepfs.data.prefetch.order_hint import (
     LISTED_STEPS_MAX,
     NoHint,
     ShuffledOrder,
@@ -20,7 +20,7 @@ from stepfs.data.order_hint import (
     shuffle_name,
     steps_names,
 )
-from stepfs.data.shuffle import Permutation
+from stepfs.data.prefetch.shuffle import Permutation
 from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.shuffled_steps import ShuffledSteps

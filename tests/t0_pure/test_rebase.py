@@ -13,7 +13,7 @@ from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind, encode_com
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import LogState, genesis
-from stepfs.log.apply import apply
+from stepfs.lake.log.apply import apply
 from stepfs_producer import rebase as room
 from stepfs_producer.rebase import (
     Durable,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import numbers
 
-from stepfs import retention
 from stepfs.errors import CorruptError
 from stepfs.format.codec import Kind, decode, encode
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord, decode_consumer, encode_consumer
+from stepfs.lake import retention
 
 LAKE = "0" * 32
 EMPTY = ConsumerRecord(b"i" * 16, "run", (), Step(0), retired=False, time_ms=1)

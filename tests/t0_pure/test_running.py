@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from stepfs.mount.running import RunningTime
+from stepfs.mount.health.suspend_clock import RunningTime
 
 
 class Machine:

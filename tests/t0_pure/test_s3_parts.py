@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Put
-from stepfs.store.s3_download import Landing
-from stepfs.store.s3_errors import create_outcome, explain
-from stepfs.store.s3_upload import ChainedBody, byte_views
+from stepfs.store.s3.download import Landing
+from stepfs.store.s3.errors import create_outcome, explain
+from stepfs.store.s3.upload import ChainedBody, byte_views
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "RequestLimitExceeded", "IncompleteBody"])

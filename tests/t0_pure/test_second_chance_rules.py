@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from stepfs.errors import RefusedError
-from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
 from stepfs.format.records import ConsumerRecord, FloorRecord, LakeIdentity, decode_floor, encode_floor
-from stepfs.group_records import Counting, counting, superseded
-from stepfs.reclaim.plan import GroupEvidence, Need, holds_back, least_need
+from stepfs.lake.floor import Floor
+from stepfs.lake.group_records import Counting, counting, superseded
+from stepfs.lake.reclaim.plan import GroupEvidence, Need, holds_back, least_need
 from stepfs.store.api import Entry
-from stepfs.store.faulty import FaultyStore
+from stepfs.testing.faulty_store import FaultyStore
 
 LAKE = LakeIdentity("a" * 32, 2, ".pt", 0)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepfs.format import tgb
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import BLOCK_BYTES, Epoch
-from stepfs.verify.tgb_check import TgbCheck
+from stepfs.lake.verify.tgb_check import TgbCheck
 
 
 def built(payloads: list[bytes], seq: int = 4) -> tuple[bytes, Descriptor]:

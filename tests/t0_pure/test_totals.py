@@ -23,7 +23,7 @@ from stepfs.format.ids import (
 )
 from stepfs.format.records import FloorRecord, decode_floor, encode_floor
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
-from stepfs.log.rehearsal import rehearsed
+from stepfs.lake.log.rehearsal import rehearsed
 from stepfs_producer.rebase import rebase
 from stepfs_producer.tgb_writer import check_records, freeze
 

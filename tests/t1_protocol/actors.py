@@ -15,7 +15,7 @@ from scenario import ProducerPlan
 
 from stepfs.errors import FencedError, SealedError, StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.log.reader import LogReader
+from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 
 _PATIENCE_S = 40.0

@@ -19,8 +19,8 @@ from stepfs.format.keys import (
     segment_of_key,
     snapshot_prefix,
 )
-from stepfs.log.reader import LogReader
-from stepfs.store.faulty import ObjectMap
+from stepfs.lake.log.reader import LogReader
+from stepfs.testing.faulty_store import ObjectMap
 
 
 def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:

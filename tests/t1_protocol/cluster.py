@@ -29,15 +29,15 @@ from scenario import Life, Scenario
 from trainers import TrainerActor
 from watched_run import NodeActor, WatchedRun, WatchedTrainer
 
-from stepfs.consumers import Group
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity, encode_lake
-from stepfs.group_records import list_groups
-from stepfs.log.reader import LogReader
-from stepfs.reclaim.run import reclaim
-from stepfs.store.faults import Plan, no_faults
-from stepfs.store.faulty import Event, ObjectMap
+from stepfs.lake.group_records import list_groups
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.testing.faults import Plan, no_faults
+from stepfs.testing.faulty_store import Event, ObjectMap
 
 _VIRTUAL_S_MAX = 4 * 3600.0
 _SETTLED_S = 120.0  # longer than any fault delays what it delays

@@ -22,7 +22,7 @@ from scenario import (
     WatcherPlan,
 )
 
-from stepfs.store.faults import (
+from stepfs.testing.faults import (
     CONFLICT_409,
     ERROR_500,
     ERROR_500_APPLIED,

@@ -8,7 +8,7 @@ from ledger import Ledger, payload
 
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.log.reader import LogReader
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 
 _IDLE_S = (0.2, 2.0)

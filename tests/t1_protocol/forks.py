@@ -9,16 +9,16 @@ from ledger import payload
 from process_store import ProcessStore
 from scenario import ForkPlan
 
-from stepfs.consumers import Group
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, WithdrawnError
-from stepfs.fork import Cut, fork, group_name
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
-from stepfs.log.reader import LogReader
-from stepfs.origins import OriginStores
-from stepfs.reclaim.run import reclaim
-from stepfs.store.faulty import ObjectMap
+from stepfs.lake.fork import Cut, fork, group_name
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.testing.faulty_store import ObjectMap
 
 _GROUP = "trainer"
 

@@ -31,8 +31,8 @@ from stepfs.format.keys import (
 )
 from stepfs.format.records import FloorRecord, LakeIdentity, decode_consumer, decode_floor
 from stepfs.format.snapshot import LogState, StepEntry, genesis
-from stepfs.log.apply import apply
-from stepfs.store.faulty import Event, ObjectMap
+from stepfs.lake.log.apply import apply
+from stepfs.testing.faulty_store import Event, ObjectMap
 
 
 def payload(producer_id: str, number: int, index: int) -> bytes:

@@ -8,9 +8,9 @@ from process_store import ProcessStore
 from scenario import ReclaimerPlan
 
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError
-from stepfs.log.append import seal
-from stepfs.log.reader import LogReader
-from stepfs.reclaim.run import reclaim
+from stepfs.lake.log.append import seal
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import reclaim
 from stepfs_producer import AsyncProducer
 
 _IDLE_RECLAIM_S_MAX = 60.0

@@ -18,8 +18,8 @@ import trio
 from virtual_loop import pause
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.store.faults import Plan, Told, no_faults
-from stepfs.store.faulty import Event, FaultyStore, ObjectMap
+from stepfs.testing.faults import Plan, Told, no_faults
+from stepfs.testing.faulty_store import Event, FaultyStore, ObjectMap
 
 _LOCKED_OUT_S: Final = 0.01  # until the server has said no
 

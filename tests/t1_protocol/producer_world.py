@@ -17,9 +17,9 @@ from ledger import Ledger, payload
 from stepfs.clock import TrioClock
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.format.records import LakeIdentity
-from stepfs.lake import create_lake
-from stepfs.store.faults import Plan, no_faults
-from stepfs.store.faulty import FaultyStore, ObjectMap
+from stepfs.lake.identity import create_lake
+from stepfs.testing.faults import Plan, no_faults
+from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 
 SLICES = 2

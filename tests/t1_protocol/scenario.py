@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from damage import Rot
 
-from stepfs.store.faults import Fault
+from stepfs.testing.faults import Fault
 
 
 @dataclass(frozen=True, slots=True)

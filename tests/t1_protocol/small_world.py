@@ -18,13 +18,13 @@ from process_store import ProcessStore
 from producer_world import World, feed
 
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.keys import data_key
-from stepfs.log.reader import LogReader
-from stepfs.reclaim.report import Report
-from stepfs.reclaim.run import reclaim
-from stepfs.store.faulty import ObjectMap
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.report import Report
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.testing.faulty_store import ObjectMap
 
 T = TypeVar("T")
 Build = Callable[[World], Awaitable[None]]

@@ -25,9 +25,9 @@ from small_world import (
 
 from stepfs.clock import TrioClock
 from stepfs.errors import WithdrawnError
-from stepfs.floor import Floor
 from stepfs.format.ids import Step
-from stepfs.reclaim import run as run_room
+from stepfs.lake.floor import Floor
+from stepfs.lake.reclaim import run as run_room
 
 
 async def announced(world: World) -> None:

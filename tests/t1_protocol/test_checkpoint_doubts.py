@@ -13,12 +13,12 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import Progress
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
-from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
 from stepfs.format.records import FloorRecord
-from stepfs.lake import create_lake
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake.floor import Floor
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
+from stepfs.testing.faulty_store import FaultyStore
 
 
 @dataclass

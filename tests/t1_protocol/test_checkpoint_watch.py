@@ -14,12 +14,12 @@ from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.format.ids import Step
 from stepfs.format.records import KEPT_CHECKPOINTS_MAX
-from stepfs.lake import create_lake
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
+from stepfs.testing.faulty_store import FaultyStore
 
 
 class Directory:

@@ -6,8 +6,8 @@ import pytest
 from producer_world import World, append, feed, simulate
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.log.reader import LogReader
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake.log.reader import LogReader
+from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer import AsyncProducer
 from stepfs_producer.lead import TRUST_S
 

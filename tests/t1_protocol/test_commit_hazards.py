@@ -13,20 +13,20 @@ import trio
 from ledger import payload
 from producer_world import SLICES, World, append, feed, simulate
 
-from stepfs.consumers import Group
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format import snapshot as snapshot_format
 from stepfs.format.commit import Commit
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.keys import LAKE
 from stepfs.format.snapshot import LogState
-from stepfs.lake import create_lake
-from stepfs.log import snapshots as log_snapshots
-from stepfs.log.reader import LogReader
-from stepfs.reclaim.run import reclaim
-from stepfs.sequence import Lost, Mine, Outcome
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
+from stepfs.lake.log import snapshots as log_snapshots
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.lake.sequence import Lost, Mine, Outcome
 from stepfs.store.api import Put, Store
-from stepfs.store.faults import (
+from stepfs.testing.faults import (
     CONFLICT_409,
     ERROR_500,
     ERROR_500_APPLIED,

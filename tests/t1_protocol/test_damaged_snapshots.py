@@ -26,14 +26,14 @@ from small_world import (
 from test_growth import lake_of, virtually
 
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.keys import log_prefix, number_of, snapshot_prefix
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
-from stepfs.reclaim.run import reclaim
-from stepfs.store.faulty import ObjectMap
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.testing.faulty_store import ObjectMap
 
 UNREADABLE = pytest.mark.logs("unreadable, using an older one")
 

@@ -9,9 +9,9 @@ import trio
 from deterministic import run_seeded
 
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.store import faults
 from stepfs.store.api import Put
-from stepfs.store.faulty import Event, FaultyStore, ObjectMap
+from stepfs.testing import faults
+from stepfs.testing.faulty_store import Event, FaultyStore, ObjectMap
 
 
 def store(*script, **kwargs):

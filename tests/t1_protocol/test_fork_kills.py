@@ -17,17 +17,17 @@ from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, grow, proces
 
 from stepfs.clock import TrioClock
 from stepfs.errors import RefusedError, StoreUnreachableError
-from stepfs.fork import fork
 from stepfs.format.fork_marker import FORKING, Cut
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity
-from stepfs.group_records import list_groups
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
-from stepfs.store.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
-from stepfs.store.faulty import ObjectMap
-from stepfs.unfinished_fork import group_name
+from stepfs.lake.fork import fork
+from stepfs.lake.group_records import list_groups
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.unfinished_fork import group_name
+from stepfs.testing.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
+from stepfs.testing.faulty_store import ObjectMap
 
 CUT = Cut(Step(10), Step(10), Step(12))
 AROUND = [*range(NEED, 10), *range(12, STEPS)]

@@ -8,14 +8,14 @@ import pytest
 from producer_world import World, append, feed, simulate
 
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.commit import Commit
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
-from stepfs.log.reader import LogReader
-from stepfs.reclaim.run import reclaim
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import reclaim
 from stepfs_producer import commit_loop, rebase
 
 POSITION_BYTES = 1000

@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from stepfs import retention
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord, LakeIdentity
-from stepfs.lake import create_lake
-from stepfs.store.faulty import FaultyStore, ObjectMap
+from stepfs.lake import retention
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
+from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 
 NODES = 256
 REQUESTS_EACH = 10

@@ -20,9 +20,9 @@ from deterministic import run_seeded
 from stepfs.clock import TrioClock
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.records import LakeIdentity
-from stepfs.lake import create_lake, open_lake
-from stepfs.log.reader import LogReader
-from stepfs.store.faulty import FaultyStore, ObjectMap
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 
 SLICES = 4

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepfs import retention
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
 from stepfs.format.records import decode_consumer, encode_consumer
-from stepfs.lake import create_lake
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake import retention
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
+from stepfs.testing.faulty_store import FaultyStore
 
 
 async def group_of(*kept: int) -> Group:

@@ -9,12 +9,12 @@ import trio
 import trio.testing
 from producer_world import World, append, feed, simulate
 
-from stepfs.consumers import Group
 from stepfs.format.ids import Step
 from stepfs.format.keys import consumers_prefix
 from stepfs.format.node import NodeRecord
-from stepfs.nodes import write_node
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake.fleet import write_node
+from stepfs.lake.groups import Group
+from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer.group_looks import GroupLooks, SlowestGroup
 from stepfs_producer.lead import LOOK_JITTER, LOOK_S_MAX
 

@@ -13,11 +13,11 @@ from stepfs.clock import TrioClock
 from stepfs.errors import RefusedError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
 from stepfs.format.keys import entries_key, entries_prefix, segment_key
-from stepfs.lake import create_lake, open_lake
-from stepfs.log.lone_entries import SEGMENT_SHARE_BYTES, LoneEntries
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.lone_entries import SEGMENT_SHARE_BYTES, LoneEntries
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Counts, Put
-from stepfs.store.faulty import FaultyStore, ObjectMap
+from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 
 SEGMENTS = 6

@@ -10,9 +10,9 @@ from small_world import grow, small
 
 from stepfs.errors import RefusedError
 from stepfs.format.keys import LAKE
-from stepfs.lake import create_lake
+from stepfs.lake.identity import create_lake
 from stepfs.store.api import Put, Store
-from stepfs.store.faults import FALSE_412, Scripted
+from stepfs.testing.faults import FALSE_412, Scripted
 
 
 class LyingStore(ProcessStore):

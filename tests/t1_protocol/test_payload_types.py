@@ -14,8 +14,8 @@ import trio
 from producer_world import SLICES, World, simulate
 
 from stepfs.errors import UsageError
-from stepfs.lake import create_lake
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake.identity import create_lake
+from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer import AsyncProducer
 
 

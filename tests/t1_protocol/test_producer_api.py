@@ -13,12 +13,12 @@ import trio
 from ledger import payload
 from producer_world import SLICES, World, append, feed, simulate
 
-from stepfs.consumers import Group
 from stepfs.errors import AbsentError, FencedError, RefusedError, UsageError
 from stepfs.format.ids import POSITION_BYTES_MAX, SliceIndex, Step
-from stepfs.log.reader import LogReader
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Put
-from stepfs.store.faulty import FaultyStore
+from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer import AsyncProducer
 from stepfs_producer.pending import UNCOMMITTED_FACTOR
 

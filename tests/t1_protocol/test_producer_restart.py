@@ -15,9 +15,9 @@ from producer_world import SLICES, World, append, feed, simulate
 
 from stepfs.clock import TrioClock
 from stepfs.errors import FencedError, SealedError, StoreUnreachableError, UsageError
-from stepfs.log.append import seal
-from stepfs.log.reader import LogReader
-from stepfs.store.faults import (
+from stepfs.lake.log.append import seal
+from stepfs.lake.log.reader import LogReader
+from stepfs.testing.faults import (
     CONFLICT_409,
     ERROR_500,
     ERROR_500_APPLIED,

@@ -14,8 +14,8 @@ import trio
 
 from stepfs.errors import AbsentError, FencedError, UsageError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.lake import create_lake, open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 

@@ -22,12 +22,12 @@ from stepfs.format.ids import SegmentIndex, Step, Version
 from stepfs.format.keys import index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
-from stepfs.lake import create_lake
-from stepfs.log import reader as reader_room
-from stepfs.log import snapshots as snapshots_room
-from stepfs.log.append import ownerless
-from stepfs.log.reader import LogReader
-from stepfs.log.snapshots import write_snapshot
+from stepfs.lake.identity import create_lake
+from stepfs.lake.log import reader as reader_room
+from stepfs.lake.log import snapshots as snapshots_room
+from stepfs.lake.log.append import ownerless
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import write_snapshot
 from stepfs.store.api import Store
 
 POLLS_MAX = 20

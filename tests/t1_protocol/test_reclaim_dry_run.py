@@ -14,12 +14,12 @@ from stepfs.clock import TrioClock
 from stepfs.format.ids import SegmentIndex, Step
 from stepfs.format.keys import log_prefix, numbered, segment_key, snapshot_prefix
 from stepfs.format.node import NodeRecord
-from stepfs.log.append import seal
-from stepfs.log.reader import LogReader
-from stepfs.nodes import write_node
-from stepfs.reclaim import report as report_room
-from stepfs.reclaim.report import Report, Tally
-from stepfs.reclaim.run import reclaim
+from stepfs.lake.fleet import write_node
+from stepfs.lake.log.append import seal
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim import report as report_room
+from stepfs.lake.reclaim.report import Report, Tally
+from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Entry
 
 GRACE_S = 100.0
@@ -54,7 +54,7 @@ async def planned(world: World, patch: pytest.MonkeyPatch) -> tuple[Report, set[
             await super().remove(entries)
 
     with patch.context() as inside:
-        inside.setattr("stepfs.reclaim.run.Tally", Watched)
+        inside.setattr("stepfs.lake.reclaim.run.Tally", Watched)
         report = await reclaim(
             process(world, "dry"), world.identity, dry_run=True, clock=TrioClock(), grace_s=GRACE_S
         )

@@ -9,12 +9,12 @@ from functools import partial
 from test_growth import Lake, lake_of, virtually
 
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
-from stepfs.floor import Floor
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.group_records import list_groups
-from stepfs.reclaim.run import Reclaimer, reclaim
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake.floor import Floor
+from stepfs.lake.group_records import list_groups
+from stepfs.lake.groups import Group
+from stepfs.lake.reclaim.run import Reclaimer, reclaim
+from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer.group_looks import GroupLooks, SlowestGroup
 
 GROUPS = 3

@@ -24,21 +24,21 @@ from test_groups_and_reclaim import (
 from test_reader_hazards import without_snapshots
 from test_reclaim_kills import grown_and_littered
 
-from stepfs import group_sequence
 from stepfs.clock import Clock
 from stepfs.errors import StepfsError
-from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import DataName
 from stepfs.format.records import FloorRecord
 from stepfs.format.snapshot import ProducerState
-from stepfs.log.reader import LogReader
-from stepfs.reclaim import run as run_room
-from stepfs.reclaim import sweep as sweep_room
-from stepfs.reclaim.groups import GroupWatch
-from stepfs.reclaim.plan import GroupEvidence, Target
-from stepfs.reclaim.report import Tally
-from stepfs.sequence import Mine, Outcome
+from stepfs.lake import group_sequence
+from stepfs.lake.floor import Floor
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim import run as run_room
+from stepfs.lake.reclaim import sweep as sweep_room
+from stepfs.lake.reclaim.groups import GroupWatch
+from stepfs.lake.reclaim.plan import GroupEvidence, Target
+from stepfs.lake.reclaim.report import Tally
+from stepfs.lake.sequence import Mine, Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 

@@ -10,8 +10,8 @@ from test_reader_hazards import move_on
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SegmentIndex, Step
 from stepfs.format.keys import entries_key, segment_key
-from stepfs.log.reader import LogReader
-from stepfs.reclaim.run import Reclaimer
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import Reclaimer
 
 
 async def first_unloaded(world: World) -> tuple[LogReader, Step]:

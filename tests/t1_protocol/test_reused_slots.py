@@ -16,15 +16,15 @@ from small_world import NEED, checkpoint, clean, group, grow, inside_everywhere,
 from test_reader_hazards import move_on, reaches_the_end
 
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import SealedError
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import snapshot_prefix
 from stepfs.format.records import ConsumerRecord
 from stepfs.format.snapshot import LogState, decode_snapshot
-from stepfs.group_sequence import GroupSequence
-from stepfs.log.append import seal
-from stepfs.log.reader import LogReader
+from stepfs.lake.group_sequence import GroupSequence
+from stepfs.lake.groups import Group
+from stepfs.lake.log.append import seal
+from stepfs.lake.log.reader import LogReader
 
 SLEEPER, OTHERS = NEED + 1, (NEED + 2, NEED + 3, NEED + 4)
 

@@ -10,16 +10,16 @@ from process_store import ProcessStore
 from producer_world import World
 from small_world import NEED, STEPS, group, grow, process, small
 
-from stepfs import group_records, group_sequence
 from stepfs.clock import TrioClock
-from stepfs.floor import Floor
 from stepfs.format.ids import Step
 from stepfs.format.keys import group_prefix
-from stepfs.reclaim import groups as groups_room
-from stepfs.reclaim import plan as plan_room
-from stepfs.reclaim.plan import GroupEvidence
-from stepfs.reclaim.report import Report
-from stepfs.reclaim.run import Reclaimer, reclaim
+from stepfs.lake import group_records, group_sequence
+from stepfs.lake.floor import Floor
+from stepfs.lake.reclaim import groups as groups_room
+from stepfs.lake.reclaim import plan as plan_room
+from stepfs.lake.reclaim.plan import GroupEvidence
+from stepfs.lake.reclaim.report import Report
+from stepfs.lake.reclaim.run import Reclaimer, reclaim
 
 GRACE_S = 3600.0
 WRONG = STEPS - 1

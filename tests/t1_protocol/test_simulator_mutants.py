@@ -30,7 +30,7 @@ from test_reused_slots import any_free_slot, only_probes_are_checked
 from stepfs.errors import StepfsError
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.snapshot import LogState, ProducerState
-from stepfs.log import snapshots as snapshots_room
+from stepfs.lake.log import snapshots as snapshots_room
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop
 from stepfs_producer import rebase as rebase_room

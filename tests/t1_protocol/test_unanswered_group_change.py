@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.lake import create_lake
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
 from stepfs.store.api import Put
-from stepfs.store.faulty import FaultyStore
+from stepfs.testing.faulty_store import FaultyStore
 
 
 class SlowRequests(FaultyStore):

@@ -16,11 +16,11 @@ from process_store import ProcessStore
 from scenario import TrainerPlan
 
 from stepfs.checkpoints.record import record_checkpoint
-from stepfs.consumers import Group
 from stepfs.errors import AbsentError, StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
-from stepfs.log.reader import LogReader
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
 
 _DROPS: Final = 0.5
 _RETURNS_MAX: Final = 100  # with a checkpoint a step, half of which go back, a run would never arrive

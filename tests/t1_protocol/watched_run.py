@@ -19,11 +19,11 @@ from scenario import NodePlan, WatchedPlan
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
-from stepfs.consumers import Group
 from stepfs.errors import StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
-from stepfs.log.reader import LogReader
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
 
 _UNUSED = Place(Path("/unused"))
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from stepfs.store.api import Store
-from stepfs.store.faulty import FaultyStore, ObjectMap
 from stepfs.store.opening import open_store
+from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 
 LANES = 10
 

@@ -17,10 +17,10 @@ from faultproxy import (
 )
 
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.lake import create_lake, open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
-from stepfs.store.s3 import S3Store
+from stepfs.store.s3.s3_store import S3Store
 from stepfs_producer import AsyncProducer
 
 STEPS = 12

@@ -11,8 +11,8 @@ import torch
 import trio
 
 from stepfs.errors import UsageError
-from stepfs.group_records import list_groups
-from stepfs.lake import create_lake, open_lake
+from stepfs.lake.group_records import list_groups
+from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 from stepfs.torch import CheckpointHook, StreamState
 from stepfs_producer import AsyncProducer, Producer

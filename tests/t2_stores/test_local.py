@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.api import Put
-from stepfs.store.listing import list_keys
-from stepfs.store.local import LocalStore
+from stepfs.store.local.listing import list_keys
+from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
-from stepfs.store.oserrors import explain
+from stepfs.store.os_errors import explain
 
 COMPONENT = st.text("ab0-._", min_size=1, max_size=3).filter(lambda name: name[0] != ".")
 TREES = st.lists(st.lists(COMPONENT, min_size=1, max_size=3).map("/".join), max_size=12, unique=True)
@@ -59,7 +59,9 @@ async def test_listing_a_large_directory_from_its_end_stats_only_the_answer(stor
         (store.root / f"log/{number:020}").touch()
     stats = []
     real = os.stat
-    monkeypatch.setattr("stepfs.store.listing.os.stat", lambda *a, **k: stats.append(a) or real(*a, **k))
+    monkeypatch.setattr(
+        "stepfs.store.local.listing.os.stat", lambda *a, **k: stats.append(a) or real(*a, **k)
+    )
     found = await store.list("log/", after=f"log/{19_990:020}", limit=5)
     assert [entry.key for entry in found] == [f"log/{number:020}" for number in range(19_991, 19_996)]
     assert len(stats) == 5
@@ -95,7 +97,7 @@ KILLED = """
 import os, signal, sys, trio
 from pathlib import Path
 from stepfs.store import local
-from stepfs.store.local import LocalStore
+from stepfs.store.local.local_store import LocalStore
 def die(*_args, **_kwargs): os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "link":
     os.link = die
@@ -128,7 +130,7 @@ async def test_a_resent_link_is_our_own_success(store, monkeypatch):
         real(*args, **kwargs)
         real(*args, **kwargs)
 
-    monkeypatch.setattr("stepfs.store.local.os.link", twice)
+    monkeypatch.setattr("stepfs.store.local.local_store.os.link", twice)
     assert await store.create("log/1", b"mine") is Put.CREATED
     assert await store.get("log/1") == b"mine"
 
@@ -140,7 +142,7 @@ async def test_a_lost_race_is_not_our_success_even_with_equal_bytes(store, monke
         Path(target).write_bytes(b"mine")
         real(source, target, **kwargs)
 
-    monkeypatch.setattr("stepfs.store.local.os.link", beaten)
+    monkeypatch.setattr("stepfs.store.local.local_store.os.link", beaten)
     assert await store.create("1", b"mine") is Put.EXISTS
 
 
@@ -151,7 +153,7 @@ async def test_what_a_failing_disk_may_have_done_is_unknown(store, monkeypatch, 
     def fail(*_args, **_kwargs):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("stepfs.store.local." + ("os.link" if where == "link" else where), fail)
+    monkeypatch.setattr("stepfs.store.local.local_store." + ("os.link" if where == "link" else where), fail)
     assert await store.create("1", b"mine") is Put.UNKNOWN
 
 
@@ -239,7 +241,7 @@ async def test_a_full_disk_is_named(store, monkeypatch):
     def full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepfs.store.files.os.writev", full)
+    monkeypatch.setattr("stepfs.store.local.files.os.writev", full)
     with pytest.raises(
         StoreUnreachableError, match=r"of .*/lake: no space left on device; free space and retry"
     ):
@@ -252,7 +254,7 @@ async def test_missing_rights_are_named(store, monkeypatch):
     def forbid(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("stepfs.store.local.os.open", forbid)  # root ignores modes
+    monkeypatch.setattr("stepfs.store.local.local_store.os.open", forbid)  # root ignores modes
     for call in (lambda: store.get("a"), lambda: store.create("b", b"x"), lambda: store.put("b", [b"x"])):
         with pytest.raises(RefusedError, match="permission denied; check owner, mode and mount options"):
             await call()
@@ -264,7 +266,7 @@ async def test_a_dead_disk_is_unreachable(store, monkeypatch):
     def fail(*_args):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("stepfs.store.files.os.preadv", fail)
+    monkeypatch.setattr("stepfs.store.local.files.os.preadv", fail)
     with pytest.raises(StoreUnreachableError, match=r"cannot read a .*input/output error \(errno 5\)"):
         await store.get("a")
 

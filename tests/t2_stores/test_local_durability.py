@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from stepfs import sequence
-from stepfs.store import local
-from stepfs.store.local import LocalStore
+from stepfs.lake import sequence
+from stepfs.store.local import local_store
+from stepfs.store.local.local_store import LocalStore
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def store(tmp_path):
 async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch, where):
     """The directory's fsync fails: the object is there to be read, and must not settle the question yet."""
     await store.put("lake", [b"x"])
-    real, failing = local.sync_directory, [True]
+    real, failing = local_store.sync_directory, [True]
 
     def sync(directory):
         if failing and directory == store.root / where:
             raise OSError(5, "Input/output error")
         real(directory)
 
-    monkeypatch.setattr(local, "sync_directory", sync)
+    monkeypatch.setattr(local_store, "sync_directory", sync)
     monkeypatch.setattr(sequence, "_RETRY_S", (0.0, 0.0))
     unsettled = await sequence.take_slot(store, "log/1", b"mine")
     assert isinstance(unsettled, sequence.Unknown)
@@ -36,7 +36,7 @@ async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch
     failing.clear()
     synced = []
     monkeypatch.setattr(
-        local, "sync_directory", lambda directory: (synced.append(directory), real(directory))
+        local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory))
     )
     assert await sequence.take_slot(store, "log/1", b"mine") == sequence.Mine()
     assert store.root / where in synced
@@ -44,15 +44,15 @@ async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch
 
 async def test_a_link_that_may_have_happened_is_synced_before_it_counts(store, monkeypatch):
     await store.create("log/0", b"x")
-    link, synced, real = os.link, [], local.sync_directory
+    link, synced, real = os.link, [], local_store.sync_directory
 
     def broken(*arguments, **options):
         link(*arguments, **options)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("stepfs.store.local.os.link", broken)
+    monkeypatch.setattr("stepfs.store.local.local_store.os.link", broken)
     monkeypatch.setattr(
-        local, "sync_directory", lambda directory: (synced.append(directory), real(directory))
+        local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory))
     )
     assert await sequence.take_slot(store, "log/1", b"mine") == sequence.Mine()
     assert synced == [store.root / "log"]

@@ -7,11 +7,11 @@ import servers
 from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError
 from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, stub_s3, xml_error
 
-from stepfs import sequence
 from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.lake import sequence
 from stepfs.store.api import Put
-from stepfs.store.s3 import S3Store
-from stepfs.store.s3_clients import Clients
+from stepfs.store.s3.clients import Clients
+from stepfs.store.s3.s3_store import S3Store
 
 FORBIDDEN = xml_error(403, "AccessDenied")
 EXPIRED = xml_error(400, "ExpiredToken")

@@ -29,8 +29,8 @@ from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreacha
 from stepfs.store.api import Put
 from stepfs.store.opening import open_store
 from stepfs.store.probe import examine_store, probe_store
-from stepfs.store.s3 import S3Store
-from stepfs.store.s3_upload import SINGLE_BYTES_MAX
+from stepfs.store.s3.s3_store import S3Store
+from stepfs.store.s3.upload import SINGLE_BYTES_MAX
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from faultproxy import LOST_REQUEST, FaultProxy
 
 from stepfs.store.api import Put
 from stepfs.store.opening import open_store
-from stepfs.store.s3 import S3Store
-from stepfs.store.s3_clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX
+from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX
+from stepfs.store.s3.s3_store import S3Store
 
 UPLOADS = DATA_THREADS_MAX + 8
 DATA_TIMEOUT_S = 20.0

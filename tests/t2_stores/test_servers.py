@@ -15,7 +15,7 @@ import trio
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Put
-from stepfs.store.s3 import S3Store
+from stepfs.store.s3.s3_store import S3Store
 
 
 @pytest.mark.parametrize("kind", ["seaweed", "rclone"])

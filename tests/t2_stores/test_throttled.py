@@ -7,7 +7,7 @@ import servers
 from faultproxy import ERROR_500, SLOW_DOWN_503, TOO_MANY_429
 
 from stepfs.store.api import Put
-from stepfs.store.s3 import S3Store
+from stepfs.store.s3.s3_store import S3Store
 
 
 @pytest.fixture

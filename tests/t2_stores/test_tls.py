@@ -12,7 +12,7 @@ import servers
 import trio
 
 from stepfs.errors import RefusedError
-from stepfs.lake import create_lake, open_lake
+from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 
 

@@ -12,10 +12,10 @@ import trio
 from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
-from stepfs.group_records import list_groups
-from stepfs.lake import create_lake, open_lake
-from stepfs.reclaim.run import reclaim
-from stepfs.store.local import LocalStore
+from stepfs.lake.group_records import list_groups
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
 from stepfs.torch import CheckpointHook
 from stepfs_producer import Producer

@@ -11,9 +11,9 @@ import trio
 from stubs3 import EMPTY_404, HTML_404, Answer, stub_s3, xml_error
 
 from stepfs.errors import RefusedError
-from stepfs.store import s3
-from stepfs.store.local import LocalStore
-from stepfs.store.s3 import S3Store
+from stepfs.store.local.local_store import LocalStore
+from stepfs.store.s3 import s3_store
+from stepfs.store.s3.s3_store import S3Store
 from stepfs.store.versioning import keeps_versions
 
 XML = {"Content-Type": "application/xml"}
@@ -71,7 +71,7 @@ async def test_what_is_no_clear_yes_is_no(store, stub, answer):
 
 
 async def test_a_server_that_never_answers_is_not_waited_for(store, stub, monkeypatch):
-    monkeypatch.setattr(s3, "_ADVICE_S", 0.1)
+    monkeypatch.setattr(s3_store, "_ADVICE_S", 0.1)
     answered = trio.Event()
     token = trio.lowlevel.current_trio_token()
 

@@ -12,14 +12,14 @@ import trio
 from faketable import CREATED_MS, FakeSlices, FakeTable
 
 from stepfs.format.ids import Step
-from stepfs.mount.control import Control
-from stepfs.mount.files import FileTable
-from stepfs.mount.known import KnownSteps
-from stepfs.mount.meter import Meter
-from stepfs.mount.news import News
-from stepfs.mount.operations import Parts, StepOperations
-from stepfs.mount.pending_sizes import PendingSizes
-from stepfs.mount.waits import Waits
+from stepfs.mount.follow.changes import News
+from stepfs.mount.fuse.control import Control
+from stepfs.mount.fuse.files import FileTable
+from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.operations import Parts, StepOperations
+from stepfs.mount.fuse.pending_sizes import PendingSizes
+from stepfs.mount.fuse.waits import Waits
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import rank_map
 from stepfs.view.tree import Tree, ViewOptions

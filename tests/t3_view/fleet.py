@@ -12,22 +12,22 @@ from pathlib import Path
 import trio
 
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import StoreUnreachableError
-from stepfs.floor import Floor
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
-from stepfs.lake import create_lake, open_lake
-from stepfs.log.reader import LogReader
-from stepfs.mount.fleet_pace import FleetPace
-from stepfs.mount.follower import Follower
-from stepfs.mount.group import GroupNeed
-from stepfs.mount.meter import Meter
-from stepfs.mount.news import News
-from stepfs.mount.node import Node
+from stepfs.lake.floor import Floor
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.consumer_group import GroupNeed
+from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.follower import Follower
+from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
+from stepfs.mount.status.heartbeat import Node
 from stepfs.store.api import Buffer, Counts, Entry
-from stepfs.store.faulty import FaultyStore
+from stepfs.testing.faulty_store import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
 
 Listing = list[Entry]  # inside the class `list` is the verb

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepfs.data.counts import DataCounts
-from stepfs.data.histogram import Histogram
+from stepfs.data.counters import DataCounts
 from stepfs.errors import UsageError
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.keys import log_prefix, numbered
-from stepfs.mount import facts, metrics
-from stepfs.mount.meter import ACCESSLOG_LINES, Meter
+from stepfs.histogram import Histogram
+from stepfs.mount import documents
+from stepfs.mount.fuse.meter import ACCESSLOG_LINES, Meter
 from stepfs.mount.options import (
     MountOptions,
     parse_duration,
@@ -33,6 +33,7 @@ from stepfs.mount.options import (
     parse_steps,
     redact_url,
 )
+from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
 
 
@@ -166,12 +167,12 @@ async def test_a_steps_facts_and_its_producers_position():
         total_records=0,
     )
     store = OneObject(numbered(log_prefix(lake_id), 0), encode_commit(commit))
-    document = json.loads(await facts.describe_step(store, lake_id, table.state, entry))
+    document = json.loads(await documents.describe_step(store, lake_id, table.state, entry))
     assert document["position"] == {"file": "a.txt", "b'\\xff'": [1, {"base64": "AAE="}], "3": None}
     assert (document["step"], document["producer"], document["epoch"]) == (0, "tok-0", 1)
     assert document["object"] == entry.tgb.key
     assert [s["crc32c"] for s in document["slices"]] == [f"{entry.tgb.slice(i).crc32c:08x}" for i in (0, 1)]
-    gone = await facts.describe_step(OneObject("", b""), lake_id, table.state, entry)
+    gone = await documents.describe_step(OneObject("", b""), lake_id, table.state, entry)
     assert json.loads(gone)["position"] is None
 
 

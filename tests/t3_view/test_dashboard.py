@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepfs.data.counts import DataCounts
-from stepfs.data.histogram import SECONDS, Histogram
+from stepfs.data.counters import DataCounts
 from stepfs.errors import RefusedError
-from stepfs.mount import metrics, scrape
-from stepfs.mount.meter import Meter
+from stepfs.histogram import SECONDS, Histogram
+from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.status import metrics, scrape
 from stepfs.store.api import Counts
 
 DASHBOARD = json.loads(

@@ -8,8 +8,8 @@ from data_doubles import indices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.ahead import HORIZON_S, Pace, plan_ahead, plan_start, window_steps
-from stepfs.data.position import RECENT_STEPS, Position
+from stepfs.data.prefetch.history import RECENT_STEPS, Position
+from stepfs.data.prefetch.window import HORIZON_S, Pace, plan_ahead, plan_start, window_steps
 from stepfs.format.ids import SliceIndex, Step
 
 

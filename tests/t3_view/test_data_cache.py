@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stepfs.data.blocks import State
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Pool, size_class
-from stepfs.data.cache import Cache
-from stepfs.data.counts import DataCounts
+from stepfs.data.cache.memory import Cache
+from stepfs.data.counters import DataCounts
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, Step
 

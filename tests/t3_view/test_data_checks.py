@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.data.buffers import Buffer
-from stepfs.data.checks import Check
+from stepfs.data.fetch.checksum import Check
 from stepfs.data.ranges import Piece, Range
 from stepfs.format.ids import SliceIndex
 

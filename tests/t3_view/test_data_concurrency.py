@@ -6,7 +6,7 @@ import pytest
 import trio
 from data_doubles import World, indices
 
-from stepfs.data.concurrency import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
+from stepfs.data.fetch.concurrency import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from data_doubles import LAKE_ID, World
 
-from stepfs.data.disk import DiskCache
+from stepfs.data.cache.disk import DiskCache
 from stepfs.data.slices import Slices
 from stepfs.errors import RefusedError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -178,7 +178,7 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
         trio.from_thread.run_sync(tried.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("stepfs.data.disk._write_all", full)
+    monkeypatch.setattr("stepfs.data.cache.disk._write_all", full)
     slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
     await nursery.start(slices.run)
     wish_all(slices, world)

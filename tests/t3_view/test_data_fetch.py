@@ -10,11 +10,11 @@ import trio.testing
 from data_doubles import World
 
 from stepfs.data.buffers import Pool
-from stepfs.data.counts import DataCounts
-from stepfs.data.fetch import Fetcher, Target
-from stepfs.data.hedge import SHARE_MAX, HedgePolicy
+from stepfs.data.counters import DataCounts
+from stepfs.data.fetch.fetcher import Fetcher, Target
+from stepfs.data.fetch.hedge import SHARE_MAX, HedgePolicy
+from stepfs.data.fetch.throttle import Throttle
 from stepfs.data.ranges import join_pieces, pieces_of
-from stepfs.data.throttle import Throttle
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from data_doubles import World
 
-from stepfs.data.concurrency import ConcurrencyLimit
+from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 

@@ -7,8 +7,8 @@ import trio
 import trio.testing
 from data_doubles import World
 
-from stepfs.data.limits import MEMORY_BYTES_MIN, Memory, default_memory_bytes, read_memory
-from stepfs.data.pressure import Governor, is_tight
+from stepfs.data.memory.available import MEMORY_BYTES_MIN, Memory, default_memory_bytes, read_memory
+from stepfs.data.memory.pressure import Governor, is_tight
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex
 

@@ -8,10 +8,10 @@ import trio.testing
 from data_doubles import World
 from data_pages import Pages
 
-from stepfs.data import prime as prime_module
-from stepfs.data.disk import DiskCache
-from stepfs.data.prefetch import Prefetcher
-from stepfs.data.prime import Primer
+from stepfs.data.cache.disk import DiskCache
+from stepfs.data.pagecache import primer as prime_module
+from stepfs.data.pagecache.primer import Primer
+from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 

@@ -7,8 +7,8 @@ import trio
 import trio.testing
 from data_doubles import World
 
-from stepfs.data.prefetch import Prefetcher
-from stepfs.data.readers import ReaderCounts
+from stepfs.data.cache.readers import ReaderCounts
+from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from data_doubles import World, indices
 
-from stepfs.data.prefetch import Prefetcher
+from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step

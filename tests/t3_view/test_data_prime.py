@@ -11,9 +11,9 @@ import trio.testing
 from data_doubles import LAKE_ID, World
 from data_pages import Pages
 
-from stepfs.data import prime as prime_module
-from stepfs.data.disk import DiskCache
-from stepfs.data.prime import CHUNK_BYTES, Primer
+from stepfs.data.cache.disk import DiskCache
+from stepfs.data.pagecache import primer as prime_module
+from stepfs.data.pagecache.primer import CHUNK_BYTES, Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 

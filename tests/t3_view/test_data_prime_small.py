@@ -7,8 +7,8 @@ import trio.testing
 from data_doubles import World
 from data_pages import Pages
 
-from stepfs.data import prime as prime_module
-from stepfs.data.prime import Primer
+from stepfs.data.pagecache import primer as prime_module
+from stepfs.data.pagecache.primer import Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex
 

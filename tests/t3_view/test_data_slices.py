@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from data_doubles import World, indices
 
-from stepfs.data.concurrency import ConcurrencyLimit
+from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.slices import SliceHandle, Slices
 from stepfs.errors import AbsentError, CorruptError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step

@@ -8,7 +8,8 @@ import threading
 import pytest
 import trio
 
-from stepfs.mount import mountinfo, session
+from stepfs.mount import session
+from stepfs.mount.host import mountinfo
 
 OURS = "90 22 0:53 / /mnt/a ro,nosuid shared:1 - fuse.stepfs s3://b/p ro\n"
 OTHERS = "".join(

@@ -11,9 +11,9 @@ from fleet import Fleet
 from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.format.node import NodeRecord
-from stepfs.lake import create_lake
-from stepfs.nodes import count_nodes, write_node
-from stepfs.store.faulty import FaultyStore
+from stepfs.lake.fleet import count_nodes, write_node
+from stepfs.lake.identity import create_lake
+from stepfs.testing.faulty_store import FaultyStore
 
 PODS = 60
 

@@ -13,13 +13,13 @@ from faketable import FakeSlices, FakeTable
 
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.mount.callers import has_pending_signal
-from stepfs.mount.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
-from stepfs.mount.known import KnownSteps
-from stepfs.mount.meter import Meter
-from stepfs.mount.news import News
-from stepfs.mount.pace import INTERVAL_S_MAX, Pace
-from stepfs.mount.withdrawal import Withdrawal
+from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
+from stepfs.mount.follow.poll_interval import INTERVAL_S_MAX, Pace
+from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.withdrawal import Withdrawal
+from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.view.inodes import directory_inode
 from stepfs.view.tree import Tree, ViewOptions
 

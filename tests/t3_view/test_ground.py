@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepfs.errors import AbsentError, RefusedError
-from stepfs.mount import mountinfo, place, stale
-from stepfs.mount.tune import tune
+from stepfs.mount.host import cache_directory, mountinfo, mountpoint
+from stepfs.mount.host.sysfs import tune
 
 LAKE, OTHER = "a" * 32, "b" * 32
 
@@ -54,22 +54,22 @@ def test_a_relative_link_behind_a_link_leads_where_the_kernel_says(tmp_path):
 
 
 def test_a_mount_point_is_claimed_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(stale, "_CLAIM_S", 0.2)
-    first = stale.claim(tmp_path)
+    monkeypatch.setattr(mountpoint, "_CLAIM_S", 0.2)
+    first = mountpoint.claim(tmp_path)
     with pytest.raises(RefusedError, match="another mount is starting here"):
-        stale.claim(tmp_path)
+        mountpoint.claim(tmp_path)
     os.close(first)
-    os.close(stale.claim(tmp_path))
+    os.close(mountpoint.claim(tmp_path))
 
 
 def test_another_users_cache_is_passed_over(tmp_path, monkeypatch):
-    left = place.claim(tmp_path, OTHER)
+    left = cache_directory.claim(tmp_path, OTHER)
 
     def denied(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(place, "_sweep_lake", denied)
-    with place.claim(tmp_path, LAKE) as mine:
+    monkeypatch.setattr(cache_directory, "_sweep_lake", denied)
+    with cache_directory.claim(tmp_path, LAKE) as mine:
         assert mine.path.exists()
     left.remove()
 
@@ -91,25 +91,25 @@ def test_bad_mount_points_say_what_to_do(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     with pytest.raises(AbsentError, match="does not exist; create it with `mkdir -p"):
-        stale.prepare(tmp_path / "none")
+        mountpoint.prepare(tmp_path / "none")
     with pytest.raises(RefusedError, match="is not a directory"):
-        stale.prepare(tmp_path / "file")
+        mountpoint.prepare(tmp_path / "file")
     with pytest.raises(RefusedError, match="is not empty"):
-        stale.prepare(tmp_path / "full")
+        mountpoint.prepare(tmp_path / "full")
     (tmp_path / "empty").mkdir()
-    stale.prepare(tmp_path / "empty")
+    mountpoint.prepare(tmp_path / "empty")
 
 
 def test_a_listing_that_fails_or_hangs_is_told_apart(tmp_path):
-    assert stale.list_within(tmp_path) == []
-    error = stale.list_within(tmp_path / "none")
+    assert mountpoint.list_within(tmp_path) == []
+    error = mountpoint.list_within(tmp_path / "none")
     assert isinstance(error, OSError)
     assert error.errno == errno.ENOENT
 
 
 def test_a_cache_directory_is_private_and_removed_with_its_parents(tmp_path):
     base = tmp_path / "cache" / "stepfs"
-    with place.claim(base, LAKE) as mine, place.claim(base, LAKE) as second:
+    with cache_directory.claim(base, LAKE) as mine, cache_directory.claim(base, LAKE) as second:
         assert mine.path != second.path
         assert not mine.adopted
         assert mine.path.parent.name == LAKE
@@ -120,26 +120,26 @@ def test_a_cache_directory_is_private_and_removed_with_its_parents(tmp_path):
 
 
 def test_what_a_crash_left_is_adopted_by_the_next_mount_of_the_same_lake(tmp_path):
-    crashed = place.claim(tmp_path, LAKE)
+    crashed = cache_directory.claim(tmp_path, LAKE)
     (crashed.path / "slice").write_bytes(b"kept")
     os.close(crashed._lock)  # as the kernel does when a process is killed
-    with place.claim(tmp_path, OTHER) as other:
+    with cache_directory.claim(tmp_path, OTHER) as other:
         assert not other.adopted
-    with place.claim(tmp_path, LAKE) as again:
+    with cache_directory.claim(tmp_path, LAKE) as again:
         assert again.adopted
         assert (again.path / "slice").read_bytes() == b"kept"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_nobody_came_back_for_is_swept_after_a_day(tmp_path):
-    left = place.claim(tmp_path, OTHER)
-    live = place.claim(tmp_path, "c" * 32)
+    left = cache_directory.claim(tmp_path, OTHER)
+    live = cache_directory.claim(tmp_path, "c" * 32)
     os.close(left._lock)
     (tmp_path / "not-ours").mkdir()
     old = time.time() - 2 * 86400
     for directory in (left.path, live.path):
         os.utime(directory, (old, old))
-    with place.claim(tmp_path, LAKE):
+    with cache_directory.claim(tmp_path, LAKE):
         assert not left.path.exists()
         assert live.path.exists()  # somebody holds it
     live.remove()
@@ -149,7 +149,7 @@ def test_what_nobody_came_back_for_is_swept_after_a_day(tmp_path):
 def test_a_cache_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RefusedError, match="choose one with --cache-dir"):
-        place.claim(tmp_path / "file", LAKE)
+        cache_directory.claim(tmp_path / "file", LAKE)
 
 
 def test_kernel_settings_are_written_where_they_can_be_and_read_back(tmp_path):
@@ -177,6 +177,6 @@ def test_a_mount_that_appears_between_the_two_looks_is_named(tmp_path, monkeypat
     """Mounts that start together: the loser used to call the winner's files a directory that is not empty."""
     (tmp_path / "step-000000000000").mkdir()
     looks = iter([None, mountinfo.Mounted("0:53", str(tmp_path), mountinfo.FSTYPE, "s3://b/p")])
-    monkeypatch.setattr(stale, "mount_at", lambda _: next(looks))
+    monkeypatch.setattr(mountpoint, "mount_at", lambda _: next(looks))
     with pytest.raises(RefusedError, match="s3://b/p is mounted here already"):
-        stale.prepare(tmp_path)
+        mountpoint.prepare(tmp_path)

@@ -12,21 +12,21 @@ from faketable import FakeTable
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.clock import TrioClock
-from stepfs.consumers import Group
 from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.format.keys import component, node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
-from stepfs.lake import create_lake
-from stepfs.mount.fleet_pace import FleetPace
-from stepfs.mount.follower import Follower
-from stepfs.mount.group import INTERVAL_S, GroupNeed
-from stepfs.mount.meter import Meter
-from stepfs.mount.node import Node
+from stepfs.lake.fleet import BEAT_S, list_nodes, list_nodes_outside, write_node
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.mount.follow.consumer_group import INTERVAL_S, GroupNeed
+from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.follower import Follower
+from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
-from stepfs.nodes import BEAT_S, list_nodes, list_nodes_outside, write_node
-from stepfs.reclaim.run import reclaim
-from stepfs.store.faulty import FaultyStore
+from stepfs.mount.status.heartbeat import Node
+from stepfs.testing.faulty_store import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
 
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 from test_group import OneMount, forever, group_of, mount_of, save
 
-from stepfs.consumers import Group
 from stepfs.format.ids import Step
+from stepfs.lake.groups import Group
 
 
 async def started(nursery: trio.Nursery, mount: OneMount) -> OneMount:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stepfs.mount import callers
+from stepfs.mount.host import procfs
 
 
 @pytest.mark.logs("another pid namespace")
 def test_a_caller_that_cannot_be_seen_is_said_once(caplog):
-    callers._say_that_callers_are_hidden.cache_clear()
-    assert [callers.has_pending_signal(0) for _ in range(3)] == [False] * 3
+    procfs._say_that_callers_are_hidden.cache_clear()
+    assert [procfs.has_pending_signal(0) for _ in range(3)] == [False] * 3
     assert [record.getMessage() for record in caplog.records if "pid namespace" in record.getMessage()] == [
         caplog.records[0].getMessage()
     ]
     assert "shareProcessNamespace" in caplog.text
-    callers._say_that_callers_are_hidden.cache_clear()
+    procfs._say_that_callers_are_hidden.cache_clear()

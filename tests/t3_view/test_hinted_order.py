@@ -12,10 +12,10 @@ from data_doubles import indices
 from test_data_prefetch import KIB, MIB, Node, quiet
 from test_random_order import lake, read_all
 
-from stepfs.data.order_hint import ShuffledOrder, ShuffleHint, StepsHint, shuffle_name
+from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint, StepsHint, shuffle_name
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.mount.order_directory import OrderDirectory
+from stepfs.mount.fuse.order_directory import OrderDirectory
 
 
 def shuffled(steps, *, epoch=0, shard=0, shards=1):

@@ -14,9 +14,9 @@ import pytest
 from fakemount import Caller, fails, mounted
 
 from stepfs.errors import CorruptError, StepfsError
-from stepfs.mount import logs, repeats
-from stepfs.mount.logfile import BYTES_MAX, LogHandler, cut
-from stepfs.mount.repeats import Repeats
+from stepfs.mount import log_repeats, logs
+from stepfs.mount.bounded_log import BYTES_MAX, LogHandler, cut
+from stepfs.mount.log_repeats import Repeats
 
 
 class Clock:
@@ -74,7 +74,7 @@ def test_other_lines_pass_and_bring_the_counts_of_minutes_that_are_over(logged):
     say(logged, "b", "b")
     logged.logger.warning("plain")
     logged.logger.warning("plain")
-    logged.clock.now_s = repeats.WINDOW_S
+    logged.clock.now_s = log_repeats.WINDOW_S
     logged.logger.warning("later")
     assert logged.counts() == [
         ("a", None), ("b", None), ("plain", None), ("plain", None), ("a", 4), ("later", None)
@@ -92,7 +92,7 @@ def test_what_was_left_out_is_counted_when_the_log_closes(logged):
 
 
 def test_more_kinds_than_are_remembered_lose_no_count(logged, monkeypatch):
-    monkeypatch.setattr(repeats, "KINDS_MAX", 2)
+    monkeypatch.setattr(log_repeats, "KINDS_MAX", 2)
     for key in ("a", "a", "b", "c", "a"):
         say(logged, key, key)
     assert logged.counts() == [("a", None), ("b", None), ("a", 1), ("c", None), ("a", None)]
@@ -126,7 +126,7 @@ async def test_a_loop_of_failing_reads_is_one_line(monkeypatch, kind):
                 with fails(5):
                     await m.ops.read(opened.fh, turn, 10)
         assert len(logged.lines()) == 1
-        logged.clock.now_s = repeats.WINDOW_S
+        logged.clock.now_s = log_repeats.WINDOW_S
         logged.logger.warning("failed")
         assert [line.get("repeated") for line in logged.lines()] == [None, 49, None]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepfs.cli.mount_checks import warn_of_memory
-from stepfs.data import limits
-from stepfs.mount import place
+from stepfs.data.memory import available
 from stepfs.mount.daemon import log_file
+from stepfs.mount.host import cache_directory
 from stepfs.mount.options import MountOptions
 
 LAKE = "0" * 32
@@ -35,13 +35,13 @@ def test_without_a_cache_directory_nothing_is_made(monkeypatch):
 
     monkeypatch.setattr(os, "mkdir", refuse)
     monkeypatch.setattr(os, "open", refuse)
-    with place.claimed(None, LAKE) as path:
+    with cache_directory.claimed(None, LAKE) as path:
         assert not path.exists()
     assert not path.exists()
 
 
 def test_with_one_it_is_claimed_and_removed(tmp_path):
-    with place.claimed(tmp_path / "c", LAKE) as path:
+    with cache_directory.claimed(tmp_path / "c", LAKE) as path:
         assert path.is_dir()
     assert not (tmp_path / "c").exists()
 
@@ -49,7 +49,7 @@ def test_with_one_it_is_claimed_and_removed(tmp_path):
 def test_a_user_without_a_home_has_a_log_and_a_cache(nobody, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert log_file(Path("/m")).is_relative_to(tmp_path / "stepfs-1000660000")
-    assert place.default_cache_dir().is_relative_to(tmp_path / "stepfs-1000660000")
+    assert cache_directory.default_cache_dir().is_relative_to(tmp_path / "stepfs-1000660000")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_user_without_a_home_has_a_log_and_a_cache(nobody, tmp_path, monkeypat
     ],
 )
 def test_a_budget_beyond_the_limit_is_said(monkeypatch, capsys, options, said):
-    monkeypatch.setattr(limits, "read_memory", lambda: limits.Memory(2 << 30, 1 << 30, 0.0))
+    monkeypatch.setattr(available, "read_memory", lambda: available.Memory(2 << 30, 1 << 30, 0.0))
     warn_of_memory(MountOptions("file:///lake", Path("/m"), **options))
     assert (
         "3.00 GiB is more than this machine or its cgroup has (2.00 GiB)" in capsys.readouterr().err

@@ -11,9 +11,9 @@ import trio.testing
 from data_doubles import World, indices
 from test_data_prefetch import KIB, MIB, Node, quiet
 
-from stepfs.data.ahead import plan_ahead
-from stepfs.data.order import ordered_runs
-from stepfs.data.position import LIVE_STEPS, Position
+from stepfs.data.prefetch.history import LIVE_STEPS, Position
+from stepfs.data.prefetch.order import ordered_runs
+from stepfs.data.prefetch.window import plan_ahead
 from stepfs.format.ids import SliceIndex, Step
 
 SIZE = 4 * KIB

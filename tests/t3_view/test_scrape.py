@@ -14,8 +14,8 @@ from prometheus_client.registry import CollectorRegistry
 from trio.testing import wait_all_tasks_blocked
 
 from stepfs.errors import RefusedError
-from stepfs.mount import scrape
 from stepfs.mount.options import MountOptions
+from stepfs.mount.status import scrape
 
 
 @contextmanager

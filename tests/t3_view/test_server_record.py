@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from stepfs.mount.mountinfo import Mounted
-from stepfs.mount.server_record import forget_server, recorded, server_is_gone
+from stepfs.mount.host.mountinfo import Mounted
+from stepfs.mount.host.server_record import forget_server, recorded, server_is_gone
 
 MOUNT = Mounted("0:53", "/mnt/run", "fuse.stepfs", "file:///lake", 120)
 SERVE = """
 import os, sys
 from pathlib import Path
-from stepfs.mount.mountinfo import Mounted
-from stepfs.mount.server_record import recorded
+from stepfs.mount.host.mountinfo import Mounted
+from stepfs.mount.host.server_record import recorded
 with recorded(Mounted("0:53", "/mnt/run", "fuse.stepfs", "file:///lake", 120), Path(sys.argv[1])):
     os._exit(9)
 """

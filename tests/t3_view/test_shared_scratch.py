@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.data.disk import DiskCache
+from stepfs.data.cache.disk import DiskCache
 from stepfs.errors import RefusedError
-from stepfs.mount import daemon, place
+from stepfs.mount import daemon
+from stepfs.mount.host import cache_directory
 from stepfs.mount.options import MountOptions
 
 LAKE, OTHER = "a" * 32, "b" * 32
@@ -53,7 +54,7 @@ def untouched(victim):
 
 def test_a_planted_cache_is_passed_over_for_a_fresh_one_beside_it(scratch, victim):
     token = plant(scratch, LAKE, victim)
-    with place.claim(scratch, LAKE) as mine:
+    with cache_directory.claim(scratch, LAKE) as mine:
         assert not mine.adopted
         assert mine.path.parent.name.startswith(f"{LAKE}-")
         assert mine.path.parent.stat().st_mode & 0o777 == 0o700
@@ -65,7 +66,7 @@ def test_a_planted_cache_is_passed_over_for_a_fresh_one_beside_it(scratch, victi
 
 def test_what_was_planted_for_other_lakes_is_not_swept(scratch, victim):
     token = plant(scratch, OTHER, victim)
-    with place.claim(scratch, LAKE):
+    with cache_directory.claim(scratch, LAKE):
         pass
     assert untouched(victim)
     assert (token / "slices").is_symlink()
@@ -73,10 +74,10 @@ def test_what_was_planted_for_other_lakes_is_not_swept(scratch, victim):
 
 def test_a_fresh_directory_beside_a_strangers_is_adopted_after_a_crash(scratch, victim):
     plant(scratch, LAKE, victim)
-    crashed = place.claim(scratch, LAKE)
+    crashed = cache_directory.claim(scratch, LAKE)
     (crashed.path / "slice").write_bytes(b"kept")
     crashed.release()
-    with place.claim(scratch, LAKE) as again:
+    with cache_directory.claim(scratch, LAKE) as again:
         assert again.adopted
         assert (again.path / "slice").read_bytes() == b"kept"
 
@@ -87,26 +88,26 @@ def test_what_is_no_directory_is_passed_over(scratch, victim, what):
         (scratch / LAKE).symlink_to(victim)
     else:
         (scratch / LAKE).touch()
-    with place.claim(scratch, LAKE) as mine:
+    with cache_directory.claim(scratch, LAKE) as mine:
         assert mine.path.is_dir()
         assert mine.path.parent.name.startswith(f"{LAKE}-")
     assert untouched(victim)
 
 
 def test_a_token_that_others_may_enter_is_not_adopted(scratch):
-    crashed = place.claim(scratch, LAKE)
+    crashed = cache_directory.claim(scratch, LAKE)
     crashed.path.chmod(0o770)
     crashed.release()
-    with place.claim(scratch, LAKE) as mine:
+    with cache_directory.claim(scratch, LAKE) as mine:
         assert not mine.adopted
 
 
 def test_a_link_in_place_of_the_lock_is_not_followed(scratch, victim):
-    crashed = place.claim(scratch, LAKE)
+    crashed = cache_directory.claim(scratch, LAKE)
     crashed.release()
     (crashed.path / "lock").unlink()
     (crashed.path / "lock").symlink_to(victim / "thesis.tex")
-    with place.claim(scratch, LAKE) as mine:
+    with cache_directory.claim(scratch, LAKE) as mine:
         assert not mine.adopted
     assert untouched(victim)
 

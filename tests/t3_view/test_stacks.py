@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from stepfs.mount import stacks
+from stepfs.mount.health import stacks
 
 SLOW_MACHINE_S = 20.0
 

@@ -18,9 +18,9 @@ import sdnotify
 import trio
 import trio.testing
 
-from stepfs.mount import watchdog
-from stepfs.mount.abort import abort_handle
-from stepfs.mount.watchdog import Timing, Watchdog
+from stepfs.mount.health import watchdog
+from stepfs.mount.health.watchdog import Timing, Watchdog
+from stepfs.mount.host.abort import abort_handle
 
 QUICK = Timing(interval_s=0.01, stuck_s=0.1, abort_s=0.3)
 SLOW_MACHINE_S = 20.0
@@ -167,7 +167,7 @@ def test_a_process_that_was_stopped_was_not_stuck(tmp_path):
     code = f"""
 import time, trio
 from pathlib import Path
-from stepfs.mount.watchdog import Timing, Watchdog
+from stepfs.mount.health.watchdog import Timing, Watchdog
 class Deaf:
     def notify(self, state): Path({str(tmp_path / "beats")!r}).open("a").write("x")
 async def main():
@@ -244,7 +244,7 @@ def test_abort_writes_where_the_kernel_listens_and_survives_where_it_does_not(tm
 
 
 def given_up(handle, before=""):
-    script = f"from stepfs.mount import watchdog\n{before}\nwatchdog.abort_and_exit({handle})"
+    script = f"from stepfs.mount.health import watchdog\n{before}\nwatchdog.abort_and_exit({handle})"
     descriptors = [] if handle is None else [handle]
     return subprocess.run(
         [sys.executable, "-c", script], pass_fds=descriptors, capture_output=True, timeout=60, check=False

@@ -10,9 +10,9 @@ import sys
 import trio
 from realmount import gone_within, mounted, stepfs, until
 
-from stepfs.lake import open_lake
-from stepfs.mount import mountinfo
-from stepfs.nodes import list_nodes
+from stepfs.lake.fleet import list_nodes
+from stepfs.lake.identity import open_lake
+from stepfs.mount.host import mountinfo
 from stepfs.store.opening import open_store
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import trio
 
-from stepfs.lake import create_lake
-from stepfs.mount import mountinfo
-from stepfs.mount.detach import unmount
-from stepfs.mount.reports import process_start
+from stepfs.lake.identity import create_lake
+from stepfs.mount.host import mountinfo
+from stepfs.mount.host.umount import unmount
+from stepfs.mount.status.reports import process_start
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 

@@ -14,7 +14,7 @@ import servers
 from prometheus_client.parser import text_string_to_metric_families
 from realmount import gone_within, make_lake, mounted, produce, stepfs
 
-from stepfs.mount import metrics
+from stepfs.mount.status import metrics
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"
 

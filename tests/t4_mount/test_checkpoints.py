@@ -11,7 +11,7 @@ import pytest
 from endings import save
 from realmount import make_lake, mounted, payload, produce, stepfs, until
 
-from stepfs.data.residency import resident_bytes
+from stepfs.data.pagecache.residency import resident_bytes
 from stepfs.torch import CheckpointHook
 
 STEPS, SIZE = 20, 300_000

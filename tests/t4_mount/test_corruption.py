@@ -12,7 +12,7 @@ import rottenlake
 from realmount import clear, mounted, running, stepfs, until
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.mount import mountinfo
+from stepfs.mount.host import mountinfo
 from stepfs_producer import Producer
 
 HOW = ["flip", "truncate", "delete"]

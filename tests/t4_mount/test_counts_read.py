@@ -8,7 +8,7 @@ import random
 import pytest
 from realmount import make_lake, mounted, until
 
-from stepfs.data.residency import resident_bytes
+from stepfs.data.pagecache.residency import resident_bytes
 from stepfs.format.ids import BLOCK_BYTES
 from stepfs_producer import Producer
 

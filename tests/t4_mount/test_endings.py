@@ -12,9 +12,9 @@ import pytest
 from endings import ENDINGS, assert_nothing_is_left
 from realmount import STEPFS, clear, gone_within, make_lake, mounted, payload, produce, stepfs, until
 
-from stepfs.mount import mountinfo
-from stepfs.mount.detach import unmount
-from stepfs.mount.logfile import BYTES_MAX
+from stepfs.mount.bounded_log import BYTES_MAX
+from stepfs.mount.host import mountinfo
+from stepfs.mount.host.umount import unmount
 from stepfs.mount.unmount import unmount_and_wait
 
 

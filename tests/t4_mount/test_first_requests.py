@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from realmount import make_lake, mounted, produce
 
 from stepfs.format.ids import SEGMENT_STEPS
-from stepfs.mount import mountinfo
+from stepfs.mount.host import mountinfo
 
 
 def test_a_reader_at_the_first_moment_gets_its_step(file_url, tmp_path):

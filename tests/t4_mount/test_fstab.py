@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from realmount import gone_within, make_lake, mounted, payload, produce
 
-from stepfs.mount import mountinfo
-from stepfs.mount.detach import unmount
+from stepfs.mount.host import mountinfo
+from stepfs.mount.host.umount import unmount
 
 HELPER = Path(__file__).parents[2] / "scripts/deploy/mount.stepfs"
 INSTALLED = Path("/sbin/mount.stepfs")

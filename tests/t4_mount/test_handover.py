@@ -13,9 +13,9 @@ import pytest
 from rawmount import mount_with_descriptor
 from realmount import STEPFS, gone_within, make_lake, payload, produce, stepfs
 
-from stepfs.mount import mountinfo
-from stepfs.mount.detach import unmount
-from stepfs.mount.handover import descriptor_of
+from stepfs.mount.host import mountinfo
+from stepfs.mount.host.passed_fd import descriptor_of
+from stepfs.mount.host.umount import unmount
 
 UNPRIVILEGED = [
     shutil.which("setpriv") or "setpriv",

@@ -13,9 +13,9 @@ import pytest
 from rawmount import mount_with_descriptor
 from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
 
-from stepfs.mount import mountinfo
-from stepfs.mount.abort import abort_mount
-from stepfs.mount.server_record import recorded, records_directory
+from stepfs.mount.host import mountinfo
+from stepfs.mount.host.abort import abort_mount
+from stepfs.mount.host.server_record import recorded, records_directory
 
 ANSWERED_S = 20.0
 

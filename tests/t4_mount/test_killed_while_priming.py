@@ -15,7 +15,7 @@ import time
 import pytest
 from realmount import clear, gone_within, make_lake, mounted, until
 
-from stepfs.mount import mountinfo
+from stepfs.mount.host import mountinfo
 from stepfs_producer import Producer
 
 SLICES = 64

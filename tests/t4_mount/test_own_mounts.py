@@ -13,7 +13,7 @@ from realmount import make_lake, mounted
 SEES_MOUNTS = """
 import sys
 from ownmounts import enter_own_mount_namespace
-from stepfs.mount.mountinfo import FSTYPE, mounts
+from stepfs.mount.host.mountinfo import FSTYPE, mounts
 assert [m for m in mounts() if m.fstype == FSTYPE]
 assert enter_own_mount_namespace()
 assert [m for m in mounts() if m.fstype == FSTYPE] == []

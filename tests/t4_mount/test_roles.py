@@ -13,11 +13,11 @@ import trio
 from realmount import make_lake, mounted, payload, produce, stepfs
 
 from stepfs.errors import RefusedError
-from stepfs.floor import Floor
 from stepfs.format.ids import Step, Version
 from stepfs.format.records import RECORD_ID_BYTES, FloorRecord
-from stepfs.lake import open_lake
-from stepfs.sequence import Mine
+from stepfs.lake.floor import Floor
+from stepfs.lake.identity import open_lake
+from stepfs.lake.sequence import Mine
 from stepfs.store.opening import open_store
 
 POLICIES = Path(__file__).parents[2] / "scripts/deploy/policies"

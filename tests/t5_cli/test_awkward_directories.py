@@ -14,9 +14,9 @@ from lakes import commit, stepfs
 from stepfs import control_files
 from stepfs.doctor.mounts import check_alive, check_directory
 from stepfs.errors import RefusedError, StepfsError
-from stepfs.mount import stale
-from stepfs.mount.mountinfo import FSTYPE, Mounted
-from stepfs.mount.stale import Health, Look
+from stepfs.mount.host import mountpoint
+from stepfs.mount.host.mountinfo import FSTYPE, Mounted
+from stepfs.mount.host.mountpoint import Health, Look
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_a_mount_point_in_use(
     def may_not(_mounted: Mounted) -> None:
         raise PermissionError(errno.EPERM, "not yours")
 
-    monkeypatch.setattr(stale, "mount_at", mounted_on)
-    monkeypatch.setattr(stale, "look", lambda *_: Look(health))
-    monkeypatch.setattr(stale, "clear_dead", may_not)
+    monkeypatch.setattr(mountpoint, "mount_at", mounted_on)
+    monkeypatch.setattr(mountpoint, "look", lambda *_: Look(health))
+    monkeypatch.setattr(mountpoint, "clear_dead", may_not)
     with pytest.raises(RefusedError) as raised:
-        stale.prepare(awkward)
+        mountpoint.prepare(awkward)
     [words] = offered(str(raised.value))
     assert " ".join(words) == " || ".join(" ".join([*each, str(awkward)]) for each in commands)
 

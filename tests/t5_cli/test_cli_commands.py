@@ -14,11 +14,11 @@ import pytest
 import trio
 from lakes import SLICES, commit, payloads, stepfs
 
-from stepfs.consumers import Group
 from stepfs.format.ids import Step
 from stepfs.format.node import NodeRecord
-from stepfs.lake import open_lake
-from stepfs.nodes import write_node
+from stepfs.lake.fleet import write_node
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 
 

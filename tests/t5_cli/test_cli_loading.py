@@ -35,7 +35,7 @@ def interrupted(package, module, argv, *, handler="signal.default_int_handler"):
     [
         ("stepfs", "typer", ["stepfs", "--help"]),
         ("stepfs", "stepfs.cli.failure", ["stepfs", "ls", "file:///nothing"]),
-        ("stepfs", "stepfs.cli.verify", ["stepfs", "ls", "file:///nothing"]),
+        ("stepfs", "stepfs.cli.commands.verify", ["stepfs", "ls", "file:///nothing"]),
         ("stepfs_producer", "typer", ["stepfs-produce", "--help"]),
         ("stepfs_producer", "stepfs_producer.cli.text", ["stepfs-produce", "--help"]),
     ],
@@ -46,7 +46,7 @@ def test_an_interrupt_while_loading_prints_nothing(package, module, argv):
 
 
 def test_once_the_command_runs_it_is_exit_130():
-    done = interrupted("stepfs", "stepfs.log.reader", ["stepfs", "ls", "file:///nothing"])
+    done = interrupted("stepfs", "stepfs.lake.log.reader", ["stepfs", "ls", "file:///nothing"])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -8,7 +8,7 @@ import pytest
 from lakes import SLICES, stepfs
 from stubs3 import ABSENT, Answer, stub_s3
 
-from stepfs.store.local import LocalStore
+from stepfs.store.local.local_store import LocalStore
 
 STATE = b"<VersioningConfiguration><Status>%s</Status></VersioningConfiguration>"
 NOTE = "the bucket keeps versions: each mount with a group adds up to 8,640 a day"

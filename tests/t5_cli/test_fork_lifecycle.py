@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "t4_mount"))
 from realmount import Mount, mounted, payload, produce, until
 
 from stepfs.format.keys import data_prefix
-from stepfs.lake import open_lake
+from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 

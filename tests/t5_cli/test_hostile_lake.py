@@ -8,7 +8,7 @@ from lakes import commit, stepfs
 
 from stepfs.format import codec
 from stepfs.format.codec import Kind
-from stepfs.lake import create_lake
+from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
 
 HOSTILE = "tok\x1b]0;owned\x07\x1b[2J\u202e\nproducer"
@@ -19,7 +19,7 @@ def lake(file_url, monkeypatch):
     monkeypatch.setattr(
         "stepfs_producer.producer.check_id", lambda name, _: name
     )  # as no honest writer would
-    monkeypatch.setattr("stepfs.consumers.check_id", lambda name, _: name)
+    monkeypatch.setattr("stepfs.lake.groups.check_id", lambda name, _: name)
     stepfs("init", file_url, "--slices", 3)
     commit(file_url, range(3), producer_id=HOSTILE)
     stepfs("checkpoint", file_url, "--group", HOSTILE, 1)

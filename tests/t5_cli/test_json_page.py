@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from lakes import SLICES, commit, stepfs
 
-from stepfs.data.counts import DataCounts
+from stepfs.data.counters import DataCounts
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs.mount import facts
-from stepfs.mount.reports import Reports
+from stepfs.mount import documents
+from stepfs.mount.status.reports import Reports
 
 TREE = Path(__file__).parents[2]
 PAGE = (TREE / "fs/JSON.md").read_text()
@@ -75,7 +75,7 @@ def test_the_page_names_what_a_mount_says():
     assert keys <= named(".stepfs/status.json, stepfs status DIR")
     config = set(re.findall(r'^ +"([a-z_]+)":', inspect.getsource(Reports.config), re.MULTILINE))
     assert config <= named(".stepfs/config.json")
-    step = set(re.findall(r'^ +"([a-z_0-9]+)":', inspect.getsource(facts.describe_step), re.MULTILINE))
+    step = set(re.findall(r'^ +"([a-z_0-9]+)":', inspect.getsource(documents.describe_step), re.MULTILINE))
     assert step <= named(".stepfs/steps/N.json")
     counters = {field.name for field in dataclasses.fields(DataCounts)} & set(DataCounts().as_dict())
     assert counters <= named(".stepfs/status.json, stepfs status DIR")

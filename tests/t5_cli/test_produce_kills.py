@@ -15,8 +15,8 @@ import trio
 from test_produce_text import PROGRAM, committed, planned
 
 from stepfs.format.ids import Step
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer.cli.ensure_lake import ensure_lake
 from stepfs_producer.plan.source import Shard

@@ -17,8 +17,8 @@ import trio
 from typer.testing import CliRunner
 
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer.cli.app import app
 from stepfs_producer.plan.listing import list_sources

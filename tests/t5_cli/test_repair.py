@@ -15,9 +15,9 @@ import rottenlake
 import trio
 from lakes import Ended, stepfs
 
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
-from stepfs.origins import OriginStores
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 

@@ -11,7 +11,7 @@ from lakes import commit, stepfs
 from stepfs.errors import FencedError
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import data_key, data_prefix
-from stepfs.lake import open_lake
+from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 

@@ -25,9 +25,9 @@ from realmount import STEPFS, mounted, payload, until
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import data_prefix
-from stepfs.group_records import list_groups
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.group_records import list_groups
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
@@ -150,7 +150,9 @@ class Forked:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["stepfs.cli.app", "stepfs.reclaim.run", "stepfs.store.s3"])
+        self._context.set_forkserver_preload(
+            ["stepfs.cli.app", "stepfs.lake.reclaim.run", "stepfs.store.s3.s3_store"]
+        )
         self._environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
     def start(self, *arguments: str) -> multiprocessing.Process:

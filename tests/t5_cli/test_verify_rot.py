@@ -10,17 +10,17 @@ import rottenlake
 import trio
 from lakes import stepfs
 
-from stepfs.consumers import Group
 from stepfs.errors import RefusedError
 from stepfs.format.ids import Step
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
-from stepfs.log.tail import read_versions
-from stepfs.reclaim.run import reclaim
-from stepfs.store.local import LocalStore
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.tail import read_versions
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.lake.verify import metadata
+from stepfs.lake.verify.lake import verify_lake
+from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
-from stepfs.verify import metadata
-from stepfs.verify.lake import verify_lake
 
 # What comes last in its sequence is not missed: without it the lake is what it was before. Nobody's data hangs on a
 # node's record, and a group that nobody remembers needs nothing.

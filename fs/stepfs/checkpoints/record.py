@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepfs.consumers import Group
 from stepfs.control_files import read_config
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
-from stepfs.log.reader import LogReader
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ import trio
 from stepfs.checkpoints.formats import Found, Place, look
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import HeldBack, Progress
-from stepfs.consumers import Group
 from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
+from stepfs.lake.groups import Group
 
 _log = logging.getLogger("stepfs.checkpoints")
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stepfs.cli import (
+from stepfs.cli.commands import (
     checkpoint,
     doctor,
     fork,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def warn_of_memory(options: MountOptions) -> None:
     """A budget that the kernel will not grant: the daemon would be killed once it is used."""
-    from stepfs.data.limits import read_memory
+    from stepfs.data.memory.available import read_memory
 
     asked = options.memory_bytes or (None if options.cache_dir else options.cache_bytes)
     limit = read_memory().limit

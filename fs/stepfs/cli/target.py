@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepfs.errors import AbsentError, UsageError
 
 if TYPE_CHECKING:
-    from stepfs.log.reader import LogReader
+    from stepfs.lake.log.reader import LogReader
     from stepfs.store.api import Store
 
 
@@ -64,8 +64,8 @@ async def opened_store(lake: str, endpoint_url: str | None) -> AsyncIterator[Sto
 @asynccontextmanager
 async def opened_log(lake: str, endpoint_url: str | None) -> AsyncIterator[LogReader]:
     """The log of an existing lake, read up to its head; `AbsentError` if there is no lake."""
-    from stepfs.lake import open_lake
-    from stepfs.log.reader import LogReader
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.log.reader import LogReader
 
     async with opened_store(lake, endpoint_url) as store:
         yield await LogReader.open(store, await open_lake(store))

@@ -11,7 +11,7 @@ from typing import Protocol
 import trio
 
 from stepfs.data.blocks import HeldSlice
-from stepfs.data.counts import DataCounts
+from stepfs.data.counters import DataCounts
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES
 

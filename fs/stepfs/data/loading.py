@@ -11,11 +11,11 @@ from typing import Final
 
 import trio
 
-from stepfs.data.agenda import Agenda
 from stepfs.data.blocks import Block, State
 from stepfs.data.buffers import Buffer
-from stepfs.data.cache import Cache
-from stepfs.data.concurrency import ConcurrencyLimit
+from stepfs.data.cache.memory import Cache
+from stepfs.data.fetch.concurrency import ConcurrencyLimit
+from stepfs.data.queue import Agenda
 from stepfs.data.sources import Source
 from stepfs.errors import StepfsError, StoreUnreachableError
 

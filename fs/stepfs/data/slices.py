@@ -12,21 +12,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import trio
 
-from stepfs.data.agenda import Agenda, Key, Wish
 from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.buffers import Pool
-from stepfs.data.cache import Cache
-from stepfs.data.concurrency import ConcurrencyLimit
-from stepfs.data.counts import DataCounts
-from stepfs.data.disk import DiskCache
-from stepfs.data.fetch import Fetcher
+from stepfs.data.cache.disk import DiskCache
+from stepfs.data.cache.memory import Cache
+from stepfs.data.cache.opened import OpenSlices
+from stepfs.data.cache.readers import ReaderCounts
+from stepfs.data.cache.write_behind import Spill
+from stepfs.data.counters import DataCounts
+from stepfs.data.fetch.concurrency import ConcurrencyLimit
+from stepfs.data.fetch.fetcher import Fetcher
 from stepfs.data.handle import SliceHandle
 from stepfs.data.loading import BlockLoader
-from stepfs.data.opened import OpenSlices
-from stepfs.data.priming import Priming, Unprimed
-from stepfs.data.readers import ReaderCounts
+from stepfs.data.protocols import Priming, Unprimed
+from stepfs.data.queue import Agenda, Key, Wish
 from stepfs.data.sources import DiskSource, OriginStore, StoreSource
-from stepfs.data.spill import Spill
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from stepfs.data.blocks import Block
 from stepfs.data.buffers import Buffer
-from stepfs.data.cache import Cache
-from stepfs.data.checks import Check
-from stepfs.data.counts import DataCounts
-from stepfs.data.fetch import Fetcher, Target
-from stepfs.data.spill import Spill
+from stepfs.data.cache.memory import Cache
+from stepfs.data.cache.write_behind import Spill
+from stepfs.data.counters import DataCounts
+from stepfs.data.fetch.checksum import Check
+from stepfs.data.fetch.fetcher import Fetcher, Target
 from stepfs.errors import StepfsError
 from stepfs.store.api import Store
 

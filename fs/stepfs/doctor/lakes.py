@@ -9,10 +9,10 @@ import trio
 from stepfs.doctor.finding import Finding, fail, note, ok
 from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.records import LakeIdentity
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
-from stepfs.store.local import LocalStore
+from stepfs.store.local.local_store import LocalStore
 from stepfs.store.probe import probe_store
 from stepfs.store.versioning import keeps_versions
 

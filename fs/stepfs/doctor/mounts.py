@@ -14,8 +14,8 @@ from stepfs.command_hint import command
 from stepfs.control_files import ANSWER_S, answer_within
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
-from stepfs.mount.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
-from stepfs.mount.stale import Health, give_up_command, list_within, look
+from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
+from stepfs.mount.host.mountpoint import Health, give_up_command, list_within, look
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:

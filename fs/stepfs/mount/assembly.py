@@ -5,35 +5,36 @@ from __future__ import annotations
 import trio
 
 from stepfs.clock import SystemClock
-from stepfs.data.concurrency import ConcurrencyLimit
-from stepfs.data.disk import DiskCache
-from stepfs.data.prefetch import Prefetcher
-from stepfs.data.pressure import Governor
-from stepfs.data.prime import Primer
+from stepfs.data.cache.disk import DiskCache
+from stepfs.data.fetch.concurrency import ConcurrencyLimit
+from stepfs.data.memory.pressure import Governor
+from stepfs.data.pagecache.primer import Primer
+from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
-from stepfs.log.segments import decode_in_thread
-from stepfs.mount import facts, metrics
-from stepfs.mount.control import Control
-from stepfs.mount.files import FileTable
-from stepfs.mount.fleet_pace import FleetPace
-from stepfs.mount.follower import Follower
-from stepfs.mount.known import KnownSteps
-from stepfs.mount.lending import LentPages
-from stepfs.mount.meter import Meter
-from stepfs.mount.news import News
-from stepfs.mount.operations import Parts, StepOperations
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.segments import decode_in_thread
+from stepfs.lake.origins import OriginStores
+from stepfs.mount import documents
+from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.follower import Follower
+from stepfs.mount.fuse.control import Control
+from stepfs.mount.fuse.files import FileTable
+from stepfs.mount.fuse.lending import LentPages
+from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.operations import Parts, StepOperations
+from stepfs.mount.fuse.order_directory import OrderDirectory
+from stepfs.mount.fuse.waits import Waits
+from stepfs.mount.fuse.withdrawal import Withdrawal
 from stepfs.mount.options import MountOptions
-from stepfs.mount.order_directory import OrderDirectory
-from stepfs.mount.reports import Machine, Reports
-from stepfs.mount.waits import Waits
-from stepfs.mount.withdrawal import Withdrawal
-from stepfs.origins import OriginStores
+from stepfs.mount.status import metrics
+from stepfs.mount.status.reports import Machine, Reports
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
@@ -119,9 +120,9 @@ class Assembly:
             self.tree,
             self.waits,
             files={
-                Fixed.STATUS: lambda: facts.render(self.reports.status()),
+                Fixed.STATUS: lambda: documents.render(self.reports.status()),
                 Fixed.METRICS: lambda: metrics.render(self.registry),
-                Fixed.CONFIG: lambda: facts.render(self.reports.config()),
+                Fixed.CONFIG: lambda: documents.render(self.reports.config()),
                 Fixed.ACCESSLOG: self.meter.accesslog,
             },
             describe_step=self._describe_step,
@@ -168,7 +169,9 @@ class Assembly:
         self.prefetcher.note_frontier()
 
     async def _describe_step(self, entry: StepEntry) -> str:
-        return await facts.describe_step(self.store, self.reader.identity.lake_id, self.reader.state, entry)
+        return await documents.describe_step(
+            self.store, self.reader.identity.lake_id, self.reader.state, entry
+        )
 
     def _is_own(self, pid: int) -> bool:
         return self.primer is not None and self.primer.is_own(pid)

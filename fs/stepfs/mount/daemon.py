@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from stepfs.errors import RefusedError, StepfsError
-from stepfs.mount import handover, logfile, logs
-from stepfs.mount.mountinfo import mount_at, real_directory
+from stepfs.mount import bounded_log, logs
+from stepfs.mount.host import passed_fd
+from stepfs.mount.host.mountinfo import mount_at, real_directory
 from stepfs.mount.options import MountOptions
 from stepfs.own_directory import home
 
@@ -69,10 +70,10 @@ def start(options: MountOptions, say: Say = lambda _: None) -> int:
     """
     logs.chosen()  # here, where a wrong one can still be reported
     directory = real_directory(options.directory)
-    descriptor = handover.descriptor_of(directory)
+    descriptor = passed_fd.descriptor_of(directory)
     handed_over = () if descriptor is None else (descriptor,)
     for number in handed_over:
-        handover.check(number)
+        passed_fd.check(number)
     log = log_file(directory)
     free = mount_at(directory) is None  # else the log is in use, and this mount will be refused
     fresh = not log.exists()
@@ -115,7 +116,7 @@ def _open_log(log: Path, *, start_over: bool) -> int:
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if start_over and log.exists() and log.lstat().st_size > logfile.BYTES_MAX:
+        if start_over and log.exists() and log.lstat().st_size > bounded_log.BYTES_MAX:
             log.unlink()
         descriptor = os.open(log, _APPEND, 0o644)
         status = os.fstat(descriptor)
@@ -180,7 +181,7 @@ def main(arguments: list[str]) -> int:
         from stepfs.mount.session import run  # noqa: PLC0415 (an import that fails is reported, too)
 
         def ready() -> None:
-            log.bytes_max = logfile.BYTES_MAX
+            log.bytes_max = bounded_log.BYTES_MAX
             say({"pid": os.getpid()})
 
         run(options, ready, wait)

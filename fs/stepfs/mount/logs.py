@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.errors import UsageError
-from stepfs.mount.logfile import LogHandler
+from stepfs.mount.bounded_log import LogHandler
 
 FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"

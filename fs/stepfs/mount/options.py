@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from stepfs.data.concurrency import CONNECTIONS_MAX
+from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
 from stepfs.view.naming import RANK_MAX, STEP_MAX

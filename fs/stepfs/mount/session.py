@@ -23,26 +23,29 @@ import trio
 
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
-from stepfs.consumers import Group
-from stepfs.data.disk import DiskCache
-from stepfs.data.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
+from stepfs.data.cache.disk import DiskCache
+from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
-from stepfs.lake import open_lake
-from stepfs.log.reader import LogReader
-from stepfs.mount import handover, kernel, place, scrape, stale, watchdog
-from stepfs.mount.abort import abort_handle
-from stepfs.mount.alarm import interrupted_reads
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.mount.assembly import Assembly, store_of
-from stepfs.mount.group import GroupNeed
-from stepfs.mount.guardian import Guardian
-from stepfs.mount.mountinfo import mount_at, real_directory, wait_until_detached
-from stepfs.mount.node import Node
+from stepfs.mount.follow.consumer_group import GroupNeed
+from stepfs.mount.fuse import kernel_session
+from stepfs.mount.fuse.alarm import interrupted_reads
+from stepfs.mount.health import watchdog
+from stepfs.mount.health.guardian import Guardian
+from stepfs.mount.health.stacks import shown_on_signal
+from stepfs.mount.health.suspend_clock import RunningTime
+from stepfs.mount.host import cache_directory, mountpoint, passed_fd
+from stepfs.mount.host.abort import abort_handle
+from stepfs.mount.host.mountinfo import mount_at, real_directory, wait_until_detached
+from stepfs.mount.host.server_record import recorded, records_directory
+from stepfs.mount.host.sysfs import tune
 from stepfs.mount.options import MountOptions
-from stepfs.mount.reports import Machine
-from stepfs.mount.running import RunningTime
-from stepfs.mount.server_record import recorded, records_directory
-from stepfs.mount.stacks import shown_on_signal
-from stepfs.mount.tune import tune
+from stepfs.mount.status import scrape
+from stepfs.mount.status.heartbeat import Node
+from stepfs.mount.status.reports import Machine
 from stepfs.store.api import Store
 from stepfs.store.silence import Say, Silence
 
@@ -84,7 +87,7 @@ class _Session:
 
     def __init__(self, options: MountOptions, ready: Ready, silence: Silence) -> None:
         self._directory = real_directory(options.directory)
-        self._descriptor = handover.descriptor_of(self._directory)
+        self._descriptor = passed_fd.descriptor_of(self._directory)
         prime = options.prime and self._descriptor is None  # its paths are not to be seen from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
@@ -106,9 +109,9 @@ class _Session:
     async def serve(self) -> None:
         with self._opening, ExitStack() as claimed:
             if self._descriptor is None:
-                claimed.callback(os.close, await trio.to_thread.run_sync(stale.claim, self._directory))
+                claimed.callback(os.close, await trio.to_thread.run_sync(mountpoint.claim, self._directory))
             else:
-                handover.check(self._descriptor)
+                passed_fd.check(self._descriptor)
             store = store_of(self._options, self._options.lake, self._silence)
             try:
                 await self._open(store, mounted=claimed.close)
@@ -121,7 +124,7 @@ class _Session:
         identity = await open_lake(store)
         reader = await LogReader.open(store, identity)
         _check_steps(options, reader)
-        with place.claimed(options.cache_dir, identity.lake_id) as cache:
+        with cache_directory.claimed(options.cache_dir, identity.lake_id) as cache:
             machine = Machine(cache, *budgets(options))
             disk = None
             if machine.disk_bytes:
@@ -131,14 +134,14 @@ class _Session:
             mount = Assembly(options, store, reader, machine, disk)
             group = await _register(mount)
             self._silence.end()  # a daemon that serves bears an outage
-            flags = kernel.fuse_options(options.lake, allow_other=options.allow_other)
+            flags = kernel_session.fuse_options(options.lake, allow_other=options.allow_other)
             try:
                 with ExitStack() as scraped:
                     await self._serve_metrics(mount, scraped)
                     with (
                         interrupted_reads(),
                         self._guardian,
-                        kernel.mounted(mount.operations, self._directory, flags) as device,
+                        kernel_session.mounted(mount.operations, self._directory, flags) as device,
                         recorded(mount_at(self._directory) if device else None, records_directory()),
                         abort_handle(device) as self._abort_handle,
                     ):
@@ -180,7 +183,7 @@ class _Session:
                     await self._start(mount, group, background, device)
             finally:
                 self._notifier.notify("STOPPING=1")
-                kernel.stop()
+                kernel_session.stop()
                 answering.cancel_scope.cancel()
 
     async def _start(
@@ -230,7 +233,7 @@ class _Session:
             notifier=self._notifier,
             answered=mount.meter.requests.total,
             unanswered=lambda: watchdog.unanswered(device),
-            busy=lambda: mount.waits.waiting >= kernel.TASKS_MAX // 2,
+            busy=lambda: mount.waits.waiting >= kernel_session.TASKS_MAX // 2,
             status=mount.reports.line,
             last_resort=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
@@ -285,7 +288,7 @@ def budgets(options: MountOptions) -> tuple[int, int]:
 
 async def _answer_until_unmounted(background: trio.CancelScope) -> None:
     try:
-        await kernel.answer()
+        await kernel_session.answer()
     finally:
         background.cancel()
 

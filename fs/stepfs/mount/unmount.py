@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from stepfs.control_files import read_config, read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError
-from stepfs.mount.callers import process_start
 from stepfs.mount.daemon import log_file
-from stepfs.mount.detach import unmount
-from stepfs.mount.mountinfo import FSTYPE, mount_at, real_directory
-from stepfs.mount.stale import clear_dead, is_dead
+from stepfs.mount.host.mountinfo import FSTYPE, mount_at, real_directory
+from stepfs.mount.host.mountpoint import clear_dead, is_dead
+from stepfs.mount.host.procfs import process_start
+from stepfs.mount.host.umount import unmount
 
 GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from stepfs.errors import UsageError
 from stepfs.format.arguments import check_text
 from stepfs.store.api import Store
-from stepfs.store.local import LocalStore
+from stepfs.store.local.local_store import LocalStore
 from stepfs.store.names import check_key
 from stepfs.store.silence import Silence
 
@@ -36,7 +36,7 @@ def open_store(
         return LocalStore(_local_root(url, rest))
     if scheme == "s3":
         bucket, prefix = _bucket_and_prefix(url, rest)
-        from stepfs.store.s3 import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
+        from stepfs.store.s3.s3_store import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
 
         if reads_at_once is None:
             return S3Store(bucket, prefix, endpoint_url=endpoint_url, silence=silence)

@@ -19,7 +19,7 @@ AHEAD_STEPS_MAX: Final = 1000  # how far beyond the frontier `--wait` gives out 
 
 
 class StepTable(Protocol):
-    """The part of `stepfs.log.reader.LogReader` that answers without I/O."""
+    """The part of `stepfs.lake.log.reader.LogReader` that answers without I/O."""
 
     @property
     def identity(self) -> LakeIdentity: ...

@@ -11,7 +11,7 @@ from contextlib import suppress
 from stepfs.cli.target import opened_log, opened_store
 from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
-from stepfs.lake import create_lake, open_lake
+from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.api import Store
 from stepfs_producer.tgb_writer import unpack_position
 

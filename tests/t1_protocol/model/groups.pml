@@ -3,7 +3,7 @@
    One atomic step is one store request with the local work that follows it; everything between two requests interleaves
    with everything else. A process may stand still for ever at any point: that is how it is killed or frozen.
 
-   processes  writer       fs/stepfs/group_sequence.py (write and what it calls) with retention.py
+   processes  writer       fs/stepfs/lake/group_sequence.py (write and what it calls) with retention.py
               reclaimer    fs/stepfs/reclaim/{run,plan}.py, of which only what concerns steps; log.pml has the other half
               network      requests whose caller gave up on them, and which land later or never
    numbers    slots of groups and of the floor count from 1 here (from 0 in the code); `STEPS` steps are committed

@@ -4,7 +4,7 @@
    with everything else. A process may stand still for ever at any point: that is how it is killed or frozen.
 
    processes  incarnation  producer/stepfs_producer/{recovery,commit,rebase}.py over fs/stepfs/log/{reader,snapshots}.py
-              reclaimer    fs/stepfs/reclaim/run.py, of which only what touches the log; groups.pml has the other half
+              reclaimer    fs/stepfs/lake/reclaim/run.py, of which only what touches the log; groups.pml has the other half
               network      requests whose caller gave up on them, and which land later or never
    numbers    slots, versions and the floor count from 1 here (from 0 in the code); head 0 is the genesis state
    mutants    `mutant` is set at the start from the environment; 0 is the protocol as it stands
@@ -102,7 +102,7 @@ inline genesis(to) {
 
 /* ---- a producer's incarnation ---- */
 
-/* log/reader.py _touch: `low` is the lowest slot acted on since the last floor check, 0 for none */
+/* lake/log/reader.py _touch: `low` is the lowest slot acted on since the last floor check, 0 for none */
 inline touch(number) {
     if
     :: low == 0 || number < low -> low = number
@@ -110,11 +110,11 @@ inline touch(number) {
     fi
 }
 
-/* log/apply.py: does the commit in this slot continue the head? */
+/* lake/log/apply.py: does the commit in this slot continue the head? */
 #define chains(number) (slot[number].prev == head.id && \
     (slot[number].count == 0 || head.live[PRODUCER(AUTHOR(slot[number].id))] == AUTHOR(slot[number].id)))
 
-/* log/reader.py extend */
+/* lake/log/reader.py extend */
 inline extend(commit) {
     if
     :: commit.count -> head.next[PRODUCER(AUTHOR(commit.id))] = head.next[PRODUCER(AUTHOR(commit.id))] + commit.count
@@ -156,7 +156,7 @@ inline rebase() {
     fi
 }
 
-/* log/snapshots.py newest_snapshot: the newest of what was listed and not tried; without any, the genesis state */
+/* lake/log/snapshots.py newest_snapshot: the newest of what was listed and not tried; without any, the genesis state */
 inline next_snapshot() {
     version = SLOTS;
     do
@@ -203,7 +203,7 @@ proctype incarnation(byte me) {
         fi
     }
 
-    /* log/reader.py open: the newest snapshot that the log confirms, and what a LIST shows after it */
+    /* lake/log/reader.py open: the newest snapshot that the log confirms, and what a LIST shows after it */
 open:
     atomic { known = floor; low = 0 }
 list_snapshots:                 /* `listed`: their names, as bits */
@@ -220,7 +220,7 @@ list_snapshots:                 /* `listed`: their names, as bits */
         od;
         next_snapshot()
     }
-get_snapshot:                   /* log/snapshots.py _read_confirmed: the snapshot, then the log slot of its version */
+get_snapshot:                   /* lake/log/snapshots.py _read_confirmed: the snapshot, then the log slot of its version */
     atomic {
         listed = listed & ~(1 << version);
         if
@@ -242,7 +242,7 @@ no_snapshot:                    /* what was listed may have been reclaimed since
         known = floor;
         goto list_snapshots
     }
-list_log:                       /* log/reader.py _read_listed */
+list_log:                       /* lake/log/reader.py _read_listed */
     atomic {
         if
         :: mutant != 5 -> touch(version + 1)

@@ -1,0 +1,106 @@
+"""`stepfs checkpoint`: tell the lake which durable checkpoints a training run keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.target import is_lake
+from stepfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from stepfs.format.records import ConsumerRecord
+    from stepfs.lake.log.reader import LogReader
+
+
+def checkpoint(
+    target: LakeOrDirectory,
+    next_step: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="NEXT", min=0, help="First step still needed when resuming from the checkpoint."
+        ),
+    ] = None,
+    *,
+    group: Annotated[
+        str, typer.Option("--group", envvar="STEPFS_GROUP", metavar="NAME", help="The training run.")
+    ],
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep",
+            envvar="STEPFS_KEEP",
+            metavar="K",
+            min=1,
+            help="Of the checkpoints at or below NEXT, keep the K recorded last.",
+        ),
+    ] = None,
+    resumed: Annotated[
+        bool,
+        typer.Option(
+            "--resumed",
+            envvar="STEPFS_RESUMED",
+            help="Training goes on from the checkpoint at NEXT, which is kept; greater ones stay until it has passed them.",
+        ),
+    ] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", envvar="STEPFS_DROP", help="The checkpoint at NEXT is gone.")
+    ] = False,
+    retire: Annotated[
+        bool, typer.Option("--retire", envvar="STEPFS_RETIRE", help="The run is over; it holds nothing back.")
+    ] = False,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Record that a durable checkpoint exists that resumes at step NEXT.
+
+    Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
+    """
+    import trio
+
+    from stepfs.checkpoints.record import mounted_lake, record_checkpoint
+    from stepfs.lake.groups import Group
+
+    said = [drop, resumed, retire, keep is not None].count(True)
+    if (next_step is None) != retire or said > 1:
+        raise UsageError("give NEXT (with one of --keep K, --resumed, --drop if wanted), or --retire alone")
+    lake = target
+    if not is_lake(target):
+        mounted = mounted_lake(Path(target))
+        lake, endpoint_url = mounted.lake, endpoint_url or mounted.endpoint_url
+
+    async def change(log: LogReader) -> ConsumerRecord:
+        if next_step is None:
+            return await Group.of(log.store, log.identity, group).retire()
+        return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
+
+    _show(group, trio.run(_changed, lake, endpoint_url, change), as_json=as_json)
+
+
+async def _changed(
+    lake: str, endpoint_url: str | None, change: Callable[[LogReader], Awaitable[ConsumerRecord]]
+) -> ConsumerRecord:
+    from stepfs.cli.target import opened_log
+
+    async with opened_log(lake, endpoint_url) as log:
+        return await change(log)
+
+
+def _show(name: str, record: ConsumerRecord, *, as_json: bool) -> None:
+    kept = list(record.kept)
+    if as_json:
+        from stepfs.format.ids import JSON_SCHEMA
+
+        facts = {"group": name, "need": record.need, "kept": kept, "retired": record.retired}
+        document = {"schema": JSON_SCHEMA, **facts}
+        typer.echo(json.dumps(document))
+    elif record.retired:
+        typer.echo(f"group {name} is retired; it holds nothing back")
+    else:
+        typer.echo(f"group {name} needs steps from {record.need} on (checkpoints kept: {kept or 'none'})")

@@ -1,0 +1,143 @@
+"""`stepfs fork`: a new lake around a bad stretch of another, or up to the damage of a damaged one."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepfs.cli.columns import printable
+from stepfs.cli.options import EndpointUrl
+from stepfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepfs.format.fork_marker import Cut
+    from stepfs.lake.log.reader import LogReader
+
+_POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
+_SKIP = re.compile(r"([0-9]{1,15}):([0-9]{0,15})")
+
+
+def fork(
+    point: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAKE@STEP",
+            help="The parent, and the step before which nothing is left out; with --until-damage, @STEP may be omitted.",
+        ),
+    ],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="URL of the new lake.")],
+    skip: Annotated[
+        str | None,
+        typer.Option(
+            "--skip",
+            envvar="STEPFS_SKIP",
+            metavar="A:B",
+            help="Leave out steps A to B - 1; `STEP:` leaves out all that follow.",
+        ),
+    ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option(
+            "--until",
+            envvar="STEPFS_UNTIL",
+            metavar="STEP",
+            min=0,
+            help="Leave out this step and all after it.",
+        ),
+    ] = None,
+    until_damage: Annotated[
+        bool,
+        typer.Option(
+            "--until-damage",
+            envvar="STEPFS_UNTIL_DAMAGE",
+            help="Of a lake whose log cannot be read to its end, take what comes before the damage.",
+        ),
+    ] = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Create a lake with ALL steps of the parent, except those that --skip or --until leave out.
+
+    LAKE@STEP alone leaves out nothing: `stepfs fork LAKE@20 NEW --until 20` keeps steps 0 to 19. Steps before STEP keep
+    their numbers; what follows a left-out stretch is renumbered. The new lake shares the parent's data, which its group
+    in the parent keeps alive; nothing is copied. A fork that was killed is finished or undone by the same command.
+    """
+    import trio
+
+    match = _POINT.fullmatch(point)
+    if match is None and not until_damage:
+        raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
+    url, step = (match[1], int(match[2])) if match else (point, None)
+    trio.run(_fork, url, step, new, _skipped(skip), until, until_damage, endpoint_url)
+
+
+def _skipped(skip: str | None) -> tuple[int, int | None] | None:
+    """--skip A:B as (A, B), B None for all that follow."""
+    if skip is None:
+        return None
+    match = _SKIP.fullmatch(skip)
+    if match is None:
+        raise UsageError(f"--skip {skip!r}: write A:B (B is not included), or A: for all that follow")
+    return int(match[1]), int(match[2]) if match[2] else None
+
+
+def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | None, until: int | None) -> Cut:
+    from stepfs.format.fork_marker import NO_END, Cut
+    from stepfs.format.ids import Step
+
+    end = NO_END if until is None else Step(until)
+    if step is None:  # nothing is left out before the first step that an option names
+        step = min(n for n in (skip and skip[0], until, parent.state.next_step) if n is not None)
+    first, last = skip or (step, step)
+    return Cut(Step(step), Step(first), NO_END if last is None else Step(last), end)
+
+
+async def _fork(
+    parent_url: str,
+    step: int | None,
+    new_url: str,
+    skip: tuple[int, int | None] | None,
+    until: int | None,
+    until_damage: bool,
+    endpoint_url: str | None,
+) -> None:
+    from stepfs.cli.target import opened_store
+    from stepfs.clock import SystemClock
+    from stepfs.lake.fork import fork as make_fork
+    from stepfs.lake.fork import parent_steps
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.log.reader import LogReader
+
+    async with opened_store(parent_url, endpoint_url) as above, opened_store(new_url, endpoint_url) as store:
+        parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
+        cut = _cut(parent, step, skip, until)
+        identity = await make_fork(parent, store, cut, SystemClock())
+        count = sum(map(len, parent_steps(cut, parent.first_live_step, parent.state.next_step)))
+        what = f"created lake {identity.lake_id} at {new_url}, a fork of {parent_url} at step {cut.step}"
+        typer.echo(f"{what}, with {count} steps")
+        if until_damage:
+            await _tell_damage(parent)
+
+
+async def _tell_damage(parent: LogReader) -> None:
+    """What a fork up to the damage does not have."""
+    from stepfs.lake.log.left_out import left_out
+
+    if parent.damage is None:
+        typer.echo("the parent's log is whole: nothing was left out because of damage")
+        return
+    rest = await left_out(parent)
+    first, end = parent.state.next_step, rest.next_step
+    steps = f"steps {first} to {end - 1}" if end > first else "what they held"
+    version = parent.damage.version
+    typer.echo(
+        f"left out: {rest.commits} commits from log version {version} on, and with them {steps} as far as can be "
+        f"read ({printable(parent.damage.why)})"
+    )
+    typer.echo(
+        f"producers stand where version {version - 1} left them: started on the new lake, they produce again what came after"
+    )
+    for name, seq in sorted(rest.next_seqs.items()):
+        known = parent.state.producers.get(name)
+        typer.echo(f"  {printable(name)}: from batch {known.next_seq if known else 0}, had committed {seq}")

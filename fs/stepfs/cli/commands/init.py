@@ -1,0 +1,61 @@
+"""`stepfs init`: create a lake, once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stepfs.cli.options import EndpointUrl, Lake
+
+
+def init(
+    lake: Lake,
+    slices: Annotated[
+        int,
+        typer.Option(
+            "--slices",
+            envvar="STEPFS_SLICES",
+            metavar="N",
+            help="Files per step: one per data-parallel rank.",
+        ),
+    ],
+    ext: Annotated[
+        str, typer.Option("--ext", envvar="STEPFS_EXT", metavar=".EXT", help="Extension of the files.")
+    ] = ".pt",
+    check_payload: Annotated[
+        bool,
+        typer.Option(
+            "--check-payload",
+            envvar="STEPFS_CHECK_PAYLOAD",
+            help="Record that slices are files of this extension; producers check their first batch.",
+        ),
+    ] = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Create a lake.
+
+    Refuses one that exists, and a store whose conditional writes cannot be trusted. The prefix or directory is
+    created, a bucket never is.
+    """
+    import trio
+
+    trio.run(_init, lake, slices, ext, check_payload, endpoint_url)
+
+
+async def _init(lake: str, slices: int, ext: str, check_payload: bool, endpoint_url: str | None) -> None:
+    from stepfs.cli.failure import say
+    from stepfs.cli.target import opened_store
+    from stepfs.doctor.lakes import note_versions
+    from stepfs.lake.identity import create_lake
+    from stepfs.store.versioning import keeps_versions
+
+    async with opened_store(lake, endpoint_url) as store:
+        identity = await create_lake(store, slices=slices, ext=ext, check_payload=check_payload)
+        files = f"rank-00000{identity.ext}" + (
+            f" … rank-{slices - 1:05d}{identity.ext}" if slices > 1 else ""
+        )
+        typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")
+        if await keeps_versions(store):
+            advice = note_versions()
+            say(f"stepfs: {advice.detail}; {advice.remedy}")

@@ -1,0 +1,114 @@
+"""`stepfs ls`: the mount's view without a mount."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+
+if TYPE_CHECKING:
+    from stepfs.format.snapshot import StepEntry
+    from stepfs.lake.log.reader import LogReader
+
+
+def ls(
+    target: LakeOrDirectory,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", envvar="STEPFS_STEP", metavar="N", min=0, help="List the files of this step."),
+    ] = None,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """List the steps of a lake as a mount would.
+
+    Or, with --step, the files of one step.
+    """
+    import trio
+
+    from stepfs.cli.target import lake_of
+
+    lake, endpoint_url = lake_of(target, endpoint_url)
+    trio.run(_ls, lake, step, as_json, endpoint_url)
+
+
+async def _ls(lake: str, step: int | None, as_json: bool, endpoint_url: str | None) -> None:
+    from stepfs.cli.target import opened_log
+    from stepfs.format.ids import Step
+
+    async with opened_log(lake, endpoint_url) as log:
+        if step is not None:
+            await log.entry(Step(step))  # AbsentError names the steps there are
+        if as_json:
+            await _print_document(log, None if step is None else Step(step))
+        elif step is None:
+            sys.stdout.writelines(_step_names(log))
+        else:
+            sys.stdout.writelines(_file_names(log))
+
+
+def _step_names(log: LogReader) -> Iterator[str]:
+    from stepfs.format.ids import Step
+    from stepfs.view.naming import step_name
+
+    for number in range(log.first_live_step, log.state.next_step):
+        yield f"{step_name(Step(number)).decode()}\n"
+
+
+def _file_names(log: LogReader) -> Iterator[str]:
+    from stepfs.view.naming import rank_name
+
+    for rank in range(log.identity.slices):
+        yield f"{rank_name(rank, log.identity.ext.encode()).decode()}\n"
+
+
+async def _print_document(log: LogReader, only: int | None) -> None:
+    """One JSON document, written step by step: a lake of 10⁶ steps is read segment by segment, never held."""
+    from stepfs.format.ids import JSON_SCHEMA, Step
+
+    identity = log.identity
+    head = {
+        "schema": JSON_SCHEMA,
+        "lake_id": identity.lake_id,
+        "slices": identity.slices,
+        "ext": identity.ext,
+        "first_step": log.first_live_step,
+        "next_step": log.state.next_step,
+    }
+    sys.stdout.write(json.dumps(head)[:-1] + ', "steps": [')
+    first, end = (log.first_live_step, log.state.next_step) if only is None else (only, only + 1)
+    for number in range(first, end):
+        entry = await log.entry(Step(number))
+        document = _step_document(entry)
+        if only is not None:
+            document["files"] = _files(entry, identity.ext)
+        sys.stdout.write((",\n" if number > first else "\n") + json.dumps(document))
+    sys.stdout.write("\n]}\n")
+
+
+def _files(entry: StepEntry, ext: str) -> list[dict[str, object]]:
+    """A step's files as a mount without `--world` names them."""
+    from stepfs.format.ids import SliceIndex
+    from stepfs.view.naming import rank_name
+
+    slices = [entry.tgb.slice(SliceIndex(number)) for number in range(entry.tgb.slices)]
+    return [
+        {"name": rank_name(rank, ext.encode()).decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"}
+        for rank, ref in enumerate(slices)
+    ]
+
+
+def _step_document(entry: StepEntry) -> dict[str, object]:
+    return {
+        "step": entry.step,
+        "version": entry.version,
+        "time": entry.time_ms / 1000,
+        "producer": entry.producer_id,
+        "epoch": entry.epoch,
+        "bytes": entry.tgb.payload_bytes,
+    }

@@ -1,0 +1,134 @@
+"""`stepfs reclaim`: delete what no kept checkpoint may need, once or again and again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from stepfs.cli.columns import size_text
+from stepfs.cli.failure import say
+from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.errors import StoreUnreachableError, UsageError
+
+if TYPE_CHECKING:
+    from stepfs.lake.reclaim.report import Report
+
+_INTERVAL_S_MIN: Final = 0.1
+_GRACE_S_MAX: Final = 365 * 24 * 3600.0
+
+
+def reclaim(
+    lake: Lake,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", envvar="STEPFS_DRY_RUN", help="Say what would go; change nothing.")
+    ] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every", envvar="STEPFS_EVERY", metavar="DURATION", help="Again and again, such as 60s."
+        ),
+    ] = None,
+    max_percent: Annotated[
+        float,
+        typer.Option(
+            "--max-percent",
+            envvar="STEPFS_MAX_PERCENT",
+            metavar="P",
+            min=0.0,
+            max=100.0,
+            help="Refuse if more than P % of the live steps would go at once.",
+        ),
+    ] = 100.0,
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace",
+            envvar="STEPFS_GRACE",
+            metavar="DURATION",
+            help="What a group needed this long ago still counts: the time to take back a wrong checkpoint.",
+        ),
+    ] = "1h",
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Delete steps, and what dead producers left, behind the oldest kept checkpoint of every group.
+
+    Nothing goes before the checkpoint that released it is as old as --grace, by the store's own clock. Safe to kill at
+    any moment and to run in several places at once. Without a group nothing is deleted.
+    """
+    import trio
+
+    from stepfs.mount.options import parse_duration
+
+    interval_s = None if every is None else parse_duration(every)
+    if interval_s is not None and interval_s < _INTERVAL_S_MIN:
+        raise UsageError(f"--every {every}: use at least {_INTERVAL_S_MIN:g}s, better 60s")
+    grace_s = parse_duration(grace)
+    if grace_s > _GRACE_S_MAX:
+        raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
+    options = _Options(dry_run, interval_s, max_percent, grace_s, as_json)
+    trio.run(_reclaim, lake, endpoint_url, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    dry_run: bool
+    interval_s: float | None
+    max_percent: float
+    grace_s: float
+    as_json: bool
+
+
+async def _reclaim(lake: str, endpoint_url: str | None, options: _Options) -> None:
+    import trio
+
+    from stepfs.cli.target import opened_store, watched_store
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.origins import OriginStores
+    from stepfs.lake.reclaim.run import Reclaimer
+
+    async with opened_store(lake, endpoint_url) as store:
+        origins = OriginStores(store, lambda url: watched_store(url, endpoint_url))
+        reclaimer: Reclaimer | None = None
+        while True:
+            try:
+                identity = await open_lake(store)
+                if reclaimer is None or reclaimer.identity != identity:
+                    reclaimer = Reclaimer(
+                        store,
+                        identity,
+                        origins=origins,
+                        max_percent=options.max_percent,
+                        grace_s=options.grace_s,
+                    )
+                _show(
+                    await reclaimer.run(dry_run=options.dry_run),
+                    dry_run=options.dry_run,
+                    as_json=options.as_json,
+                )
+            except StoreUnreachableError as error:
+                if options.interval_s is None:
+                    raise
+                say(f"stepfs: {error}; trying again in {options.interval_s:g} s")
+            if options.interval_s is None:
+                return
+            await trio.sleep(options.interval_s)
+
+
+def _show(report: Report, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        from stepfs.format.ids import JSON_SCHEMA
+
+        deleted = {"objects": report.deleted_objects, "bytes": report.deleted_bytes}
+        facts = {"floor": report.floor, "first_live_step": report.first_live_step, "deleted": deleted}
+        more = {"reason": report.reason, "dry_run": dry_run}
+        typer.echo(json.dumps({"schema": JSON_SCHEMA, **facts, **more}))
+        return
+    verb = "would delete" if dry_run else "deleted"
+    typer.echo(
+        f"{verb} {report.deleted_objects} objects ({size_text(report.deleted_bytes)}); "
+        f"live from step {report.first_live_step}, log from version {report.floor} ({report.reason})"
+    )

@@ -1,0 +1,208 @@
+"""`stepfs status`: a lake as its log says, or a mount as its daemon says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from stepfs.cli.columns import printable, size_text, state_text, table, time_text
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.target import is_lake
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stepfs.format.node import NodeRecord
+    from stepfs.format.records import ConsumerRecord
+    from stepfs.lake.log.reader import LogReader
+
+_WATCH_S: Final = 1.0
+_REDRAW: Final = "\x1b[H\x1b[J"
+
+Report = tuple[dict[str, object], str]  # the document, and the same for people
+
+
+def status(
+    target: LakeOrDirectory,
+    as_json: Json = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", envvar="STEPFS_WATCH", help="Show it again every second until interrupted."),
+    ] = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Show the state of a lake or of a mount.
+
+    Of a lake: head, frontier, producers, groups, sizes, and what the mounts of the groups last said. Of a mount: what its daemon is doing.
+    """
+    import trio
+
+    trio.run(_status, target, as_json, watch, endpoint_url)
+
+
+async def _status(target: str, as_json: bool, watch: bool, endpoint_url: str | None) -> None:
+    reports = (
+        _lake_reports(target, endpoint_url) if is_lake(target) else _mount_reports(Path(target), live=watch)
+    )
+    redraw = watch and not as_json and sys.stdout.isatty()
+    shown = None
+    async with aclosing(reports):
+        async for document, text in reports:
+            shown_text = "".join(f"{printable(line)}\n" for line in text.splitlines())
+            block = json.dumps(document, indent=None if watch else 2) + "\n" if as_json else shown_text
+            if redraw or block != shown:
+                sys.stdout.write(_REDRAW + block if redraw else block)
+                sys.stdout.flush()
+                shown = block
+            if not watch:
+                return
+
+
+async def _lake_reports(lake: str, endpoint_url: str | None) -> AsyncGenerator[Report, None]:
+    import trio
+
+    from stepfs.cli.target import opened_log
+    from stepfs.lake.fleet import list_nodes
+    from stepfs.lake.floor import Floor
+    from stepfs.lake.group_records import list_groups
+
+    async with opened_log(lake, endpoint_url) as log:
+        floor = Floor(log.store, log.identity)  # kept: it says which groups are retired and need not be read
+        while True:
+            found = await list_groups(log.store, log.identity, floor)
+            groups = {name: record for name, record in sorted(found.items()) if not record.retired}
+            nodes = await list_nodes(log.store, log.identity)
+            lines = (*_lake_lines(log, groups), *_node_lines(nodes))
+            yield lake_document(log, groups, nodes), "".join(f"{line}\n" for line in lines)
+            await trio.sleep(_WATCH_S)
+            await log.poll()
+
+
+def lake_document(
+    log: LogReader, groups: Mapping[str, ConsumerRecord], nodes: Sequence[NodeRecord]
+) -> dict[str, object]:
+    """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
+    from stepfs.format.ids import JSON_SCHEMA
+    from stepfs.mount.documents import describe_producers
+
+    state = log.state
+    return {
+        "schema": JSON_SCHEMA,
+        "lake_id": state.lake_id,
+        "slices": state.slices,
+        "ext": log.identity.ext,
+        "head": state.version,
+        "time": state.time_ms / 1000 if state.version >= 0 else None,
+        "first_step": log.first_live_step,
+        "next_step": state.next_step,
+        "frontier": state.next_step - 1,
+        "sealed": state.sealed,
+        "total_bytes": state.total_bytes,
+        "total_records": state.total_records,
+        "producers": describe_producers(state),
+        "groups": {name: {"need": record.need, "kept": list(record.kept)} for name, record in groups.items()},
+        "nodes": [_node_document(record) for record in nodes],
+    }
+
+
+def _node_document(record: NodeRecord) -> dict[str, object]:
+    """`waited`: share of the time in which some reader waited; `time`: by that machine's clock."""
+    from stepfs.format.node import PERMILLE
+
+    return {
+        "group": record.group,
+        "host": record.host,
+        "directory": record.directory,
+        "pid": record.pid,
+        "stepfs": record.version,
+        "frontier": record.frontier,
+        "last_step": record.last_step,
+        "waited": record.waited_permille / PERMILLE,
+        "time": record.time_ms / 1000,
+        "stale": _is_stale(record),
+    }
+
+
+def _is_stale(record: NodeRecord) -> bool:
+    """Whether the mount has missed its beats: it was killed, its store is away, or a clock is wrong."""
+    from stepfs.clock import SystemClock
+    from stepfs.lake.fleet import FRESH_INTERVALS
+
+    return SystemClock().now_ms() - record.time_ms > FRESH_INTERVALS * record.interval_ms
+
+
+def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
+    from stepfs.format.node import PERMILLE
+
+    if not nodes:
+        return
+    yield ""
+    rows = [
+        [
+            printable(record.host),
+            printable(record.directory),
+            printable(record.group),
+            str(record.frontier),
+            "none" if record.last_step is None else str(record.last_step),
+            f"{100 * record.waited_permille / PERMILLE:.1f} %",
+            time_text(record.time_ms) + (" (stale)" if _is_stale(record) else ""),
+        ]
+        for record in nodes
+    ]
+    yield from table(["HOST", "MOUNT", "GROUP", "FRONTIER", "LAST READ", "WAITED", "SEEN"], rows)
+
+
+def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterator[str]:
+    from stepfs.clock import SystemClock
+
+    now_ms = SystemClock().now_ms()
+    state = log.state
+    live = state.next_step - log.first_live_step
+    span = f"{log.first_live_step}…{state.next_step - 1}" if live else "none yet"
+    yield f"lake      {state.lake_id}  ({state.slices} slices, {log.identity.ext}{', sealed' if state.sealed else ''})"
+    yield f"steps     {span}  ({live} live, {state.next_step} committed)"
+    yield f"head      version {state.version}  ({time_text(state.time_ms)})"
+    yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps"
+    producers = [
+        [
+            name,
+            str(producer.epoch),
+            str(producer.next_seq),
+            state_text(producer.time_ms, now_ms, retired=producer.retired),
+            time_text(producer.time_ms),
+        ]
+        for name, producer in sorted(state.producers.items())
+    ]
+    if producers:
+        yield ""
+        yield from table(["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"], producers)
+    if groups:
+        yield ""
+        rows = [
+            [name, str(record.need), str(len(record.kept)), str(state.next_step - record.need)]
+            for name, record in groups.items()
+        ]
+        yield from table(["GROUP", "NEEDS FROM", "CHECKPOINTS", "STEPS BEHIND"], rows)
+
+
+async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Report, None]:
+    import trio
+
+    from stepfs.cli.live import live_lines
+    from stepfs.clock import SystemClock
+    from stepfs.control_files import read_status
+
+    before = None
+    while True:
+        document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
+        now_s = SystemClock().now_ms() / 1000
+        lines = live_lines(document, before, now_s=now_s, since_start=not live)
+        yield document, "".join(f"{line}\n" for line in lines)
+        before = document
+        await trio.sleep(_WATCH_S)

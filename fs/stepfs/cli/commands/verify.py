@@ -1,0 +1,170 @@
+"""`stepfs verify`: read everything back; exit 5 if anything is not as committed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepfs.cli.columns import printable, size_text
+from stepfs.cli.failure import explain, say
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.errors import CorruptError, StepfsError, UsageError
+
+if TYPE_CHECKING:
+    from stepfs.format.records import LakeIdentity
+    from stepfs.lake.log.reader import LogReader
+    from stepfs.lake.verify.lake import Damage, Verification
+    from stepfs.store.api import Store
+
+
+def verify(
+    target: LakeOrDirectory,
+    content: Annotated[
+        bool,
+        typer.Option(
+            "--content",
+            envvar="STEPFS_CONTENT",
+            help="Check too that each slice begins like a file of the lake's extension.",
+        ),
+    ] = False,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Read everything back and check it.
+
+    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not. Its name is said, and which command goes around it.
+    """
+    import trio
+
+    from stepfs.cli.target import lake_of
+
+    lake, endpoint_url = lake_of(target, endpoint_url)
+    result, lines = trio.run(_verify, lake, as_json, endpoint_url, content)
+    if as_json:
+        from stepfs.format.ids import JSON_SCHEMA
+
+        errors = [asdict(damage) for damage in result.errors]
+        found = {"steps": result.steps, "slices": result.slices, "bytes": result.payload_bytes}
+        document = {"schema": JSON_SCHEMA, **found, "errors": errors, "advice": lines}
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        for damage in result.errors:
+            say(printable(_damage_line(damage)))
+        for line in lines:
+            say(f"to do: {printable(line)}")
+        size = size_text(result.payload_bytes)
+        typer.echo(f"{result.steps} steps, {result.slices} slices, {size}: {len(result.errors)} errors")
+    if result.errors:
+        raise typer.Exit(CorruptError.exit_code)
+
+
+async def _verify(
+    lake: str, as_json: bool, endpoint_url: str | None, content: bool
+) -> tuple[Verification, list[str]]:
+    from stepfs.cli.target import opened_store
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.verify.advice import advice
+    from stepfs.lake.verify.metadata import group_names
+
+    opened: list[LogReader] = []
+    result = await _found(lake, as_json, endpoint_url, opened, content)
+    if not result.errors:
+        return result, []
+    lake_id, groups, has_beginning = None, {}, bool(opened)
+    async with opened_store(lake, endpoint_url) as store:
+        with suppress(StepfsError):
+            identity = await open_lake(store)
+            lake_id = identity.lake_id
+            groups = await group_names(store, identity)
+            has_beginning = has_beginning or await _begins(store, identity)
+    live = range(opened[0].first_live_step, opened[0].state.next_step) if opened else range(0)
+    return result, advice(
+        lake,
+        lake_id,
+        result.errors,
+        opens=bool(opened),
+        has_beginning=has_beginning,
+        live=live,
+        groups=groups,
+    )
+
+
+async def _begins(store: Store, identity: LakeIdentity) -> bool:
+    """Whether there is a state that a fork could begin from, though the head cannot be reached."""
+    from stepfs.lake.log.reader import LogReader
+
+    try:
+        await LogReader.open(store, identity, until_damage=True)
+    except StepfsError:
+        return False
+    return True
+
+
+async def _found(
+    lake: str, as_json: bool, endpoint_url: str | None, opened: list[LogReader], content: bool
+) -> Verification:
+    """All damage. The log is put into `opened` if a reader reaches its head."""
+    from stepfs.cli.target import opened_store, watched_store
+    from stepfs.format.payload_kind import is_checkable
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.log.reader import LogReader
+    from stepfs.lake.verify.lake import Damage, Verification, verify_lake
+    from stepfs.lake.verify.metadata import verify_metadata
+
+    result, found = Verification(), []
+    try:
+        async with opened_store(lake, endpoint_url) as store:
+            identity = await open_lake(store)
+            if content and not is_checkable(identity.ext):
+                raise UsageError(
+                    f"--content: nothing tells a {identity.ext} file from other bytes; verify without it"
+                )
+            found = await verify_metadata(store, identity)
+            log = await LogReader.open(store, identity)
+            opened.append(log)
+            total = log.state.next_step - log.first_live_step
+            with _progress(total, quiet=as_json) as advance:
+                result = await verify_lake(
+                    log,
+                    origin_store=lambda url: watched_store(url, endpoint_url),
+                    progress=advance,
+                    content=content,
+                )
+    except (StepfsError, ExceptionGroup) as error:
+        code, line = explain(error)
+        if code != CorruptError.exit_code and not found:
+            raise
+        # What cannot be read any more is this command's finding, not its failure.
+        if not any(damage.key in line for damage in found):
+            result.damaged(Damage(None, None, "", line))
+    result.errors[:0] = found
+    return result
+
+
+def _damage_line(damage: Damage) -> str:
+    where = [] if damage.step is None else [f"step {damage.step}"]
+    where += [] if damage.slice is None else [f"slice {damage.slice}"]
+    where += [damage.key] if damage.key else []
+    return ": ".join([*([", ".join(where)] if where else []), damage.problem])
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Verification], None] | None]:
+    """A bar on stderr, if somebody is looking at it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("verifying", total=total)
+        yield lambda result: bar.update(
+            task, completed=result.steps, description=f"verifying {size_text(result.payload_bytes)}"
+        )

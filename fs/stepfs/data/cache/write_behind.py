@@ -1,0 +1,152 @@
+"""Write-behind to the disk cache: one slice at a time, never in a reader's way.
+
+A full or failing disk is not an error of the mount: it warns once, rests, and everything goes on from memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from stepfs.data.blocks import HeldSlice
+from stepfs.data.cache.disk import DiskCache, Key
+from stepfs.data.counters import DataCounts
+from stepfs.format.descriptor import SliceRef
+from stepfs.format.ids import BLOCK_BYTES, Step
+from stepfs.store.api import Landed
+
+_log = logging.getLogger("stepfs.data")
+_QUEUE_MAX: Final = 4096  # slices; beyond, the disk is the slower one and the oldest are not worth it
+_REST_S: Final = 60.0
+
+
+class Spill:
+    """The disk side of a mount's slices; every method may be called without a disk, and then does nothing."""
+
+    def __init__(
+        self,
+        disk: DiskCache | None,
+        counts: DataCounts,
+        changed: Callable[[HeldSlice], None],
+        relied: Callable[[Key], bool],
+    ) -> None:
+        """`changed` is told of every slice that became loadable from disk; `relied` tells last copies."""
+        self.disk = disk
+        self._counts = counts
+        self._changed = changed
+        self._relied = relied
+        self._queue: deque[HeldSlice] = deque(maxlen=_QUEUE_MAX)
+        self._doomed: list[str] = []
+        self._wake = trio.Event()
+        self._rest_until = float("-inf")
+        self._floor = Step(0)
+        self._warned = False
+        if disk is not None:
+            counts.adopted_files += disk.adopted
+
+    def holds(self, held: HeldSlice) -> bool:
+        """Whether the slice can be loaded from disk."""
+        return self.disk is not None and self.disk.holds(held.key, held.ref)
+
+    def pin(self, held: HeldSlice) -> None:
+        if self.disk is not None:
+            self.disk.pin(held.key)
+
+    def unpin(self, held: HeldSlice, *, consumed: bool = True) -> None:
+        if self.disk is not None:
+            self.disk.unpin(held.key, consumed=consumed)
+            if held.key[0] < self._floor:
+                self._doom(self.disk.forget_below(self._floor))
+
+    def offer(self, held: HeldSlice) -> None:
+        """A slice is complete in memory: keep a copy, unless it is being read already."""
+        self._floor = min(self._floor, held.entry.step)
+        if self.disk is not None and held.length and not held.pins and not self.holds(held):
+            self._queue.append(held)
+            self._wake.set()
+
+    def forget_below(self, step: Step) -> None:
+        if self.disk is not None:
+            self._floor = step
+            self._doom(self.disk.forget_below(step))
+
+    async def load(self, held: HeldSlice, offset: int, buffer: memoryview, landed: Landed) -> int:
+        """Bytes from `offset` of the slice into `buffer`: how many; unverified, but `landed` sees them in the thread."""
+        disk = self.disk
+        assert disk is not None
+
+        def load() -> int:
+            got = disk.read_into(held.key, offset, buffer)
+            landed(got)
+            return got
+
+        return await trio.to_thread.run_sync(load)
+
+    def reject(self, held: HeldSlice, problem: str) -> None:
+        """A file did not verify: remove it."""
+        assert self.disk is not None
+        if self.disk.holds(held.key, held.ref):
+            _log.warning(
+                "%s: step %d: %s; the cached copy is dropped", self.disk.path, held.entry.step, problem
+            )
+            self._doom([self.disk.forget(held.key)])
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write and remove in the background until cancelled."""
+        task_status.started()
+        while self.disk is not None:
+            self._wake = trio.Event()
+            if self._doomed:
+                names, self._doomed = self._doomed, []
+                try:
+                    await trio.to_thread.run_sync(self.disk.remove, names)
+                except OSError as error:
+                    self._rest(error)
+            elif self._queue:
+                await self._write(self.disk, self._queue.popleft())
+            else:
+                await self._wake.wait()
+
+    async def _write(self, disk: DiskCache, held: HeldSlice) -> None:
+        key, ref = held.key, held.ref
+        if trio.current_time() < self._rest_until or held.consumed or not held.ready or disk.holds(key, ref):
+            return
+        names = disk.make_room(key, ref.length, self._relied)
+        if names is None:
+            return
+        self._doom(names)
+        parts = [
+            held.window(number, 0, min(BLOCK_BYTES, piece.length)) for number, piece in enumerate(held.pieces)
+        ]
+        try:
+            name = await trio.to_thread.run_sync(disk.write, key, ref, parts)
+        except OSError as error:
+            self._rest(error)
+            return
+        finally:
+            del parts  # they keep the buffers in sight
+        self._enter(disk, key, name, ref)
+        if disk.holds(key, ref):
+            self._changed(held)
+
+    def _rest(self, error: OSError) -> None:
+        self._rest_until = trio.current_time() + _REST_S
+        if not self._warned and self.disk is not None:
+            self._warned = True
+            _log.warning("%s: %s; caching in memory only for now", self.disk.path, error.strerror)
+
+    def _enter(self, disk: DiskCache, key: Key, name: str, ref: SliceRef) -> None:
+        forgotten = key[0] < self._floor and not disk.is_pinned(key)
+        if disk.used + ref.length > disk.limit or forgotten:
+            self._doom([name])
+            return
+        disk.add(key, name, ref.length)
+        self._counts.disk_written += ref.length
+
+    def _doom(self, names: list[str]) -> None:
+        self._doomed += names
+        self._wake.set()

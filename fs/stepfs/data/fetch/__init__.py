@@ -1,0 +1,1 @@
+"""GETs: how many, when again, and the checksum of every byte."""

@@ -1,0 +1,290 @@
+"""Push verified slices into the kernel's page cache before they are opened, so that reading them asks nobody.
+
+The order of steps is known, so what the next steps need can be where a local file's bytes would be. Per slice: look the
+file up through the mount (the kernel stores pages only for inodes it knows), store the pages, count them against
+the budget of the daemon's own memory (the kernel charges them to the same cgroup). The daemon's copy goes only where
+the disk has one: bytes of an open file must survive the kernel's eviction and the object's end.
+
+The kernel evicts without telling, under pressure the nearest steps first. So what is opened next is checked, and what
+is not whole is primed again. Everything that touches the mount runs in `ownthreads`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from stepfs.data.blocks import HeldSlice
+from stepfs.data.pagecache.page_order import PageOrder
+from stepfs.data.pagecache.residency import drop_pages, mark_used, resident_bytes
+from stepfs.data.pagecache.threads import OwnThreads
+from stepfs.data.protocols import Key, PageCache
+from stepfs.data.slices import Slices
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+
+CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
+_SHARE: Final = 0.5  # of the budget, for pages
+_AWAITED_SHARE: Final = 0.25  # of the budget, for pages of files that another reader will open
+_BATCH_FILES: Final = 64  # small files primed by one call into a thread
+_SAMPLE: Final = 8  # files of a step that are looked at
+
+
+@dataclass(slots=True)
+class _Primed:
+    length: int
+    checked: bool = False  # was found whole when its turn came
+
+
+class Primer:
+    """The primed slices of one mount."""
+
+    def __init__(self, slices: Slices, pages: PageCache) -> None:
+        self.bytes = 0  # in the page cache, as far as is known
+        self._slices = slices
+        self._pages = pages
+        self._primed: dict[Key, _Primed] = {}
+        self._order = PageOrder()  # what is dropped when room is needed
+        self._evicted: set[Key] = set()  # were primed before
+        self._refused: set[Key] = set()  # could not be primed: not shown here, or the kernel would not
+        self._todo: deque[HeldSlice] = deque()  # ready and wished, nearest first, as of the last look
+        self._stale = True  # the wishes, or what is ready, may differ from then
+        self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
+        self._suspect: Step | None = None  # a step of which something was evicted
+        self._threads = OwnThreads()
+        self._wake = trio.Event()
+        slices.attach(self)
+
+    @property
+    def enabled(self) -> bool:
+        """False once this kernel, or this kind of mount, turned out not to be primable."""
+        return self._threads.working
+
+    def stop(self) -> None:
+        """Prime nothing any more."""
+        self._threads.working = False
+        self._wake.set()
+
+    def is_own(self, pid: int) -> bool:
+        """Whether a request comes from this room: `pid` of a FUSE request is the calling thread's id."""
+        return self._threads.has(pid)
+
+    @property
+    def primed(self) -> Collection[Key]:
+        """What is in the page cache, as far as is known: no need to have it in memory too."""
+        return self._primed.keys()
+
+    def changed(self) -> None:
+        """A slice became ready, readers moved, or memory is short: all wishes are looked at again."""
+        self._stale = True
+        self._wake.set()
+
+    def idle(self, key: Key) -> None:
+        """A file is open and nobody seems to read it: its pages may go when room is needed."""
+        if key in self._primed:
+            self._order.make_idle(key)
+
+    def closed(self, key: Key, *, awaited: bool = False) -> None:
+        """A file was closed: its pages may go when room is needed.
+
+        Thousands of small files are closed per second: this looks at nothing that costs more the more is wished.
+        """
+        primed = self._primed.get(key)
+        if primed is not None:
+            primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
+            if (
+                not awaited
+                or self._order.awaited_bytes + primed.length > _AWAITED_SHARE * self._slices.cache.pool.limit
+            ):
+                self._order.consume(key)
+            else:
+                self._order.keep_for_peer(key, primed.length)
+        if self._todo:
+            self._wake.set()
+
+    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None:
+        """Look again which of the files that were closed another reader will open."""
+        for key in self._order.closed():
+            self.closed(key, awaited=is_awaited(key))
+
+    def forget_below(self, step: Step) -> None:
+        """Their names leave the mount, and with the names the kernel drops the pages."""
+        for key in [key for key in self._primed if key[0] < step]:
+            self._forget(key)
+        self._evicted = {key for key in self._evicted if key[0] >= step}
+        self._refused = {key for key in self._refused if key[0] >= step}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Prime, check and drop in the background until cancelled, or until it turns out to be impossible."""
+        task_status.started()
+        while self.enabled:
+            self._wake = trio.Event()
+            if await self._drop_surplus() or await self._check_next() or await self._prime_next():
+                continue
+            await self._wake.wait()
+        for key in list(self._primed):
+            self._forget(key)
+
+    async def _drop_surplus(self) -> bool:
+        pool = self._slices.cache.pool
+        if pool.used <= pool.limit or not self._primed:
+            return False
+        await self._drop([next(iter(self._order), max(self._primed))])
+        return True
+
+    async def _check_next(self) -> bool:
+        """One primed slice of the step that is opened next, if it was not looked at yet.
+
+        Looking costs an open; of many small files a few are asked, and all of them once one is not whole.
+        """
+        for entry, indices in self._slices.wished()[:1]:
+            for index in self._to_look_at(entry.step, indices):
+                primed = self._primed.get((entry.step, index))
+                if primed is not None and not primed.checked:
+                    await self._check((entry.step, index), primed)
+                    return True
+        return False
+
+    def _to_look_at(self, step: Step, indices: Sequence[SliceIndex]) -> Sequence[SliceIndex]:
+        """The same few while readers work through a step: drawn from what is left of it, they would be all in the end."""
+        if step == self._suspect:
+            return indices
+        if self._sample[0] != step:
+            self._sample = step, frozenset(indices[:: max(1, len(indices) // _SAMPLE)])
+        return [index for index in indices if index in self._sample[1]]
+
+    async def _check(self, key: Key, primed: _Primed) -> None:
+        primed.checked = True
+        path = self._pages.path(*key)
+        resident = await self._threads.call(lambda: resident_bytes(path, primed.length))
+        if resident is not None and resident < primed.length and self._primed.get(key) is primed:
+            self._suspect = key[0]
+            self._evicted.add(key)
+            self._forget(key)
+            self._slices.again()
+
+    async def _prime_next(self) -> bool:
+        """The nearest slices that are ready and not in the page cache yet; False if there is none, or no room."""
+        if self._stale:
+            self._stale = False
+            self._todo = deque(self._candidates())
+        batch: list[HeldSlice] = []
+        size = 0
+        while self._todo and len(batch) < _BATCH_FILES and size < BLOCK_BYTES:
+            held = self._todo[0]
+            wanted = held.ready and held.key not in self._primed  # still
+            if wanted and await self._room(held):
+                self._enter(held)
+                batch.append(held)
+                size += held.length
+            elif wanted and held.ready:
+                break  # no room: it is the first when something is closed
+            self._todo.popleft()
+        if batch:
+            await self._prime(batch)
+        return bool(batch)
+
+    def _candidates(self) -> Iterator[HeldSlice]:
+        for entry, indices in self._slices.wished():
+            for index in indices:
+                key = entry.step, index
+                if key in self._primed or key in self._refused:
+                    continue
+                held = self._slices.cache.get(*key)
+                # Priming what is open already would hide from us that it is read.
+                if held is not None and held.ready and held.length and not held.handles:
+                    yield held
+
+    async def _room(self, held: HeldSlice) -> bool:
+        """Charge the slice's pages, dropping consumed and idle ones for it. False: no room, or it was evicted meanwhile."""
+        cache = self._slices.cache
+        while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
+            if not self._order:
+                return False
+            await self._drop(self._order.oldest(held.length, lambda key: self._primed[key].length))
+        if held.ready:
+            return True
+        cache.pool.discharge(held.length)
+        return False
+
+    def _enter(self, held: HeldSlice) -> None:
+        # What was evicted before is not looked at again: a kernel that evicts at once is not fought.
+        self._primed[held.key] = _Primed(held.length, checked=held.key in self._evicted)
+        self.bytes += held.length
+
+    async def _prime(self, batch: Sequence[HeldSlice]) -> None:
+        ready = [held for held in batch if held.ready]
+        stored = await self._store(ready)
+        for held in batch:
+            if held not in ready:
+                self._forget(held.key)  # evicted while room was made for another
+        for held, done in zip(ready, stored, strict=True):
+            if done:
+                self._count(held)
+                self._slices.release_copy(held)
+            else:
+                self._forget(held.key)
+                self._refused.add(held.key)
+
+    def _count(self, held: HeldSlice) -> None:
+        counts = self._slices.counts
+        counts.primed += held.length
+        if held.key in self._evicted:
+            self._evicted.discard(held.key)
+            counts.reprimed_files += 1
+        else:
+            counts.primed_files += 1
+            counts.bytes_delivered += held.length
+
+    async def _store(self, batch: Sequence[HeldSlice]) -> list[bool]:
+        """Which of them are in the page cache now."""
+        work = [
+            (
+                self._pages.path(*held.key),
+                [held.window(n, 0, min(BLOCK_BYTES, piece.length)) for n, piece in enumerate(held.pieces)],
+            )
+            for held in batch
+        ]
+        stored = await self._threads.call(lambda: [self._store_file(path, parts) for path, parts in work])
+        return [False] * len(batch) if stored is None else stored
+
+    def _store_file(self, path: Path, parts: Sequence[memoryview]) -> bool:
+        try:
+            inode = path.stat().st_ino
+        except FileNotFoundError:
+            return False  # not shown here (any more)
+        offset = 0
+        for part in parts:
+            for start in range(0, len(part), CHUNK_BYTES):
+                chunk = part[start : start + CHUNK_BYTES]
+                self._pages.store_pages(inode, offset, chunk)
+                offset += len(chunk)
+        if offset >= CHUNK_BYTES:  # opening a smaller one again would cost more than its reader saves
+            with suppress(OSError):  # evicted at once: found when its turn comes
+                mark_used(path, offset)
+        return True
+
+    async def _drop(self, keys: Sequence[Key]) -> None:
+        paths = [self._pages.path(*key) for key in keys]
+        for key in keys:
+            self._forget(key)
+
+        def drop() -> None:
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    drop_pages(path)
+
+        await self._threads.call(drop)
+
+    def _forget(self, key: Key) -> None:
+        primed = self._primed.pop(key, None)
+        self._order.discard(key)
+        if primed is not None:
+            self.bytes -= primed.length
+            self._slices.cache.pool.discharge(primed.length)
+            self._slices.changed()

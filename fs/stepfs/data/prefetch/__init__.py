@@ -1,0 +1,1 @@
+"""Which slices to fetch before they are opened: access history, window, prefetcher."""

@@ -1,0 +1,111 @@
+"""Where the readers of this node are, from nothing but what they open. Plain state, no I/O, no clock.
+
+Rejected: "the last opened step" and per-descriptor read-ahead. Forked DataLoader workers, several ranks, shuffled
+windows and a validation job beside the training all make the order of opens look random, while the *set* of recently
+opened steps stays one or a few dense runs. So: runs of recently opened steps (gaps up to `GAP_STEPS` belong to a run),
+each with the slices opened in it and the stride of its steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.data.prefetch.order import OrderEvidence
+from stepfs.format.ids import SliceIndex, Step
+
+RECENT_STEPS: Final = 256  # distinct steps remembered; a shuffle window up to this size is understood
+LIVE_STEPS: Final = 48  # a run not touched during so many other steps has no reader any more …
+_LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many readers take turns
+GAP_STEPS: Final = 16
+_PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
+_EVIDENCE_STEPS: Final = 8  # slices are learned from so many steps of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Readers that are near each other."""
+
+    steps: tuple[Step, ...]  # recently opened, ascending
+    indices: frozenset[SliceIndex]  # what is expected to be opened in each step
+    stride: int
+    latest: tuple[Step, ...] = ()  # some of `steps`, opened last first
+    age_steps: int = 0  # distinct steps opened since the oldest of `latest`
+
+    @property
+    def low(self) -> Step:
+        return self.steps[0]
+
+    @property
+    def high(self) -> Step:
+        return self.steps[-1]
+
+
+class Position:
+    """The recently opened files of one mount."""
+
+    def __init__(self) -> None:
+        # Least recently touched first.
+        self._opened: OrderedDict[Step, dict[SliceIndex, None]] = OrderedDict()
+        self.order = OrderEvidence()
+
+    def note(self, step: Step, index: SliceIndex) -> bool:
+        """A file was opened; True if this is a step not opened lately (the readers moved)."""
+        seen = self._opened.get(step)
+        if seen is not None and index in seen and self._is_new_pass(step):
+            for _ in range(max(0, len(self._opened) - _PASS_STEPS)):
+                self._opened.popitem(last=False)
+            seen = self._opened.get(step)
+        if seen is None:
+            self.order.note(step)
+            seen = self._opened[step] = {}
+            fresh = True
+        else:
+            fresh = False
+        seen[index] = None
+        self._opened.move_to_end(step)
+        if len(self._opened) > RECENT_STEPS:
+            self._opened.popitem(last=False)
+        return fresh
+
+    def opened(self, step: Step) -> Collection[SliceIndex]:
+        """Slices of a step that were opened lately: no need to fetch them ahead."""
+        return self._opened.get(step, {}).keys()
+
+    def forget_below(self, step: Step) -> None:
+        for old in [old for old in self._opened if old < step]:
+            del self._opened[old]
+
+    def runs(self) -> list[Run]:
+        """The runs that still have a reader, lowest first."""
+        by_recency = list(reversed(self._opened))
+        recency = {step: rank for rank, step in enumerate(by_recency)}
+        found: list[list[Step]] = []
+        for step in sorted(self._opened):
+            if found and step - found[-1][-1] <= GAP_STEPS:
+                found[-1].append(step)
+            else:
+                found.append([step])
+        live = set(by_recency[: max(LIVE_STEPS, _LIVE_ROUNDS * len(found))])
+        return [self._run(steps, recency) for steps in found if not live.isdisjoint(steps)]
+
+    def _run(self, steps: Sequence[Step], recency: dict[Step, int]) -> Run:
+        latest = sorted(steps, key=recency.__getitem__)[:_EVIDENCE_STEPS]
+        seen: dict[SliceIndex, int] = {}
+        for step in latest:
+            for index in self._opened[step]:
+                seen[index] = seen.get(index, 0) + 1
+        # Once there is evidence, one look at all files of one step (a checksum, a copy) teaches nothing.
+        enough = 1 if len(latest) < _EVIDENCE_STEPS // 2 else 2
+        indices = frozenset(index for index, times in seen.items() if times >= enough)
+        strides = math.gcd(*(step - steps[0] for step in steps[1:]))
+        stride = strides if len(steps) >= _EVIDENCE_STEPS // 2 else 1
+        return Run(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
+
+    def _is_new_pass(self, step: Step) -> bool:
+        latest = list(itertools.islice(reversed(self._opened), _PASS_STEPS))
+        return step not in latest

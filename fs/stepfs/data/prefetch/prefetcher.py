@@ -1,0 +1,218 @@
+"""Fetch ahead what this node will open next: which slices is learned from opens, or told by `--ranks`.
+
+Thin: `position` knows where the readers are, `ahead` decides, `slices` fetches. A task of its own, because the index
+segment of a step may have to be read first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator
+from typing import Final, Protocol
+
+import trio
+
+from stepfs.data.prefetch.hinted import HintedStreams
+from stepfs.data.prefetch.history import Position
+from stepfs.data.prefetch.order import ordered_runs
+from stepfs.data.prefetch.order_hint import Hint
+from stepfs.data.prefetch.window import WINDOW_MIN, Pace, Plan, plan_ahead, plan_start, window_steps
+from stepfs.data.queue import Wish
+from stepfs.data.slices import Slices
+from stepfs.errors import CorruptError, NewerFormatError, StepfsError
+from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+
+_log = logging.getLogger("stepfs.data")
+_GATHER_S: Final = 0.01  # the ranks of a node open a step one after another: plan for all of them together
+_SETTLE_S: Final = 0.05
+_SETTLE_MAX_S: Final = 0.5
+_LOAD_MAX: Final = 0.05  # share of the loop's time that planning for thousands of files may take
+_RETRY_S: Final = 1.0
+_REST_S: Final = 300.0
+_ENTRIES_AT_ONCE: Final = 8
+_ENTRIES_MAX: Final = 64  # before looking where readers are by now
+_BUDGET_SHARE: Final = 0.75  # the rest is for what is open now
+
+
+class Steps(Protocol):
+    """The committed steps as the mount's follower knows them."""
+
+    @property
+    def frontier(self) -> Step: ...
+    @property
+    def first_live_step(self) -> Step: ...
+    def entry_if_loaded(self, step: Step) -> StepEntry | None: ...
+    async def entry(self, step: Step) -> StepEntry: ...
+    async def lone_entry(self, step: Step) -> StepEntry: ...
+
+
+class Prefetcher:
+    """Turns opens into wishes."""
+
+    def __init__(
+        self,
+        slices: Slices,
+        steps: Steps,
+        *,
+        window: int | None = None,
+        told: Collection[SliceIndex] = (),
+        start: Step | None = None,
+    ) -> None:
+        """`window`: steps ahead, fixed (0: none); None adapts. `told`: slices this node reads (`--ranks`). `start`:
+        where reading will begin, fetched before the first open; default the first live step."""
+        self.window = WINDOW_MIN if window is None else window  # in use now
+        self.position = Position()
+        self.hints = HintedStreams()
+        self._pace = Pace()
+        self._slices = slices
+        self._steps = steps
+        self._fixed = window is not None
+        self._told = frozenset(told)
+        self._start = start
+        self._alone: set[Step] = set()  # announced ones in the newest plan
+        self._learned = set(self._told)
+        self._learned_at = float("-inf")
+        self._rest: dict[int, float] = {}  # segments that are damaged → when to look at them again
+        self._wake = trio.Event()
+
+    def note_open(self, step: Step, index: SliceIndex) -> None:
+        """A reader opened this file. Never waits."""
+        fresh = self.hints.note_open(step, index, trio.current_time())
+        if fresh is None:  # not announced: is there an order all the same?
+            fresh = self.position.note(step, index)
+        if fresh:
+            self._pace.note(trio.current_time())
+        if index not in self._learned:
+            self._learned.add(index)
+            self._learned_at = trio.current_time()
+        self._rest.pop(step // SEGMENT_STEPS, None)
+        self._wake.set()
+
+    def accept(self, hint: Hint) -> None:
+        """A trainer says what it will open next; `UsageError` if that makes no sense."""
+        self.hints.accept(hint, trio.current_time())
+        self._wake.set()
+
+    def note_frontier(self) -> None:
+        """Steps were committed or reclaimed."""
+        self._wake.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Plan whenever something changed, until cancelled."""
+        task_status.started()
+        cost_s = 0.0
+        while True:
+            await trio.sleep(max(_GATHER_S, cost_s / _LOAD_MAX))
+            await self._until_settled()
+            self._wake = trio.Event()
+            began = time.thread_time()  # the processor's, so neither waiting nor a virtual clock matters
+            retry = not await self._grant(self._plan())
+            cost_s = time.thread_time() - began
+            with trio.move_on_after(_RETRY_S if retry else float("inf")):
+                await self._wake.wait()
+
+    async def _until_settled(self) -> None:
+        """While slices are still being learned, plans for a part of them would cost a GET per rank."""
+        with trio.move_on_after(_SETTLE_MAX_S):
+            while (wait := self._learned_at + _SETTLE_S - trio.current_time()) > 0:  # noqa: ASYNC110 -- for quiet
+                await trio.sleep(wait)
+
+    def _plan(self) -> Plan:
+        first, frontier = self._steps.first_live_step, self._steps.frontier
+        self.position.forget_below(first)
+        if self._fixed and not self.window:
+            return []
+        opened = self.position.runs()
+        runs = ordered_runs(opened, self.position.order, first=first, frontier=frontier)
+        learned = sum(len(self._told or run.indices) for run in runs)
+        hinted = self.hints.plan(
+            told=self._told,
+            window_of=lambda announced: self._affordable(learned + announced),
+            first=first,
+            frontier=frontier,
+            now=trio.current_time(),
+        )
+        self._alone = {step for step, _ in hinted}
+        if not opened and not hinted:
+            start = first if self._start is None else max(first, self._start)
+            return plan_start(self._told, window=self.window, first=start, frontier=frontier)
+        if not hinted:
+            self._affordable(learned)
+        plan = plan_ahead(
+            runs,
+            self.position.opened,
+            told=self._told,
+            window=self.window,
+            first=first,
+            frontier=frontier,
+            fixed=self._fixed,
+        )
+        low = min((step for step, _ in plan), default=opened[0].low if opened else first)
+        self._slices.set_low(first if hinted else low)  # of announced steps none is passed over
+        return hinted + [wish for wish in plan if wish[0] not in self._alone]
+
+    def _affordable(self, slices: int) -> int:
+        """The window from now on, for so many slices a step."""
+        if not self._fixed:
+            self.window = window_steps(
+                pace=self._pace.steps_per_s(),
+                latency_s=self._slices.latency_s,
+                step_bytes=slices * self._slices.slice_bytes,
+                budget_bytes=int(_BUDGET_SHARE * self._slices.capacity_bytes),
+            )
+        return self.window
+
+    async def _grant(self, plan: Plan) -> bool:
+        """Wish for what is known at once; load the index of the rest meanwhile. False: try again later."""
+        wishes: list[Wish] = []
+        missing: set[int] = set()  # segments; whoever opens a file of theirs is told why
+        behind = await self._load_alone(plan)
+        for step, indices in plan:
+            entry = self._steps.entry_if_loaded(step)
+            segment = step // SEGMENT_STEPS
+            rested = trio.current_time() >= self._rest.get(segment, float("-inf"))
+            if entry is None and segment not in missing and rested and step not in self._alone:
+                self._slices.wish(wishes)
+                try:
+                    entry = await self._steps.entry(step)
+                except StepfsError as error:
+                    _log.info("step %d is not fetched ahead: %s", step, error)
+                    if isinstance(error, (CorruptError, NewerFormatError)):  # as it will be next time
+                        self._rest[segment] = trio.current_time() + _REST_S
+                    else:
+                        missing.add(segment)
+            if entry is None:
+                continue
+            slices = entry.tgb.slices
+            wishes.append((entry, [index for index in indices if index < slices]))
+        self._slices.wish(wishes)
+        return not missing and not behind
+
+    async def _load_alone(self, plan: Plan) -> bool:
+        """The index of announced steps, which lie anywhere: several at a time. True if some cannot be read now."""
+        table = self._steps
+        unknown = [step for step, _ in plan if step in self._alone and table.entry_if_loaded(step) is None]
+        if not unknown:
+            return False
+        known = ((table.entry_if_loaded(step), indices) for step, indices in plan)
+        self._slices.wish([(entry, indices) for entry, indices in known if entry is not None])
+        failed = False
+
+        async def load(steps: Iterator[Step]) -> None:
+            nonlocal failed
+            for step in steps:
+                try:
+                    await table.lone_entry(step)
+                except StepfsError as error:
+                    _log.info("step %d is not fetched ahead: %s", step, error)
+                    failed = True
+
+        async with trio.open_nursery() as nursery:
+            steps = iter(unknown[:_ENTRIES_MAX])
+            for _ in range(_ENTRIES_AT_ONCE):
+                nursery.start_soon(load, steps)
+        if len(unknown) > _ENTRIES_MAX and not failed:
+            self._wake.set()  # plan again: readers may have moved
+        return failed

@@ -1,0 +1,56 @@
+"""What slices, the primer and the mount need of each other, as small protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Protocol
+
+from stepfs.format.ids import SliceIndex, Step
+
+Key = tuple[Step, SliceIndex]
+
+
+class PageCache(Protocol):
+    """What the mount lends. Called in worker threads only; OSError where it cannot be done."""
+
+    def path(self, step: Step, index: SliceIndex) -> Path:
+        """The file of a slice, through the mount."""
+        ...
+
+    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
+        """`pyfuse3.notify_store`."""
+        ...
+
+
+class Priming(Protocol):
+    """`stepfs.data.pagecache.primer.Primer`, as slices notify it."""
+
+    @property
+    def primed(self) -> Collection[Key]: ...
+    def changed(self) -> None: ...
+    def idle(self, key: Key) -> None: ...
+    def closed(self, key: Key, *, awaited: bool) -> None: ...
+    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None: ...
+    def forget_below(self, step: Step) -> None: ...
+
+
+class Unprimed:
+    """A mount whose page cache is left to the kernel."""
+
+    primed: Collection[Key] = ()
+
+    def changed(self) -> None:
+        """Nothing is primed."""
+
+    def idle(self, key: Key) -> None:
+        """Nothing is primed."""
+
+    def closed(self, key: Key, *, awaited: bool) -> None:
+        """Nothing is primed."""
+
+    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None:
+        """Nothing is primed."""
+
+    def forget_below(self, step: Step) -> None:
+        """Nothing is primed."""

@@ -1,0 +1,132 @@
+"""What to fetch next: demands of open files, then wishes, planned as late as possible so that neighbours join.
+
+Without I/O and without waiting. Demands of one turn of the loop are planned together, with the wishes for the same
+step; wishes one step at a time, whenever the queue is empty. A wish that was opened since it was made is a demand
+that may be served and gone by now, so it is void; one that failed lately rests, or a missing object would be asked
+for in a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Final
+
+import trio
+
+from stepfs.data.blocks import Block, HeldSlice, State
+from stepfs.data.cache.memory import Cache
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+
+_REST_S: Final = 10.0
+
+Key = tuple[Step, SliceIndex]
+Wish = tuple[StepEntry, Sequence[SliceIndex]]
+
+
+class Agenda:
+    """The queue of blocks to fetch."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        on_disk: Callable[[HeldSlice], bool],
+        primed: Callable[[], Container[Key]],
+    ) -> None:
+        self._cache = cache
+        self._primed = primed
+        self._on_disk = on_disk
+        self._demands: dict[Step, tuple[StepEntry, set[SliceIndex]]] = {}
+        self.wishes: list[Wish] = []
+        self._wish_at = 0  # wishes before it were planned
+        self._granted: set[Key] = set()  # opened since the wishes were made
+        self._rest: dict[Key, float] = {}
+        self._queue: list[Block] = []
+
+    def demand(self, held: HeldSlice) -> None:
+        """An open file needs all of this slice."""
+        self._demands.setdefault(held.entry.step, (held.entry, set()))[1].add(held.index)
+
+    def opened(self, held: HeldSlice) -> None:
+        self._granted.add(held.key)
+
+    def closed(self, held: HeldSlice) -> None:
+        """Nobody reads it any more: what was not started is not worth fetching."""
+        if held.entry.step in self._demands:
+            self._demands[held.entry.step][1].discard(held.index)
+        for block in self._queue:
+            if held in block.owners and block.state is State.QUEUED and not block.pinned:
+                self._cache.drop(block)
+
+    def wish(self, wishes: Iterable[Wish]) -> None:
+        """Replace the wishes, nearest first; what was queued for former ones is dropped."""
+        self.wishes = list(wishes)
+        self._wish_at = 0
+        self._granted.clear()
+        wished = {(entry.step, index) for entry, indices in self.wishes for index in indices}
+        for block in self._queue:
+            if (
+                block.state is State.QUEUED
+                and not block.pinned
+                and wished.isdisjoint(o.key for o in block.owners)
+            ):
+                self._cache.drop(block)
+
+    def replan(self) -> None:
+        """Something that was at hand, or thought to be, is gone: look at all wishes again."""
+        self._wish_at = 0
+
+    def forget_below(self, step: Step) -> None:
+        self.wishes = [wish for wish in self.wishes if wish[0].step >= step]
+        self._wish_at = 0
+
+    def failed(self, block: Block) -> None:
+        """The block cannot be had now; only readers try again at once."""
+        for owner in block.owners:
+            self._rest[owner.key] = trio.current_time() + _REST_S
+
+    def next(self, *, prefetch: bool) -> Block | None:
+        """The most urgent block, still queued; with `prefetch`, not only for open files."""
+        for entry, indices in self._demands.values():
+            also = [wish for wish in self.wishes if wish[0].step == entry.step]
+            self._plan(entry, indices.union(*map(self._standing, also)))
+        self._demands.clear()
+        self._queue = [block for block in self._queue if block.state is State.QUEUED]
+        while prefetch and not self._queue and self._wish_at < len(self.wishes):
+            wish = self.wishes[self._wish_at]
+            self._wish_at += 1
+            self._plan(wish[0], self._standing(wish))
+        block = min(self._queue, key=_urgency, default=None)
+        return block if block is not None and (block.pinned or prefetch) else None
+
+    def _plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> None:
+        self._cache.needed(entry.step)
+        fetched = []
+        for index in indices:
+            if self._on_disk(self._cache.hold(entry, index)):
+                self._queue += self._cache.plan(entry, [index])  # a file each
+            else:
+                fetched.append(index)
+        self._queue += self._cache.plan(entry, fetched)
+
+    def _standing(self, wish: Wish) -> list[SliceIndex]:
+        """What of a wish is neither granted by now, nor resting, nor where readers find it without us."""
+        entry, wished = wish
+        step, granted, primed = entry.step, self._granted, self._primed()
+        standing = [index for index in wished if (step, index) not in primed and (step, index) not in granted]
+        if self._rest:
+            now = trio.current_time()
+            self._rest = {key: until for key, until in self._rest.items() if until > now}
+            standing = [index for index in standing if (step, index) not in self._rest]
+        return standing
+
+
+def _urgency(block: Block) -> tuple[int, int, int]:
+    """Smallest first: a reader is blocked on it; of an open file, nearest to where it is read; the nearest step."""
+    if block.waiting:
+        return 0, 0, 0
+    if block.pinned:
+        piece = block.range.pieces[0]
+        ahead = piece.block - min(owner.reading for owner in block.owners)
+        return 1, 0 if ahead >= 0 else 1, abs(ahead)
+    return 2, block.step, block.range.offset

@@ -1,0 +1,289 @@
+"""A new lake that shares the immutable data of another: the answer to a loss spike, and to damage.
+
+The fork holds a group in its parent, so the parent's reclaimers keep what the fork names; then its own log starts with
+one *origin* commit and the snapshot that goes with it, and its identity is written last, so a half-made fork is no
+lake (unfinished_fork.py). Numbers of steps before STEP are the parent's: a checkpoint taken before the spike resumes in
+the fork unchanged. Producers find their seq and position in the snapshot and continue where the parent's stood; what
+`skip` and `until` leave out they have already produced, and it stays out. Of a damaged parent they continue where its
+last good commit stood, and produce again what came after.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock
+from stepfs.errors import (
+    AbsentError,
+    RefusedError,
+    StepfsError,
+    UsageError,
+    WithdrawnError,
+)
+from stepfs.format.commit import CommitKind, Origin, chain_digest
+from stepfs.format.fork_marker import NO_END, Cut, ForkMarker
+from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
+from stepfs.format.keys import floor_prefix, log_prefix, new_lake_id, numbered, segment_key, snapshot_prefix
+from stepfs.format.records import RECORD_ID_BYTES, FloorRecord, LakeIdentity, encode_floor
+from stepfs.format.snapshot import (
+    LogState,
+    Segment,
+    StepEntry,
+    encode_segment,
+    encode_snapshot,
+    genesis,
+    pack_ref,
+)
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake, open_lake, refuse_existing
+from stepfs.lake.log.append import ownerless
+from stepfs.lake.log.lone_entries import write_step_records
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.rehearsal import rehearsed
+from stepfs.lake.sequence import create_own
+from stepfs.lake.unfinished_fork import group_name, mark, markers, undo, undo_others, unmark
+from stepfs.store.api import Store
+
+_log = logging.getLogger("stepfs.lake.fork")
+
+_FIRST_VERSION: Final = Version(1)  # with floor 1 nobody takes the origin commit for the start of a history
+_RETIRE_S: Final = 30.0
+_ROUNDS_MAX: Final = 16
+
+
+def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
+    """Stretches of parent steps in the fork's order. `UsageError` if they do not fit the parent."""
+    if not first_live <= cut.step <= next_step:
+        raise UsageError(f"the fork point must be a live step: {first_live} to {next_step}, not {cut.step}")
+    if not cut.step <= cut.skip_first <= cut.skip_end:
+        raise UsageError(f"--skip {cut.skip_first}:{cut.skip_end} must lie at or after step {cut.step}")
+    if cut.until < cut.step:
+        raise UsageError(f"--until {cut.until} must lie at or after step {cut.step}")
+    if next_step < cut.until < NO_END:
+        raise UsageError(f"--until {cut.until}: the parent has {next_step} steps")
+    end = min(cut.until, next_step)
+    kept_until, kept_from = min(cut.skip_first, end), min(cut.skip_end, end)
+    return [range(first_live, kept_until), range(kept_from, end)]
+
+
+async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeIdentity:
+    """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
+
+    A fork to the same place that was killed before is finished or undone. Of a parent that was opened with
+    `until_damage` the fork has what comes before the damage.
+    """
+    finished = await _finish_former(parent, store, cut, clock)
+    if finished is not None:
+        return finished
+    # A mistake is said before anything is written.
+    parent_steps(cut, parent.first_live_step, parent.state.next_step)
+    marker = ForkMarker(new_lake_id(), parent.store.url, parent.identity.lake_id, cut)
+    filled = False
+    try:
+        await mark(store, marker)
+        await _hold(parent, marker.lake_id, clock)
+        await _write(parent, store, marker.lake_id, cut, clock)
+        filled = True
+        identity = await create_lake(
+            store,
+            slices=parent.identity.slices,
+            ext=parent.identity.ext,
+            check_payload=parent.identity.check_payload,
+            clock=clock,
+            lake_id=marker.lake_id,
+        )
+    except BaseException as error:
+        # A fork that is there, whatever became of the answer, needs what the group holds.
+        with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
+            if not filled or (isinstance(error, RefusedError) and not await _exists(store, marker.lake_id)):
+                await undo(store, marker, parent.store, parent.identity, clock)
+        raise
+    await _clear(parent, store, identity, clock)
+    return identity
+
+
+async def _finish_former(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeIdentity | None:
+    """The lake that an earlier start of the same fork made before it was killed. `RefusedError` for any other lake."""
+    try:
+        there = await open_lake(store)
+    except AbsentError:
+        return None
+    same = False
+    for marker in await markers(store):
+        same |= (marker.lake_id, marker.parent_id, marker.cut) == (
+            there.lake_id,
+            parent.identity.lake_id,
+            cut,
+        )
+    await _clear(parent, store, there, clock)
+    if same:
+        return there
+    await refuse_existing(store)
+    return None
+
+
+async def _clear(parent: LogReader, store: Store, identity: LakeIdentity, clock: Clock) -> None:
+    """What killed forks to this place left goes: `identity` is the lake here, so theirs never will be one.
+
+    Its failure is no failure of the fork; the next start tries again.
+    """
+    try:
+        await undo_others(store, identity.lake_id, parent.store, parent.identity, clock)
+        await unmark(store, identity.lake_id)
+    except StepfsError as error:
+        _log.warning("%s: something of a fork that was killed is left: %s", store.url, error)
+
+
+async def _hold(parent: LogReader, lake_id: str, clock: Clock) -> None:
+    """Keep the parent's live steps; its reclaimers may advance while this looks."""
+    group = Group.of(parent.store, parent.identity, group_name(lake_id), clock)
+    for _ in range(_ROUNDS_MAX):
+        with suppress(WithdrawnError):
+            await group.add(parent.first_live_step)
+            return
+        await _look(parent)
+    raise RefusedError(f"{parent.store.url}: reclaimers keep moving; stop them, or fork again")
+
+
+async def _look(parent: LogReader) -> None:
+    """News of the parent; of a damaged one there are none, but its floor may move."""
+    if parent.damage is None:
+        await parent.poll()
+    if await parent.confirm():
+        return
+    if parent.damage is not None:
+        raise RefusedError(f"{parent.store.url}: its log was reclaimed meanwhile; fork again")
+    await parent.reopen()
+
+
+async def _exists(store: Store, lake_id: str) -> bool:
+    try:
+        return (await open_lake(store)).lake_id == lake_id
+    except AbsentError:
+        return False
+
+
+async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, clock: Clock) -> None:
+    """Everything but the identity, which makes it a lake."""
+    await _look(parent)
+    stretches = parent_steps(cut, parent.first_live_step, parent.state.next_step)
+    origin = Origin(
+        url=parent.store.url,
+        lake_id=parent.identity.lake_id,
+        skip_first=cut.skip_first,
+        skip_end=cut.skip_end,
+        end=Step(parent.first_live_step + sum(map(len, stretches))),
+    )
+    state = await _fill(parent, store, lake_id, origin, stretches, clock=clock)
+    record = FloorRecord(
+        record_id=entropy.token(RECORD_ID_BYTES),
+        floor=_FIRST_VERSION,
+        first_live_step=parent.first_live_step,
+        closing=parent.first_live_step,
+        deleted_bytes=0,
+        time_ms=state.time_ms,
+    )
+    await _create(store, numbered(floor_prefix(lake_id), 0), encode_floor(lake_id, record))
+
+
+async def _renumbered(parent: LogReader, stretches: list[range]) -> AsyncIterator[StepEntry]:
+    """The parent's entries as the fork's: dense step numbers, every object one origin further away."""
+    step = stretches[0].start
+    for stretch in stretches:
+        for number in stretch:
+            entry = await parent.entry(Step(number))
+            tgb = replace(entry.tgb, origin=entry.tgb.origin + 1)
+            yield replace(entry, step=Step(step), version=_FIRST_VERSION, tgb=tgb)
+            step += 1
+
+
+async def _fill(
+    parent: LogReader,
+    store: Store,
+    lake_id: str,
+    origin: Origin,
+    stretches: list[range],
+    *,
+    clock: Clock,
+) -> LogState:
+    """Write the fork's segments, origin commit and snapshot; everything but what makes it a lake."""
+    first_live = parent.first_live_step
+    first_segment = SegmentIndex(first_live // SEGMENT_STEPS)
+    base = genesis(lake_id, parent.identity.slices)
+    # Steps of the boundary segment that the parent has given up stand as empty places, so that segments stay whole.
+    kept: list[StepEntry] = await _placeholders(parent, first_segment, stretches)
+    full: list[list[StepEntry]] = []
+    async for entry in _renumbered(parent, stretches):
+        kept.append(entry)
+        if len(kept) == SEGMENT_STEPS:
+            full.append(kept)
+            kept = []
+    assert (first_segment + len(full)) * SEGMENT_STEPS + len(kept) == origin.end
+    live = [entry for part in (*full, kept) for entry in part if entry.step >= first_live]
+    head = replace(
+        base,
+        version=Version(_FIRST_VERSION - 1),
+        next_step=origin.end,
+        time_ms=parent.state.time_ms,
+        total_bytes=sum(entry.tgb.payload_bytes for entry in live),
+        total_records=sum(entry.tgb.records for entry in live),
+    )
+    commit = replace(ownerless(head, CommitKind.ORIGIN, clock), origin=origin)
+    body = rehearsed(head, commit)
+    digest = chain_digest(commit.prev_digest, body)
+    segments = [
+        Segment(SegmentIndex(first_segment + number), digest, tuple(part)) for number, part in enumerate(full)
+    ]
+    state = replace(
+        head,
+        version=commit.version,
+        digest=digest,
+        time_ms=commit.time_ms,
+        producers={
+            name: replace(producer, version=commit.version)
+            for name, producer in parent.state.producers.items()
+        },
+        origins=(origin, *parent.state.origins),
+        first_segment=first_segment,
+        segment_refs=b"".join(pack_ref(segment) for segment in segments),
+        tail=tuple(kept),
+    )
+    for segment in segments:
+        await _create(store, segment_key(lake_id, segment.index), encode_segment(lake_id, segment))
+        await write_step_records(store, lake_id, parent.identity.slices, segment)
+    await _create(store, numbered(log_prefix(lake_id), commit.version), body)
+    await _create(store, numbered(snapshot_prefix(lake_id), commit.version), encode_snapshot(state))
+    return state
+
+
+async def _placeholders(
+    parent: LogReader, first_segment: SegmentIndex, stretches: list[range]
+) -> list[StepEntry]:
+    """Entries for the steps of a segment that lie below the first live one; they are never shown nor read."""
+    start, first_live = first_segment * SEGMENT_STEPS, stretches[0].start
+    if first_live == start:
+        return []
+    # Any entry will do, but the first live one may stand in a damaged segment that the fork leaves out.
+    kept = [stretch.start for stretch in stretches if stretch]
+    if kept:
+        pattern = await parent.entry(Step(kept[0]))
+    elif parent.state.tail:
+        pattern = parent.state.tail[-1]
+    else:
+        pattern = await parent.entry(Step(first_live))
+    tgb = replace(pattern.tgb, origin=pattern.tgb.origin + 1)
+    return [
+        replace(pattern, step=Step(step), version=_FIRST_VERSION, tgb=tgb)
+        for step in range(start, first_live)
+    ]
+
+
+async def _create(store: Store, key: str, body: bytes) -> None:
+    await create_own(store, key, body, "fork again, to the same or another URL")

@@ -1,0 +1,85 @@
+"""Opening and creating a lake: identity first, because everything else lives under its random id."""
+
+from __future__ import annotations
+
+from stepfs.clock import Clock, SystemClock
+from stepfs.command_hint import command
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.format.ids import SLICES_MAX
+from stepfs.format.keys import LAKE, new_lake_id
+from stepfs.format.payload_kind import CHECKED_EXTENSIONS, is_checkable
+from stepfs.format.records import LakeIdentity, check_ext, decode_lake, encode_lake
+from stepfs.lake.sequence import Lost, Unknown, take_slot
+from stepfs.store.api import Store
+from stepfs.store.probe import probe_store
+
+
+async def create_lake(
+    store: Store,
+    *,
+    slices: int,
+    ext: str = ".pt",
+    check_payload: bool = False,
+    clock: Clock | None = None,
+    lake_id: str | None = None,
+) -> LakeIdentity:
+    """Create a lake with `slices` files per step. Probes the store for honest conditional writes first.
+
+    `check_payload`: the lake promises that its slices are files of kind `ext`, and producers look. `lake_id` is given
+    by a fork, which fills the lake before its identity makes it exist. Raises `RefusedError` if there is a lake
+    already or the store is unfit, `UsageError` for a bad number of slices or extension.
+    """
+    if not 0 < slices <= SLICES_MAX:
+        raise UsageError(f"--slices {slices}: use 1 to {SLICES_MAX}")
+    check_ext(ext)
+    if check_payload and not is_checkable(ext):
+        raise UsageError(
+            f"--check-payload: nothing tells a {ext} file from other bytes; leave it out, or use one of "
+            + " ".join(CHECKED_EXTENSIONS)
+        )
+    await refuse_existing(store)
+    await probe_store(store, thorough=True)
+    now_ms = (clock or SystemClock()).now_ms()
+    identity = LakeIdentity(lake_id or new_lake_id(), slices, ext, now_ms, check_payload)
+    outcome = await take_slot(store, LAKE, encode_lake(identity))
+    if isinstance(outcome, Unknown):
+        raise StoreUnreachableError(
+            f"{store.url}: the store stopped answering{outcome.why}; run `stepfs init` again to see"
+        )
+    if isinstance(outcome, Lost):
+        await refuse_existing(store)
+        raise RefusedError(
+            f"{store.url}: the store refused to create a lake as if one were here, and none is: another process"
+            " removed it just now, or the store erred; try again"
+        )
+    return identity
+
+
+async def open_lake(store: Store) -> LakeIdentity:
+    """Read the identity of an existing lake; `AbsentError` if there is none under the URL."""
+    data = await store.get(LAKE, bytes_max=1 << 20)
+    if data is None:
+        raise AbsentError(
+            f"{store.url} is not a lake (it holds no {LAKE}); create one with `{command('stepfs', 'init', store.url, '…')}`"
+        )
+    return decode_lake(data, f"{store.url}/{LAKE}")
+
+
+async def check_identity(store: Store, identity: LakeIdentity) -> None:
+    """Refuse to go on if the lake was dropped, or recreated, under the same URL (hazard 7)."""
+    found = await open_lake(store)
+    if found.lake_id != identity.lake_id:
+        raise RefusedError(
+            f"{store.url}: the lake was recreated (it was {identity.lake_id}, now {found.lake_id}); "
+            "stop what still uses the old one"
+        )
+
+
+async def refuse_existing(store: Store) -> None:
+    """`RefusedError` if there is a lake under the URL."""
+    data = await store.get(LAKE, bytes_max=1 << 20)
+    if data is not None:
+        found = decode_lake(data, f"{store.url}/{LAKE}")
+        raise RefusedError(
+            f"{store.url} is a lake already ({found.slices} slices, {found.ext}); use it, or choose another prefix"
+        )

@@ -1,0 +1,128 @@
+"""Appending a commit that an operator makes and no producer: the seal of a lake, the end of a producer that is gone.
+
+The same loop as a producer's (producer/COMMIT.md) without data, epochs or pending work to carry over: follow, make
+the next commit from the head, take the slot, look at the floor; start over when the slot went to somebody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError
+from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
+from stepfs.format.ids import Epoch, Version
+from stepfs.format.keys import log_prefix, numbered
+from stepfs.format.snapshot import LogState
+from stepfs.lake.log.apply import ChainError
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.rehearsal import rehearsed
+from stepfs.lake.sequence import Lost, Mine, take_slot
+
+_ROUNDS_MAX: Final = 64
+_RETRY_S: Final = 0.02
+
+
+async def seal(reader: LogReader, clock: Clock) -> bool:
+    """Declare that no more steps will come; False if the lake was sealed already."""
+
+    def make(head: LogState) -> Commit | None:
+        return None if head.sealed else ownerless(head, CommitKind.SEAL, clock)
+
+    return await _append(reader, make)
+
+
+async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> bool:
+    """Commit the epoch with which a producer retires, for one that will not come back to do so itself.
+
+    Whoever still runs under this id is fenced by it; what it uploaded and never committed can go. A later start is
+    allowed and continues its seqs. False if there was nothing to do: retired already, sealed. `AbsentError` if the lake
+    does not know the id.
+    """
+
+    def make(head: LogState) -> Commit | None:
+        known = head.producers.get(producer_id)
+        if known is None or known.retired or head.sealed:
+            return None
+        return replace(
+            ownerless(head, CommitKind.EPOCH, clock),
+            producer_id=producer_id,
+            epoch=Epoch(known.epoch + 1),
+            incarnation=entropy.token(COMMIT_ID_BYTES),
+            next_seq=known.next_seq,
+            position=known.position,
+            retired=True,
+        )
+
+    fresh = await _append(reader, make)
+    if producer_id not in reader.state.producers:
+        raise AbsentError(
+            f"{reader.store.url}: no producer {producer_id!r}; `stepfs status` lists those that the lake knows"
+        )
+    return fresh
+
+
+def ownerless(head: LogState, kind: CommitKind, clock: Clock) -> Commit:
+    """A commit of no producer that follows `head` and changes no step."""
+    return Commit(
+        version=Version(head.version + 1),
+        lake_id=head.lake_id,
+        kind=kind,
+        commit_id=entropy.token(COMMIT_ID_BYTES),
+        prev_digest=head.digest,
+        producer_id="",
+        epoch=Epoch(0),
+        incarnation=bytes(COMMIT_ID_BYTES),
+        next_seq=0,
+        position=b"",
+        first_step=head.next_step,
+        tgbs=(),
+        time_ms=max(clock.now_ms(), head.time_ms + 1),
+        total_bytes=head.total_bytes,
+        total_records=head.total_records,
+    )
+
+
+async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) -> bool:
+    for attempt in range(_ROUNDS_MAX):
+        if attempt:
+            await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 16)))
+        await _follow(reader)
+        commit = make(reader.head)
+        if commit is None:
+            if await reader.confirm():
+                return False
+            await reader.reopen()  # what says that it is done may be a reclaimed slot, taken again
+            continue
+        body = rehearsed(reader.head, commit)
+        outcome = await take_slot(
+            reader.store, numbered(log_prefix(reader.identity.lake_id), commit.version), body
+        )
+        if isinstance(outcome, Lost):
+            if not outcome.taken:
+                await reader.reopen()
+            continue
+        if not isinstance(outcome, Mine):
+            raise StoreUnreachableError(
+                f"{reader.store.url}: the store stopped answering; run it again to see"
+            )
+        reader.extend(commit, body)
+        if await reader.confirm():
+            return True
+        await reader.reopen()
+    raise RefusedError(f"{reader.store.url}: producers commit all the time; stop them, or try again")
+
+
+async def _follow(reader: LogReader) -> None:
+    try:
+        await reader.catch_up()
+    except ChainError:
+        # A zombie in a slot below the floor does not chain either; only a floor that stands still means damage.
+        if await reader.confirm():
+            raise
+        await reader.reopen()

@@ -1,0 +1,46 @@
+"""What a log that is damaged says of the commits from the damage on: nobody can follow them, some can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format.commit import decode_commit
+from stepfs.format.ids import Step, Version
+from stepfs.format.keys import log_prefix, number_of, numbered
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.tail import read_versions
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a fork up to the damage does not have, as far as it can be told."""
+
+    commits: int  # objects in the log from the first damaged version on
+    next_step: Step  # one past the last step that is known to have been committed
+    next_seqs: Mapping[str, int]  # of producers known to have committed more
+
+
+async def left_out(reader: LogReader) -> LeftOut:
+    """Read what is there from the damage on; of a reader without damage there is nothing."""
+    if reader.damage is None:
+        return LeftOut(0, reader.state.next_step, {})
+    prefix, first = log_prefix(reader.identity.lake_id), reader.damage.version
+    listed = await reader.store.list(prefix, after=numbered(prefix, first - 1) if first > 0 else prefix)
+    numbers = [number for entry in listed if (number := number_of(prefix, entry.key)) is not None]
+    next_step = reader.state.next_step
+    next_seqs: dict[str, int] = {}
+    versions = [Version(number) for number in numbers]
+    async with aclosing(read_versions(reader.store, reader.identity.lake_id, versions)) as bodies:
+        async for key, body in bodies:
+            try:
+                commit = decode_commit(body, key)
+            except (CorruptError, NewerFormatError):
+                continue
+            next_step = max(next_step, commit.next_step)
+            known = reader.state.producers.get(commit.producer_id)
+            if commit.next_seq > (known.next_seq if known else 0):
+                next_seqs[commit.producer_id] = commit.next_seq
+    return LeftOut(len(numbers), next_step, next_seqs)

@@ -1,0 +1,147 @@
+"""Index entries of steps that are opened out of order: one small ranged GET each, instead of their whole segment.
+
+Advice for speed, nothing else: what is missing or damaged here is read from the segment, which every lake has. Three
+rules decide when the segment is the better choice all the same:
+* a step beside one of the last that were asked for is part of a scan (`ls -R`, a reader that starts): the whole segment;
+* so is a step of a segment that is being loaded anyway;
+* a segment whose steps were asked for so often that its own bytes cost no more than `SEGMENT_SHARE_BYTES` for each is
+  loaded as well, if it displaces no other. From then on its steps cost no request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict, deque
+from typing import Final
+
+from stepfs.errors import CorruptError, NewerFormatError, StepfsError
+from stepfs.format.descriptor import SLICE_ENTRY_BYTES
+from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
+from stepfs.format.keys import entries_key
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import Segment, StepEntry
+from stepfs.format.step_records import (
+    DIGEST_BYTES,
+    Elsewhere,
+    StepRecord,
+    decode_step_record,
+    encode_step_records,
+    place_of,
+    stride_bytes,
+)
+from stepfs.store.api import Store
+
+_log = logging.getLogger("stepfs.lake.log")
+
+SEGMENT_SHARE_BYTES: Final = 16 << 10
+_BYTES_MAX: Final = 16 << 20
+_OBJECT_BYTES: Final = 1024  # what an entry takes in memory besides its slices
+_RECENT_STEPS: Final = 16
+_BESIDE_STEPS: Final = 2
+
+
+class LoneEntries:
+    """Entries of one lake that were read one by one, least recently used first out."""
+
+    def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _BYTES_MAX) -> None:
+        self._store = store
+        self._identity = identity
+        self._stride = stride_bytes(identity.slices)
+        self._kept_max = max(16, bytes_max // (_OBJECT_BYTES + SLICE_ENTRY_BYTES * identity.slices))
+        self._entries: OrderedDict[Step, StepEntry] = OrderedDict()
+        self._recent: deque[Step] = deque(maxlen=_RECENT_STEPS)
+        self._asked: Counter[SegmentIndex] = Counter()
+        self._unusable: set[SegmentIndex] = (
+            set()
+        )  # no such object (an older stepfs wrote the segment), or damaged
+        self._history = 0  # how often everything was forgotten
+
+    def get(self, step: Step) -> StepEntry | None:
+        """The entry if it is in memory."""
+        entry = self._entries.get(step)
+        if entry is not None:
+            self._entries.move_to_end(step)
+        return entry
+
+    def note(self, step: Step) -> None:
+        """A step of a segment that is not in memory is asked for."""
+        self._recent.append(step)
+        self._asked[SegmentIndex(step // SEGMENT_STEPS)] += 1
+
+    def is_scan(self, step: Step) -> bool:
+        """Whether a neighbour was asked for a moment ago."""
+        return any(0 < abs(step - other) <= _BESIDE_STEPS for other in self._recent)
+
+    def pays_whole(self, index: SegmentIndex) -> bool:
+        """Whether the segment was asked for so often that loading it whole would have cost no more."""
+        return self._asked[index] * SEGMENT_SHARE_BYTES >= SEGMENT_STEPS * self._stride
+
+    async def load(self, step: Step, ref: tuple[int, bytes]) -> StepEntry | None:
+        """Read one entry, checked against its segment's 16-byte reference; None: read the segment.
+
+        `StoreUnreachableError`, `RefusedError` as for any object.
+        """
+        index = SegmentIndex(step // SEGMENT_STEPS)
+        if index in self._unusable:
+            return None
+        history = self._history
+        try:
+            record = await self._read(step)
+        except (CorruptError, NewerFormatError) as error:
+            _log.info("%s; its segment is read instead", error)
+            record = None
+        if history != self._history:
+            return None
+        if record is None or not self._belongs(record, step, ref):
+            self._unusable.add(index)
+            return None
+        self._entries[step] = record.entry
+        while len(self._entries) > self._kept_max:
+            self._entries.popitem(last=False)
+        return record.entry
+
+    def clear(self) -> None:
+        """Forget everything: the lake may have another history than was read."""
+        self._history += 1
+        self._entries.clear()
+        self._asked.clear()
+        self._unusable.clear()
+
+    def forget_segment(self, index: SegmentIndex) -> None:
+        """The whole segment is in memory now."""
+        self._asked.pop(index, None)
+        for step in range(index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS):
+            self._entries.pop(Step(step), None)
+
+    async def _read(self, step: Step) -> StepRecord | None:
+        found = await self._read_at(step, place_of(step, self._identity.slices), self._stride)
+        if isinstance(found, Elsewhere):
+            found = await self._read_at(step, found.offset, found.size)
+        return None if isinstance(found, Elsewhere) else found
+
+    async def _read_at(self, step: Step, offset: int, size: int) -> StepRecord | Elsewhere | None:
+        key = entries_key(self._identity.lake_id, SegmentIndex(step // SEGMENT_STEPS))
+        buffer = bytearray(size)
+        got = await self._store.read_into(key, offset, memoryview(buffer))
+        if got is None:
+            return None
+        return decode_step_record(memoryview(buffer)[:got], f"{key}: step {step}")
+
+    def _belongs(self, record: StepRecord, step: Step, ref: tuple[int, bytes]) -> bool:
+        found = record.lake_id, record.entry.step, record.digest
+        return found == (self._identity.lake_id, step, ref[1][:DIGEST_BYTES])
+
+
+async def write_step_records(store: Store, lake_id: str, slices: int, segment: Segment) -> None:
+    """Write the `entries/` object of a segment that this process has just written. Never fails: it is only for speed.
+
+    One attempt: whoever took the name wrote the same thing.
+    """
+    key = entries_key(lake_id, segment.index)
+    data = encode_step_records(lake_id, slices, segment)
+    if data is None:
+        return
+    try:
+        await store.create(key, data)
+    except StepfsError as error:
+        _log.info("%s is not written, so reading in random order reads whole segments: %s", key, error)

@@ -1,0 +1,250 @@
+"""Snapshots: finding the newest that the log confirms, and writing one off the hot path.
+
+A snapshot is written by the producer whose commit filled an index segment (or every `_VERSIONS_MAX` versions), only
+after that commit was Committed, so what it says is history. The segments it refers to are written first. Contents
+are a function of the history alone: two writers agree, a stale writer is harmless, and the digest decides (hazard 11).
+
+A damaged snapshot is passed over for an older one, and reclaim keeps two that can be read, with the log from the older
+one on (lake/reclaim/snapshots.py). The log must then reach the version of the damaged one: a shorter log has a hole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.errors import CorruptError, NewerFormatError, StoreUnreachableError
+from stepfs.format.commit import chain_digest, decode_commit
+from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
+from stepfs.format.keys import log_prefix, number_of, numbered, segment_key, snapshot_prefix
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import (
+    LogState,
+    Segment,
+    decode_snapshot,
+    encode_segment,
+    encode_snapshot,
+    genesis,
+)
+from stepfs.lake.floor import Floor
+from stepfs.lake.log.apply import ChainError, apply
+from stepfs.lake.log.lone_entries import write_step_records
+from stepfs.lake.log.segments import Segments
+from stepfs.lake.log.tail import read_versions
+from stepfs.lake.sequence import Lost, Unknown, last_number, take_slot
+from stepfs.store.api import Store
+
+_log = logging.getLogger("stepfs.lake.log")
+
+_VERSIONS_MAX: Final = 1024
+_CANDIDATES_MAX: Final = 16
+
+
+def snapshot_due(before: LogState, after: LogState) -> bool:
+    """Whether the commit from `before` to `after` makes its writer responsible for a snapshot at `after`."""
+    if after.sealed_segments > before.sealed_segments:
+        return True
+    return after.version // _VERSIONS_MAX > max(before.version, 0) // _VERSIONS_MAX
+
+
+@dataclass(slots=True)
+class PassedOver:
+    """Snapshots that are there and cannot be read."""
+
+    newest: Version | None = None
+    why: str = ""
+    newer_format: NewerFormatError | None = None  # one bit in a header looks the same
+
+    def note(self, version: Version, error: CorruptError | NewerFormatError) -> None:
+        if self.newest is None or version > self.newest:
+            self.newest, self.why = version, str(error)
+        if isinstance(error, NewerFormatError):
+            self.newer_format = error
+
+
+async def newest_snapshot(
+    store: Store,
+    identity: LakeIdentity,
+    floor: Floor,
+    *,
+    at_most: Version | None = None,
+    passed_over: PassedOver | None = None,
+) -> LogState:
+    """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none).
+
+    `NewerFormatError` if no other can be read than those of a newer stepfs.
+    """
+    passed_over = passed_over or PassedOver()
+    async with aclosing(
+        confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)
+    ) as states:
+        async for state in states:
+            return state
+    if floor.floor > 0:
+        if await floor.refresh():
+            # What was listed has been reclaimed since; the reclaimer left a newer snapshot behind.
+            return await newest_snapshot(store, identity, floor, at_most=at_most, passed_over=passed_over)
+        if passed_over.newer_format is not None:
+            raise passed_over.newer_format
+        raise CorruptError(
+            f"{store.url}: the log starts at version {floor.floor} and no readable snapshot covers what was before; "
+            "restore the newest object under snapshot/"
+        )
+    return genesis(identity.lake_id, identity.slices)
+
+
+async def confirmed_snapshots(
+    store: Store,
+    identity: LakeIdentity,
+    *,
+    at_most: Version | None = None,
+    passed_over: PassedOver | None = None,
+) -> AsyncGenerator[LogState, None]:
+    """Snapshots whose digest the log confirms, newest first; two GETs each, when asked for."""
+    prefix = snapshot_prefix(identity.lake_id)
+    for version in await _candidates(store, prefix, at_most):
+        key = numbered(prefix, version)
+        try:
+            state = await _read_confirmed(store, identity, key, version)
+        except ChainError as error:
+            _log.info("snapshot %s is not of this history: %s", key, error)
+            continue
+        except (CorruptError, NewerFormatError) as error:
+            _log.warning("snapshot %s is unreadable, using an older one: %s", key, error)
+            if passed_over is not None:
+                passed_over.note(version, error)
+            continue
+        if state is not None:
+            yield state
+
+
+async def _candidates(store: Store, prefix: str, at_most: Version | None) -> list[Version]:
+    """Versions of existing snapshots, newest first, a bounded number of them."""
+    last = await last_number(store, prefix)
+    if last is None:
+        return []
+    newest = [Version(last)] if at_most is None or last <= at_most else []
+    if newest:
+        return newest + await _older(store, prefix, Version(last))
+    assert at_most is not None
+    return await _older(store, prefix, Version(at_most + 1))
+
+
+async def _older(store: Store, prefix: str, below: Version) -> list[Version]:
+    """Some snapshots below a version, newest first: they are at most `_VERSIONS_MAX` versions apart in practice."""
+    after = below - _CANDIDATES_MAX * _VERSIONS_MAX
+    page = await store.list(prefix, after=numbered(prefix, after) if after > 0 else prefix)
+    numbers = [n for entry in page if (n := number_of(prefix, entry.key)) is not None and n < below]
+    return [Version(n) for n in sorted(numbers, reverse=True)][:_CANDIDATES_MAX]
+
+
+async def _read_confirmed(
+    store: Store, identity: LakeIdentity, key: str, version: Version
+) -> LogState | None:
+    """One snapshot checked against `log/<version>`; None if either is gone (reclaimed meanwhile)."""
+    data = await store.get(key)
+    log_key = numbered(log_prefix(identity.lake_id), version)
+    body = await store.get(log_key) if data is not None else None
+    if data is None or body is None:
+        return None
+    state = decode_snapshot(data, key)
+    if (state.lake_id, state.version, state.slices) != (identity.lake_id, version, identity.slices):
+        raise CorruptError(f"{key}: snapshot of lake {state.lake_id} at version {state.version}")
+    try:
+        digest = chain_digest(decode_commit(body, log_key).prev_digest, body)
+    except (CorruptError, NewerFormatError):
+        # The next commit names the digest as well: a commit that a snapshot covers is not needed to follow the log.
+        following = await _digest_before(store, identity, Version(version + 1))
+        if following is None:
+            raise
+        digest = following
+    if digest != state.digest:
+        raise ChainError(f"{key}: digest differs from the log's")
+    return state
+
+
+async def _digest_before(store: Store, identity: LakeIdentity, version: Version) -> bytes | None:
+    """The digest that commit `version` continues; None if there is no such commit. `CorruptError` if it is damaged."""
+    key = numbered(log_prefix(identity.lake_id), version)
+    body = await store.get(key)
+    if body is None:
+        return None
+    commit = decode_commit(body, key)
+    if (commit.lake_id, commit.version) != (identity.lake_id, version):
+        raise CorruptError(f"{key}: is version {commit.version} of lake {commit.lake_id}")
+    return commit.prev_digest
+
+
+async def write_snapshot(
+    store: Store, identity: LakeIdentity, state: LogState, segments: Segments, floor: Floor
+) -> None:
+    """Write the snapshot of a Committed state and every segment it needs that is not there yet.
+
+    Normally two creates and a LIST: the segment that just filled up is in `segments`. When an earlier writer died
+    between its commit and its snapshot, the missing segments are rebuilt from the log. A reclaim that passes `state`
+    meanwhile has made sure of a newer snapshot: then nothing is left to do.
+    """
+    while floor.floor <= max(state.version, 0):
+        before = floor.number
+        try:
+            await _write_snapshot(store, identity, state, segments, floor)
+        except CorruptError:
+            # What is missing may have been reclaimed; only a floor that stands still means damage.
+            await floor.refresh()
+            if floor.number == before:
+                raise
+        else:
+            return
+
+
+async def _write_snapshot(
+    store: Store, identity: LakeIdentity, state: LogState, segments: Segments, floor: Floor
+) -> None:
+    base = await newest_snapshot(store, identity, floor, at_most=state.version)
+    if base.version == state.version:
+        return
+    live = max(base.sealed_segments, floor.first_live_step // SEGMENT_STEPS)  # the base may be an old one
+    wanted = range(live, state.sealed_segments)
+    found = {SegmentIndex(index): segments.get(SegmentIndex(index)) for index in wanted}
+    if any(segment is None for segment in found.values()):
+        rebuilt = await _rebuild(store, identity, base, state.version)
+        found |= {index: segment for index, segment in rebuilt.items() if index in wanted}
+    for segment in found.values():
+        assert segment is not None
+        await _create(
+            store, segment_key(identity.lake_id, segment.index), encode_segment(identity.lake_id, segment)
+        )
+        await write_step_records(store, identity.lake_id, identity.slices, segment)
+    snapshot = encode_snapshot(state.trimmed(floor.first_live_step))
+    await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot)
+
+
+async def _rebuild(
+    store: Store, identity: LakeIdentity, base: LogState, until: Version
+) -> dict[SegmentIndex, Segment]:
+    rebuilt: dict[SegmentIndex, Segment] = {}
+    state = base
+    versions = [Version(number) for number in range(base.version + 1, until + 1)]
+    async with aclosing(read_versions(store, identity.lake_id, versions)) as bodies:
+        async for key, body in bodies:
+            applied = apply(state, decode_commit(body, key), body)
+            state = applied.state
+            rebuilt |= {segment.index: segment for segment in applied.segments}
+    if state.version != until:
+        raise CorruptError(f"{store.url}: log version {state.version + 1} is missing below the head")
+    return rebuilt
+
+
+async def _create(store: Store, key: str, body: bytes) -> None:
+    """Create an object whose content follows from history: taken by equal or equivalent bytes is as good.
+
+    "Taken", but not to be seen, is not: a snapshot must never name a segment that is not there.
+    """
+    outcome = await take_slot(store, key, body)
+    if isinstance(outcome, Unknown) or outcome == Lost(taken=False):
+        raise StoreUnreachableError(
+            f"{key}: the store does not say whether it was written; a snapshot waits for that"
+        )

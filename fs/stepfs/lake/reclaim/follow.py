@@ -1,0 +1,34 @@
+"""The log as a reclaimer follows it: confirmed as of now, and with little in memory."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepfs.format.records import LakeIdentity
+from stepfs.lake.log.apply import ChainError
+from stepfs.lake.log.reader import LogReader
+from stepfs.store.api import Store
+
+_SEGMENT_BYTES_MAX: Final = 8 << 20  # it moves through the lake once; what it passes is not looked at again
+
+
+async def opened(store: Store, identity: LakeIdentity) -> LogReader:
+    """A reader that keeps few segments."""
+    reader = await LogReader.open(store, identity)
+    reader.segments.limit(_SEGMENT_BYTES_MAX)
+    return reader
+
+
+async def refreshed(reader: LogReader) -> LogReader:
+    """The same reader, moved to the head and the newest floor record: two requests when neither moved."""
+    try:
+        await reader.catch_up()
+    except ChainError:
+        # A zombie in a slot below the floor does not chain either; only a floor that stands still means damage.
+        if await reader.confirm():
+            raise
+        await reader.reopen()
+        return reader
+    if not await reader.confirm():
+        await reader.reopen()
+    return reader

@@ -1,0 +1,38 @@
+"""A fork lets go of its parent: the group it holds there follows the fork's own first live step."""
+
+from __future__ import annotations
+
+from stepfs.clock import Clock
+from stepfs.errors import AbsentError
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.unfinished_fork import group_name
+
+
+async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock) -> None:
+    """Advance, and in the end retire, the group of this lake in the lake it was forked from.
+
+    Only the nearest origin: what that one shares with its own parent it holds itself, for as long as we hold it.
+    """
+    if not reader.state.origins:
+        return
+    parent = reader.state.origins[0]
+    store = origins.open(parent)
+    try:
+        identity = await open_lake(store)
+    except AbsentError:
+        return  # the parent was deleted as a whole; `stepfs verify` tells what that cost
+    if identity.lake_id != parent.lake_id:
+        return
+    group = Group.of(store, identity, group_name(reader.identity.lake_id), clock)
+    record = await group.read()
+    if record is None or record.retired:
+        return
+    if reader.first_live_step >= parent.end:
+        await group.retire()
+        return
+    need = parent.parent_step(reader.first_live_step)
+    if need > record.need:
+        await group.add(need, keep=1)

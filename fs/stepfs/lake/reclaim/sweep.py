@@ -1,0 +1,186 @@
+"""Which objects go, found by LIST, a page at a time: one answer for the run that deletes and the run that only says.
+
+Lists begin where the oldest objects are and stop at what is live, so a sweep costs what is dead; only looking for
+orphans goes through everything. Memory holds one page of names, one segment, and 8 bytes per live step while orphans
+are looked for. The order is such that a kill may cut it anywhere: index segments and log versions go after the data
+that they tell the next run about.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+from stepfs.errors import RefusedError
+from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step
+from stepfs.format.keys import (
+    component,
+    data_prefix,
+    entries_key,
+    entries_prefix,
+    index_prefix,
+    log_prefix,
+    number_of,
+    numbered,
+    parse_data_key,
+    producer_prefix,
+    segment_key,
+    segment_of_entries_key,
+    segment_of_key,
+    snapshot_prefix,
+)
+from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.plan import Target, can_never_be_committed, is_below, last_dead
+from stepfs.store.api import Entry, Store
+
+_log = logging.getLogger("stepfs.lake.reclaim")
+
+_PAGE: Final = 1000
+_PAGE_MAX: Final = 16_000  # a directory is read whole for each page
+_NOBODY: Final = array("Q")
+
+Do = Callable[[list[Entry]], Awaitable[None]]  # with objects that go, in the order in which they have to
+_Last = dict[str, tuple[Epoch, int]]
+
+
+async def walk_doomed(reader: LogReader, target: Target, do: Do, *, orphans: bool) -> None:
+    """Pass every object that is below `target` to `do`, in batches."""
+    store, lake_id = reader.store, reader.identity.lake_id
+    segments: list[Entry] = []
+
+    async def dead_segments(page: list[Entry]) -> None:
+        for entry in page:
+            index = segment_of_key(lake_id, entry.key)
+            if index is not None and (index + 1) * SEGMENT_STEPS <= target.first_live:
+                segments.append(entry)
+
+    boundary = segment_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
+    await _each_page(store, index_prefix(lake_id), dead_segments, end=boundary)
+    last: _Last = {}
+    async with aclosing(_dead_entries(reader, segments, target.first_live)) as parts:
+        async for part in parts:
+            last_dead(part, last)
+    for producer, (epoch, seq) in sorted(last.items()):
+        prefix = producer_prefix(lake_id, producer)
+        await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
+    if orphans:
+        await _walk_orphans(reader, target.first_live, last, do)
+    # In any case: a slow writer may leave them after their segment went.
+    await _walk_step_records(store, lake_id, target, do)
+    for start in range(0, len(segments), _PAGE):
+        await do(segments[start : start + _PAGE])
+    for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):
+        slots = _only(partial(number_of, prefix), do)
+        await _each_page(store, prefix, slots, end=numbered(prefix, target.floor))
+
+
+async def _walk_step_records(store: Store, lake_id: str, target: Target, do: Do) -> None:
+    """They only speed readers up: a reclaimer whose rights do not cover them (an older policy) leaves them."""
+    end = entries_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
+    try:
+        ours = _only(partial(segment_of_entries_key, lake_id), do)
+        await _each_page(store, entries_prefix(lake_id), ours, end=end)
+    except RefusedError as error:
+        _log.warning("objects under entries/ stay, give the reclaimer the right to delete them: %s", error)
+
+
+def _only(parse: Callable[[str], object], do: Do) -> Do:
+    """`do` with those objects whose names make sense: what else lies there is not ours."""
+
+    async def ours(page: list[Entry]) -> None:
+        if found := [entry for entry in page if parse(entry.key) is not None]:
+            await do(found)
+
+    return ours
+
+
+async def live_entries(reader: LogReader, first: Step, end: Step) -> AsyncGenerator[tuple[StepEntry, ...]]:
+    """The entries of steps [first, end), a segment at a time, none of it kept in memory.
+
+    `CorruptError` if a segment is missing or unreadable.
+    """
+    state = reader.state
+    for number in range(first // SEGMENT_STEPS, state.sealed_segments):
+        index = SegmentIndex(number)
+        if index * SEGMENT_STEPS >= end:
+            return
+        segment = await reader.segments.peek(index, state.segment_ref(index))
+        yield tuple(entry for entry in segment.entries if first <= entry.step < end)
+    yield tuple(entry for entry in state.tail if first <= entry.step < end)
+
+
+async def _dead_entries(
+    reader: LogReader, dead_segments: list[Entry], first_live: Step
+) -> AsyncGenerator[list[StepEntry]]:
+    """Entries below `first_live` that are still on record: in segments not deleted yet, the boundary's, the tail."""
+    state = reader.state
+    indices = {segment_of_key(reader.identity.lake_id, entry.key) for entry in dead_segments}
+    boundary = SegmentIndex(first_live // SEGMENT_STEPS)
+    if state.first_segment <= boundary < state.sealed_segments:
+        indices.add(boundary)
+    for index in sorted(index for index in indices if index is not None):
+        segment = await reader.segments.load_unreferenced(index)
+        if segment is not None:  # else: another reclaimer has deleted it, and the data it names before that
+            yield [entry for entry in segment.entries if entry.step < first_live]
+    yield [entry for entry in state.tail if entry.step < first_live]
+
+
+async def _walk_orphans(reader: LogReader, first_live: Step, last: _Last, do: Do) -> None:
+    """Objects above their producer's last dead step that nobody can commit any more and no live step names."""
+    state = reader.state
+    producers = {component(producer.producer_id): producer for producer in state.producers.values()}
+    named = await _named(reader, first_live)
+
+    def is_orphan(key: str) -> bool:
+        name = parse_data_key(key)
+        if name is None or is_below(name, last):
+            return False
+        if not can_never_be_committed(name, producers.get(name.producer), sealed=state.sealed):
+            return False
+        live = named.get(name.producer, _NOBODY)
+        place = bisect_left(live, name.nonce)
+        return place == len(live) or live[place] != name.nonce
+
+    async def orphans(page: list[Entry]) -> None:
+        if found := [entry for entry in page if is_orphan(entry.key)]:
+            await do(found)
+
+    await _each_page(reader.store, data_prefix(reader.identity.lake_id), orphans)
+
+
+async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
+    """Per producer the random parts of the names of its live objects, sorted: 8 bytes each. Two that are equal by
+    chance would keep an orphan, no more.
+    """
+    named: dict[str, array[int]] = {}
+    async with aclosing(live_entries(reader, first_live, reader.state.next_step)) as parts:
+        async for part in parts:
+            for name in _own_names(part):
+                named.setdefault(name[0], array("Q")).append(name[1])
+    return {producer: array("Q", sorted(nonces)) for producer, nonces in named.items()}
+
+
+def _own_names(entries: tuple[StepEntry, ...]) -> Iterator[tuple[str, int]]:
+    for entry in entries:
+        name = parse_data_key(entry.tgb.key) if entry.tgb.origin == 0 else None
+        if name is not None:
+            yield name.producer, name.nonce
+
+
+async def _each_page(store: Store, prefix: str, do: Do, *, end: str | None = None) -> None:
+    """`do` what lies under `prefix` and before the key `end`; no request beyond the page that reaches `end`."""
+    after, limit = "", _PAGE
+    while True:
+        page = await store.list(prefix, after=after, limit=limit)
+        inside = page if end is None else [entry for entry in page if entry.key < end]
+        if inside:
+            await do(inside)
+        if len(page) < limit or len(inside) < len(page):
+            return
+        after, limit = page[-1].key, min(2 * limit, _PAGE_MAX)

@@ -1,0 +1,104 @@
+"""What to type about the damage that `verify` found: pure, from the names of the objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stepfs.command_hint import command
+from stepfs.format.ids import SEGMENT_STEPS
+from stepfs.format.keys import (
+    LAKE,
+    consumers_prefix,
+    entries_prefix,
+    floor_prefix,
+    index_prefix,
+    log_prefix,
+    nodes_prefix,
+    segment_of_key,
+    snapshot_prefix,
+)
+from stepfs.lake.verify.lake import Damage
+
+
+def advice(
+    url: str,
+    lake_id: str | None,
+    damages: Iterable[Damage],
+    *,
+    opens: bool,
+    has_beginning: bool,
+    live: range,
+    groups: dict[str, str],
+) -> list[str]:
+    """One line per thing to do, commands whole and quoted for a shell. `groups`: component → name, where known.
+
+    `opens`: whether a reader reaches the head of the log. `has_beginning`: whether it at least finds a state to begin
+    from, without which no fork can be made either. `live`: the steps that it shows when it opens.
+    """
+    if lake_id is None:
+        return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
+    lines = []
+    keys = [damage.key for damage in damages]
+
+    def under(prefix: str) -> list[str]:
+        return [key for key in keys if key.startswith(prefix)]
+
+    if not opens and not has_beginning and not under(floor_prefix(lake_id)):
+        lines.append(
+            "restore the newest object under snapshot/ from a backup: nothing that can be read says what was before the log"
+        )
+    elif not opens and (under(log_prefix(lake_id)) or not under(floor_prefix(lake_id))):
+        lines.append(
+            f"a new lake with all that comes before the damage: {command('stepfs', 'fork', url, 'NEW', '--until-damage')}"
+        )
+    if opens and under(log_prefix(lake_id)):
+        lines.append("commits that a snapshot covers are not needed to read the lake: nothing to do")
+    if opens and under(snapshot_prefix(lake_id)):
+        lines.append("readers and producers start from another snapshot: nothing to do")
+    if under(floor_prefix(lake_id)):
+        lines.append(
+            "restore the floor record from a backup; until then nothing is deleted, and no group changes"
+        )
+    lines += _around(url, _lost_steps(lake_id, damages, live), live) if opens else []
+    for component in sorted({key.split("/")[2] for key in under(consumers_prefix(lake_id))}):
+        name = groups.get(component, "NAME")
+        lines.append(
+            "end the group, then record its checkpoints again (until then nothing is deleted): "
+            + command("stepfs", "checkpoint", url, "--group", name, "--retire")
+        )
+    lines += [line for prefix, line in _harmless(lake_id) if under(prefix)]
+    return lines
+
+
+def _harmless(lake_id: str) -> list[tuple[str, str]]:
+    """What nothing depends on: prefix, advice."""
+    return [
+        (entries_prefix(lake_id), "readers use the index segment instead: nothing to do"),
+        (nodes_prefix(lake_id), "what a mount said of itself is informative only: nothing to do"),
+    ]
+
+
+def _lost_steps(lake_id: str, damages: Iterable[Damage], live: range) -> list[int]:
+    """Live steps whose data, or whose descriptors, are damaged."""
+    lost: set[int] = {damage.step for damage in damages if damage.step is not None}
+    for damage in damages:
+        segment = (
+            segment_of_key(lake_id, damage.key) if damage.key.startswith(index_prefix(lake_id)) else None
+        )
+        if segment is not None:
+            lost |= set(range(segment * SEGMENT_STEPS, (segment + 1) * SEGMENT_STEPS))
+    return sorted(step for step in lost if step in live)
+
+
+def _around(url: str, lost: list[int], live: range) -> list[str]:
+    """A fork that leaves out the first run of lost steps; forks are made one after another for the others."""
+    if not lost:
+        return []
+    first = end = lost[0]
+    while end in set(lost):
+        end += 1
+    skipped = f"{first}:{end}" if end < live.stop else f"{first}:"
+    more = sum(step >= end for step in lost)
+    rest = f" ({more} more are damaged: verify NEW, and fork that)" if more else ""
+    what = f"restore the objects, or make a new lake without steps {first} to {end - 1}{rest}"
+    return [f"{what}: {command('stepfs', 'fork', f'{url}@{first}', 'NEW', '--skip', skipped)}"]

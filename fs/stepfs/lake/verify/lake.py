@@ -1,0 +1,195 @@
+"""`verify`: is every committed byte there and right? Reads everything, trusts nothing but the log's checksums.
+
+Each TGB object is read once, front to back, in windows of `WINDOW_BYTES`, by a bounded number of tasks with one
+reused buffer each: memory is bounded whatever the lake holds, and one damaged object never stops the others. Besides
+the slices, the header, footer and index of each object are held against the log, since recovery after a lost log
+would rest on them. Rejected: HEAD requests (a store that lost bytes still answers them) and one GET per slice
+(64 requests where 8 do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.verify.tgb_check import TgbCheck
+from stepfs.store.api import Store
+
+WINDOW_BYTES: Final = 8 << 20
+TASKS: Final = 4
+_UNREAD_MAX: Final = 2 * TASKS  # objects in a row; more, and it is not the objects
+_ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with complaints
+
+OriginStore = Callable[[str], Store]  # the URL of a fork's parent → its store
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is not as committed. `step` or `slice` is None when it concerns more than one."""
+
+    step: Step | None
+    slice: int | None
+    key: str
+    problem: str
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was looked at, and what was wrong with it."""
+
+    steps: int = 0
+    slices: int = 0
+    payload_bytes: int = 0
+    errors: list[Damage] = field(default_factory=list)
+
+    def damaged(self, *damages: Damage) -> None:
+        self.errors += damages[: max(0, _ERRORS_MAX - len(self.errors))]
+
+
+async def verify_lake(
+    log: LogReader,
+    *,
+    origin_store: OriginStore,
+    progress: Callable[[Verification], None] | None = None,
+    content: bool = False,
+) -> Verification:
+    """Check all live steps as of now. Never raises `CorruptError`: damage is what it reports.
+
+    Steps reclaimed while this runs are not missed: what they lack is no damage. An object that cannot be read is
+    damaged if others of its store can be; if none can, it is the store: `StoreUnreachableError` or `RefusedError`.
+    `content`: a slice that cannot be a file of the lake's extension is damage too.
+    """
+    stores = {0: log.store}
+    for number, origin in enumerate(log.state.origins, start=1):
+        stores[number] = origin_store(origin.url)
+    look = _Look(log, stores, progress or (lambda _: None), log.identity.ext if content else None)
+    try:
+        await look.at(log.first_live_step, log.state.next_step)
+        await look.again()
+    finally:
+        with trio.CancelScope(shield=True):
+            for number, store in stores.items():
+                if number:
+                    await store.aclose()
+    result = look.result
+    if result.errors and await log.confirm():
+        live = log.first_live_step
+        result.errors = [d for d in result.errors if d.step is None or d.step >= live]
+    result.errors.sort(key=lambda damage: (damage.step or 0, damage.slice or 0))
+    return result
+
+
+class _Look:
+    """One look at everything; `result` grows."""
+
+    def __init__(
+        self,
+        log: LogReader,
+        stores: dict[int, Store],
+        progress: Callable[[Verification], None],
+        ext: str | None,
+    ) -> None:
+        self._ext = ext
+        self.result = Verification()
+        self._log = log
+        self._stores = stores
+        self._progress = progress
+        self._unread: list[StepEntry] = []
+        self._unread_in_a_row = 0
+        self._answered: set[int] = set()  # origins of which an object could be read
+
+    async def at(self, first: Step, end: Step) -> None:
+        """Steps first to end - 1."""
+        send, receive = trio.open_memory_channel[StepEntry](TASKS)
+        async with trio.open_nursery() as nursery, receive:
+            for _ in range(TASKS):
+                nursery.start_soon(self._work, receive.clone())
+            async with send:
+                await self._feed(first, end, send)
+
+    async def again(self) -> None:
+        """A second chance for what could not be read, once the store has shown that it answers."""
+        if not self._unread:
+            return
+        await self._log.confirm()
+        window = memoryview(bytearray(WINDOW_BYTES))
+        for entry in self._unread:
+            try:
+                damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._ext)
+            except (RefusedError, StoreUnreachableError) as error:
+                if entry.tgb.origin not in self._answered:
+                    raise
+                damages = [Damage(entry.step, None, entry.tgb.key, f"cannot be read: {error}")]
+            self._seen(entry, damages)
+
+    async def _feed(self, first: Step, end: Step, send: trio.MemorySendChannel[StepEntry]) -> None:
+        """Send every entry; an unreadable index segment is one damage, and its steps cannot be checked."""
+        number = first
+        while number < end:
+            try:
+                entry = await self._log.entry(number)
+            except (CorruptError, ReclaimedError) as error:
+                await self._log.confirm()
+                if self._log.first_live_step > number:  # reclaimed since, and with it perhaps the segment
+                    number = self._log.first_live_step
+                    continue
+                segment = SegmentIndex(number // SEGMENT_STEPS)
+                past = Step(min(end, (segment + 1) * SEGMENT_STEPS))
+                problem = f"steps {number}…{past - 1} cannot be checked: {error}"
+                self.result.damaged(Damage(None, None, "", problem))
+                number = past
+                continue
+            await send.send(entry)
+            number = Step(number + 1)
+
+    async def _work(self, receive: trio.MemoryReceiveChannel[StepEntry]) -> None:
+        window = memoryview(bytearray(WINDOW_BYTES))
+        async with receive:
+            async for entry in receive:
+                try:
+                    damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._ext)
+                except (RefusedError, StoreUnreachableError):
+                    self._unread.append(entry)
+                    self._unread_in_a_row += 1
+                    if self._unread_in_a_row > _UNREAD_MAX:
+                        raise
+                    continue
+                self._unread_in_a_row = 0
+                self._answered.add(entry.tgb.origin)
+                self._seen(entry, damages)
+
+    def _seen(self, entry: StepEntry, damages: list[Damage]) -> None:
+        self.result.steps += 1
+        self.result.slices += entry.tgb.slices
+        self.result.payload_bytes += entry.tgb.payload_bytes
+        self.result.damaged(*damages)
+        self._progress(self.result)
+
+
+async def _verify_object(store: Store, entry: StepEntry, window: memoryview, ext: str | None) -> list[Damage]:
+    """One TGB, front to back."""
+    tgb = entry.tgb
+    check = TgbCheck(tgb, ext=ext)
+    offset = 0
+    while offset < tgb.size:
+        size = min(len(window), tgb.size - offset)
+        try:
+            got = await store.read_into(tgb.key, offset, window[:size])
+        except UsageError as error:  # the log names a key that no store would accept
+            return [Damage(entry.step, None, tgb.key, str(error))]
+        if got is None:
+            return [Damage(entry.step, None, tgb.key, "the object is missing")]
+        await trio.to_thread.run_sync(check.feed, window[:got])
+        if got < size:
+            return [
+                Damage(entry.step, None, tgb.key, f"the object ends at byte {offset + got} of {tgb.size}")
+            ]
+        offset += got
+    return [Damage(entry.step, index, tgb.key, problem) for index, problem in check.finish()]

@@ -1,0 +1,201 @@
+"""`verify`, second half: every small object of a lake, whether or not a reader would look at it today.
+
+A reader starts at the newest snapshot and never opens what is behind it; a lake whose older snapshot, checkpoint record
+or commit has rotted looks well until the day it is needed. So each is read by its own decoder (envelope, CRC, ranges),
+held against its name, and the commits against each other: consecutive from the floor on, each with the digest of the
+one before. What no longer counts is passed over: commits below the floor, and objects that go while this runs.
+
+Not to be seen here: that the *newest* object of a sequence is gone. Then the lake is exactly what it was before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from typing import Final
+
+from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnreachableError
+from stepfs.format.commit import chain_digest, decode_commit
+from stepfs.format.ids import SEGMENT_STEPS, Version
+from stepfs.format.keys import (
+    component,
+    consumers_prefix,
+    entries_prefix,
+    floor_prefix,
+    index_prefix,
+    log_prefix,
+    nodes_prefix,
+    number_of,
+    numbered,
+    segment_key,
+    segment_of_entries_key,
+    snapshot_prefix,
+)
+from stepfs.format.node import decode_node
+from stepfs.format.records import LakeIdentity, decode_consumer, decode_floor
+from stepfs.format.snapshot import decode_segment, decode_snapshot
+from stepfs.format.step_records import decode_step_records
+from stepfs.lake.floor import Floor
+from stepfs.lake.log.tail import read_versions
+from stepfs.lake.verify.lake import Damage
+from stepfs.store.api import Store
+
+_PAGE: Final = 1000
+_UNREAD_MAX: Final = 3  # objects in a row; more, and it is not the objects
+
+Check = Callable[[str, bytes], str | None]  # (key, bytes) → what is wrong with it
+
+
+async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
+    """Damage to the objects besides data. Never raises `CorruptError`."""
+    lake_id = identity.lake_id
+
+    def of_lake(found: str) -> str | None:
+        return None if found == lake_id else f"belongs to lake {found}"
+
+    def snapshot(key: str, data: bytes) -> str | None:
+        state = decode_snapshot(data, key)
+        named = numbered(snapshot_prefix(lake_id), state.version)
+        return of_lake(state.lake_id) or (None if named == key else f"holds version {state.version}")
+
+    def segment(key: str, data: bytes) -> str | None:
+        found, held = decode_segment(data, key)
+        return of_lake(found) or (
+            None if segment_key(lake_id, held.index) == key else f"holds segment {held.index}"
+        )
+
+    def step_records(key: str, data: bytes) -> str | None:
+        index = segment_of_entries_key(lake_id, key)
+        if index is None:
+            return None
+        for step, record in enumerate(decode_step_records(data, identity.slices, key), index * SEGMENT_STEPS):
+            if record.lake_id != lake_id or record.entry.step != step:
+                return f"holds step {record.entry.step} of lake {record.lake_id} in the place of step {step}"
+        return None
+
+    checks: dict[str, Check] = {
+        floor_prefix(lake_id): lambda key, data: of_lake(decode_floor(data, key)[0]),
+        consumers_prefix(lake_id): lambda key, data: of_lake(decode_consumer(data, key)[0]),
+        nodes_prefix(lake_id): lambda key, data: of_lake(decode_node(data, key)[0]),
+        snapshot_prefix(lake_id): snapshot,
+        index_prefix(lake_id): segment,
+        entries_prefix(lake_id): step_records,
+    }
+    damages = []
+    for prefix, check in checks.items():
+        damages += [damage async for damage in _check_each(store, prefix, check)]
+    damages += await _check_floors(store, floor_prefix(lake_id))
+    return damages + await _check_log(store, identity)
+
+
+async def group_names(store: Store, identity: LakeIdentity) -> dict[str, str]:
+    """Component → name of the groups whose mounts have said something; what cannot be read is left out."""
+    names = {}
+    async with aclosing(_keys(store, nodes_prefix(identity.lake_id))) as keys:
+        async for key in keys:
+            data = await store.get(key)
+            with suppress(CorruptError, NewerFormatError):
+                if data is not None:
+                    name = decode_node(data, key)[1].group
+                    names[component(name)] = name
+    return names
+
+
+async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[Damage]:
+    unread_in_a_row = 0
+    async with aclosing(_keys(store, prefix)) as keys:
+        async for key in keys:
+            try:
+                data = await store.get(key)
+                # None: reclaimed, or trimmed, since it was listed
+                problem = None if data is None else check(key, data)
+                unread_in_a_row = 0
+            except (CorruptError, NewerFormatError) as error:
+                problem = str(error).removeprefix(f"{key}: ")
+            except (RefusedError, StoreUnreachableError) as error:
+                unread_in_a_row += 1
+                if unread_in_a_row > _UNREAD_MAX:
+                    raise
+                problem = f"cannot be read: {error}"
+            if problem is not None:
+                yield _damage(key, problem)
+
+
+async def _check_floors(store: Store, prefix: str) -> list[Damage]:
+    """Floor records are never deleted, so there is no gap among them."""
+    numbers = [n async for key in _keys(store, prefix) if (n := number_of(prefix, key)) is not None]
+    missing = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
+    return [_damage(numbered(prefix, number), "the object is missing") for number in missing]
+
+
+async def _check_log(store: Store, identity: LakeIdentity) -> list[Damage]:
+    floor = Floor(store, identity)
+    try:
+        await floor.refresh()
+        damages = await _check_commits(store, identity.lake_id, floor)
+        if damages:
+            await floor.refresh()
+    except CorruptError:
+        return []  # of a floor record, found above: what the log should hold is not to be told
+    lowest = numbered(log_prefix(identity.lake_id), floor.floor)
+    return [damage for damage in damages if damage.key >= lowest]
+
+
+async def _check_commits(store: Store, lake_id: str, floor: Floor) -> list[Damage]:
+    prefix = log_prefix(lake_id)
+    first = floor.floor
+    after = numbered(prefix, first - 1) if first > 0 else prefix
+    listed = [n async for key in _keys(store, prefix, after) if (n := number_of(prefix, key)) is not None]
+    missing = sorted(set(range(first, max(listed, default=first - 1) + 1)) - set(listed))
+    damages = [_damage(numbered(prefix, number), "the object is missing") for number in missing]
+    chain = _Chain(lake_id, first)
+    while listed:
+        async with aclosing(read_versions(store, lake_id, [Version(n) for n in listed])) as bodies:
+            async for key, body in bodies:
+                damages += chain.check(key, body)
+        unread = [n for n in listed if n >= chain.expected]
+        if unread:  # the first of them was deleted since it was listed; what a reclaimer deletes is no damage
+            damages.append(_damage(numbered(prefix, unread[0]), "the object is missing"))
+            await floor.refresh()
+        listed = [n for n in unread[1:] if n >= floor.floor]
+    return damages
+
+
+class _Chain:
+    """Commits in order, each with the digest of the one before."""
+
+    def __init__(self, lake_id: str, first: Version) -> None:
+        self.expected = first  # version after the last one seen
+        self._lake_id = lake_id
+        self._digest: bytes | None = None  # of the commit before, if it was readable
+
+    def check(self, key: str, body: bytes) -> list[Damage]:
+        """What is wrong with the commit under `key`."""
+        number = number_of(log_prefix(self._lake_id), key)
+        assert number is not None
+        before = self._digest if number == self.expected else None
+        self.expected, self._digest = Version(number + 1), None
+        try:
+            commit = decode_commit(body, key)
+        except (CorruptError, NewerFormatError) as error:
+            return [_damage(key, str(error).removeprefix(f"{key}: "))]
+        self._digest = chain_digest(commit.prev_digest, body)
+        if (commit.lake_id, commit.version) != (self._lake_id, number):
+            return [_damage(key, f"is version {commit.version} of lake {commit.lake_id}")]
+        if before is not None and commit.prev_digest != before:
+            return [_damage(key, "does not continue the commit before it")]
+        return []
+
+
+async def _keys(store: Store, prefix: str, after: str = "") -> AsyncGenerator[str, None]:
+    while True:
+        page = await store.list(prefix, after=after, limit=_PAGE)
+        for entry in page:
+            yield entry.key
+        if len(page) < _PAGE:
+            return
+        after = page[-1].key
+
+
+def _damage(key: str, problem: str) -> Damage:
+    return Damage(None, None, key, problem)

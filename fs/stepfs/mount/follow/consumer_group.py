@@ -1,0 +1,178 @@
+"""This mount's own consumer group: registered at mount, and what it needs decides what the view shows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.checkpoints.formats import Place
+from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.plausible import Progress
+from stepfs.checkpoints.watch import Watch
+from stepfs.errors import StepfsError
+from stepfs.format.ids import Step
+from stepfs.format.keys import group_prefix, numbered
+from stepfs.format.records import ConsumerRecord
+from stepfs.lake.groups import Group
+from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.view.tree import Tree
+
+_log = logging.getLogger("stepfs.mount")
+
+INTERVAL_S: Final = 1.0
+_LIST_EVERY: Final = 10  # looks; the others are one GET of the slot after the newest, a tenth of the price
+_SETTLE_S: Final = 10.0
+_SETTLE_OPENED_S: Final = 5.0
+_REPORT_S: Final = (300.0, 600.0)
+
+
+class GroupNeed:
+    """Keeps `Tree.need` at the group's need, from any node's checkpoint to every mount of the group."""
+
+    def __init__(
+        self,
+        group: Group,
+        tree: Tree,
+        on_change: Callable[[], None],
+        *,
+        checkpoints: tuple[Place, NextStep] | None,
+        fleet: FleetPace | None = None,
+        opened_here: Callable[[], Step] = lambda: Step(0),
+        order_needs_from: Callable[[], Step | None] = lambda: None,
+        trusts: bool = False,
+        on_retired: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`checkpoints`: a directory of the trainer's to follow, and what its counters mean. `opened_here`: one past the
+        greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond that are recorded all the same. `on_retired`: the group keeps nothing any more.
+        """
+        self._fleet = fleet or FleetPace()
+        self.name = group.name
+        self._group = group
+        self._opened_here = opened_here
+        self._order_needs_from = order_needs_from
+        self._record: ConsumerRecord | None = None  # the newest known
+        self._watch: Watch | None = None
+        if checkpoints is not None:
+            self._watch = Watch(
+                group, *checkpoints, changed=self._show, progress=self._progress, trusts=trusts
+            )
+        self._tree = tree
+        self._on_change = on_change
+        self._on_retired = on_retired
+        self._newest = -1  # slot of the newest record known
+        self._looks = 0
+        self._troubled = False
+
+    async def register(self) -> None:
+        """Make the group exist before anything is shown: from now on it keeps what the mount shows."""
+        self._record = await self._group.register()
+        self._tree.need = self._record.need
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow the group's record, and the trainer's checkpoints, until cancelled; then settle the record."""
+        try:
+            async with trio.open_nursery() as nursery:
+                if self._watch is not None:
+                    nursery.start_soon(self._watch.run)
+                nursery.start_soon(self._follow)
+                nursery.start_soon(self._report)
+                task_status.started()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._settle()
+
+    async def _follow(self) -> None:
+        while True:
+            await trio.sleep(self._fleet.group_look_s(INTERVAL_S))
+            try:
+                await self.look()
+            except StepfsError as error:
+                if not self._troubled:
+                    _log.warning("cannot read the record of group %r: %s", self._group.name, error)
+                self._troubled = True
+            else:
+                self._troubled = False
+
+    async def look(self) -> None:
+        """Show the newest record if there is a newer one.
+
+        Older slots are trimmed, so after two changes at once the next slot stays empty: a LIST now and then finds that.
+        """
+        self._looks += 1
+        if self._newest >= 0 and self._looks % _LIST_EVERY and not await self._has_moved():
+            return
+        newest, record = await self._group.newest()
+        if record is not None:
+            self._show(record)
+        self._newest = newest
+
+    async def _has_moved(self) -> bool:
+        prefix = group_prefix(self._group.identity.lake_id, self._group.name)
+        return await self._group.store.get(numbered(prefix, self._newest + 1)) is not None
+
+    async def _report(self) -> None:
+        """Now and then the record learns how far the readers of this mount are: another mount may watch the checkpoints.
+
+        Of the mounts of a group one speaks per round, because the others then find that the record has moved.
+        """
+        while True:
+            known = self._opened_on_record()
+            await trio.sleep(entropy.uniform(*_REPORT_S))
+            if known == self._opened_on_record() < self._opened_here():
+                await self._note_opened(known)
+
+    async def _note_opened(self, known: Step | None) -> None:
+        try:
+            self._show(await self._group.note_opened(self._opened_here(), known=known))
+        except StepfsError as error:
+            _log.info("group %r: how far its readers are is not on record: %s", self._group.name, error)
+
+    def _progress(self) -> Progress:
+        here, record = self._opened_here(), self._record
+        return Progress(
+            committed=self._tree.next_step,
+            opened=max(here, self._opened_on_record()),
+            reads_here=here > 0,
+            kept=frozenset() if record is None or record.retired else frozenset(record.kept),
+            order_needs_from=self._order_needs_from(),
+        )
+
+    def _opened_on_record(self) -> Step:
+        return self._record.opened if self._record is not None else Step(0)
+
+    async def _settle(self) -> None:
+        """What only this mount knows goes on record: a trainer that has saved exits at once, and how far the readers
+        were decides about the checkpoints that the next mount finds.
+        """
+        answers = self._watch is None or await self._settle_checkpoints(self._watch)
+        if answers and self._opened_here() > self._opened_on_record():
+            with trio.move_on_after(_SETTLE_OPENED_S):
+                await self._note_opened(None)
+
+    async def _settle_checkpoints(self, watch: Watch) -> bool:
+        """Whether the store answered."""
+        problem = ""
+        with trio.move_on_after(_SETTLE_S) as scope:
+            problem = await watch.last_look()
+        if scope.cancelled_caught:
+            problem = f"the store did not answer within {_SETTLE_S:g} s"
+        if problem:
+            _log.warning(
+                "group %r: the last checkpoints may not be recorded (%s); see `stepfs checkpoint`",
+                self._group.name,
+                problem,
+            )
+        return not scope.cancelled_caught
+
+    def _show(self, record: ConsumerRecord) -> None:
+        """A retired group needs nothing more, and hides nothing more either."""
+        self._record = record
+        if record.retired:
+            self._on_retired()
+        elif record.need != self._tree.need:
+            self._tree.need = record.need
+            self._on_change()

@@ -1,0 +1,174 @@
+"""The task that looks for new steps and publishes them to the view.
+
+Publishing is one assignment inside `LogReader.poll`, on the loop's own thread, so handlers see a step complete or not
+at all. The store being away changes nothing for readers of what is here: it is said once, and tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from stepfs.clock import SystemClock
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.histogram import Histogram
+from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.poll_interval import Pace
+from stepfs.mount.protocols import Reader
+
+_log = logging.getLogger("stepfs.mount")
+
+IDENTITY_CHECK_S: Final = 60.0
+SILENCE_S: Final = 5.0  # a store that hangs fails a request only after many times this
+
+FindLakeId = Callable[[], Awaitable[str]]
+
+
+class Follower:
+    """Follows one lake until cancelled; raises `RefusedError` when another lake took its URL."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        news: News,
+        *,
+        poll_s: float,
+        find_lake_id: FindLakeId,
+        on_change: Callable[[], None],
+        fleet: FleetPace | None = None,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._reader = reader
+        self._news = news
+        self._find_lake_id = find_lake_id
+        self._on_change = on_change
+        self._now_ms = now_ms or SystemClock().now_ms
+        self.lag_s = Histogram()  # from a look's newest commit, by its producer's clock, until it was seen
+        self.pace = Pace(poll_s)
+        self._fleet = fleet or FleetPace()
+        self.interval_s = poll_s  # from the last look to the next: the pace's, or longer in a large fleet
+        self._shown = (reader.state.version, reader.first_live_step)
+        self._failure: str | None = None  # why the last look failed
+        # Since when, on which clock, a look is under way.
+        self._asked: tuple[trio.abc.Clock, float] | None = None
+        self._began = 0.0  # trio time at which the last look or check began
+        self.looked_at: float | None = None  # trio time of the last look that succeeded
+        self.looks = 0
+
+    @property
+    def frontier(self) -> Step:
+        """The newest committed step; -1 before the first."""
+        return Step(self._reader.state.next_step - 1)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the lake cannot be followed right now; None while all is well. Any thread may ask, as scrapes do."""
+        asked = self._asked
+        silent_s = 0.0 if asked is None else asked[0].current_time() - asked[1]
+        if self._failure is None and silent_s > SILENCE_S:
+            return "the store does not answer"
+        return self._failure
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look, publish, sleep as long as the pace and the fleet's size say."""
+        task_status.started()
+        self._began = trio.current_time()
+        identity_due = trio.current_time() + IDENTITY_CHECK_S
+        while True:
+            await self._sleep()
+            self._began = trio.current_time()
+            due = trio.current_time() >= identity_due
+            # At the shortest interval the check takes a look's place, so that one request per `--poll` stays true;
+            # at a longer one it comes besides, so that no step is seen later for it.
+            if not (due and self.pace.is_shortest and self.interval_s <= self.pace.interval_s):
+                await self._guarded(self._look)
+            if due:
+                identity_due = trio.current_time() + IDENTITY_CHECK_S
+                await self._guarded(self._check_identity)
+
+    async def _sleep(self) -> None:
+        """Until one interval after the last look began; a reader that starts to wait shortens it to the shortest."""
+        began = self._began
+        if self._news.listeners and self._failure is None:
+            self.pace.awaited()
+        self.interval_s = self._fleet.poll_s(self.pace.interval_s)
+        with trio.move_on_at(began + self.interval_s):
+            await self._news.hurried()
+            if self._failure is None:
+                self.pace.awaited()
+            self.interval_s = min(self.interval_s, self._fleet.poll_s(self.pace.interval_s))
+            await trio.sleep_until(began + self.interval_s)
+
+    async def _look(self) -> None:
+        self.looks += 1
+        clock = trio.lowlevel.current_clock()
+        self._asked = clock, clock.current_time()
+        try:
+            changed = await self._reader.poll(self._show)
+        finally:
+            self._asked = None
+            self._fleet.note_look()
+        self.looked_at = trio.current_time()
+        if changed:
+            self._show()
+            self.pace.arrived(self.looked_at)
+        else:
+            self.pace.idle(self.looked_at)
+
+    def _show(self) -> None:
+        """Tell of what was published since the last time."""
+        version, _ = before = self._shown
+        self._shown = (self._reader.state.version, self._reader.first_live_step)
+        if self._shown != before:
+            self._note_lag(version)
+            self._on_change()
+            self._news.ring()
+
+    def _note_lag(self, version: int) -> None:
+        state = self._reader.state
+        if state.version > version:  # not only the floor moved
+            self.lag_s.observe(max(0, self._now_ms() - state.time_ms) / 1000)
+            newest = state.next_step - 1
+            _log.debug("steps up to %d are visible", newest, extra={"step": newest, "version": state.version})
+
+    async def _check_identity(self) -> None:
+        """Another lake under the same URL (hazard 7): what this mount shows is gone, so it must not go on."""
+        found = await self._find_lake_id()
+        if found != self._reader.identity.lake_id:
+            raise ReplacedError(
+                f"the lake {self._reader.identity.lake_id} was replaced by {found} under its URL; mount the new one"
+            )
+
+    async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except ReplacedError:
+            raise
+        except StepfsError as error:
+            self._failed(error)
+        else:
+            if self._failure is not None:
+                _log.warning("the store answers again")
+                self._failure = None
+
+    def _failed(self, error: StepfsError) -> None:
+        if self._failure is None:
+            quiet = (
+                "what is in memory stays readable"
+                if isinstance(error, StoreUnreachableError)
+                else "the view stands"
+            )
+            state = self._reader.state
+            facts = {"step": state.next_step - 1, "version": state.version}
+            _log.warning("cannot follow the lake (%s): %s", quiet, error, extra=facts)
+        self._failure = str(error)
+        self.pace.failed()
+
+
+class ReplacedError(RefusedError):
+    """The lake was dropped and recreated under its URL: unmount, and mount the new one if that is wanted."""

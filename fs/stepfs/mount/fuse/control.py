@@ -1,0 +1,140 @@
+"""`.stepfs/`: facts about the mount and its steps, as files that any tool can read.
+
+    status.json  metrics  config.json  accesslog      fixed names
+    steps/<step>.json                                 what a commit said of a step; its position is read at open
+    wait/<step>                                       reading it blocks until the step is committed
+    order/<hint>                                      looking it up announces an order (`order_directory`)
+
+All are direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
+closed, so a reader never sees a mixture of two moments.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import pyfuse3
+
+from stepfs.format.ids import Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
+from stepfs.mount.fuse.files import OpenContent, OpenFile
+from stepfs.mount.fuse.order_directory import OrderDirectory
+from stepfs.mount.fuse.waits import Outcome, Waits
+from stepfs.mount.protocols import Reader
+from stepfs.view import attributes
+from stepfs.view.attributes import Attributes
+from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile
+from stepfs.view.naming import parse_number, step_name
+from stepfs.view.tree import Tree
+
+_FILES: Final = {
+    b"status.json": Fixed.STATUS,
+    b"metrics": Fixed.METRICS,
+    b"config.json": Fixed.CONFIG,
+    b"accesslog": Fixed.ACCESSLOG,
+}
+_DIRECTORIES: Final = {b"steps": Fixed.STEPS, b"wait": Fixed.WAIT, b"order": Fixed.ORDER}
+_STEP_SUFFIX: Final = b".json"
+
+Render = Callable[[], str]
+DescribeStep = Callable[[StepEntry], Awaitable[str]]
+
+
+class Control:
+    """The control directory of one mount."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        tree: Tree,
+        waits: Waits,
+        *,
+        files: Mapping[Fixed, Render],
+        describe_step: DescribeStep,
+        now_ms: int,
+        order: OrderDirectory | None = None,
+    ) -> None:
+        """`files` renders the fixed files; `describe_step` may ask the store; `now_ms` dates everything here."""
+        assert set(files) == set(_FILES.values())
+        self._reader = reader
+        self._tree = tree
+        self._waits = waits
+        self._files = files
+        self._describe_step = describe_step
+        self._now_ms = now_ms
+        self._order = order
+        self.directory = attributes.control_directory(Fixed.CONTROL, now_ms)
+
+    def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
+        """A name inside `.stepfs/` or a directory of it, for the user `uid`."""
+        if parent is Fixed.CONTROL:
+            node = _FILES.get(name) or _DIRECTORIES.get(name)
+            return None if node is None else self.fixed(node)
+        if parent is Fixed.STEPS and name.endswith(_STEP_SUFFIX):
+            step = parse_number(name.removesuffix(_STEP_SUFFIX))
+            return None if step is None else self.numbered(StepFile(step))
+        if parent is Fixed.WAIT:
+            step = parse_number(name)
+            return None if step is None else self.numbered(WaitFile(step))
+        if parent is Fixed.ORDER and self._order is not None:
+            self._order.look_up(name, uid)
+            return attributes.hinted_file(self._now_ms)
+        return None
+
+    def fixed(self, node: Fixed) -> Attributes | None:
+        """Attributes of an inode that every mount has."""
+        if node is Fixed.CONTROL:
+            return self.directory
+        if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER}:
+            return attributes.control_directory(node, self._now_ms)
+        if node is Fixed.HINTED:
+            return attributes.hinted_file(self._now_ms)
+        return attributes.control_file(node, self._now_ms) if node in self._files else None
+
+    def numbered(self, node: StepFile | WaitFile) -> Attributes | None:
+        """Attributes of a file named after a step."""
+        if isinstance(node, WaitFile):
+            return attributes.wait_file(node.step, self._now_ms)
+        if not self._tree.readable(node.step):
+            return None
+        return attributes.step_file(node.step, self._reader.time_ms(node.step))
+
+    def opendir(self, node: Node | None) -> OpenDirectory | None:
+        """A directory of the control tree; `wait/` and `order/` list nothing, they would have no end."""
+        if node is Fixed.CONTROL:
+            names = {**_FILES, **_DIRECTORIES}
+            listed = [(name, found) for name, n in names.items() if (found := self.fixed(n)) is not None]
+            return OpenFixed(listed)
+        if node is Fixed.STEPS:
+            return OpenStepFiles(self._reader, self._tree)
+        return OpenFixed([]) if node in {Fixed.WAIT, Fixed.ORDER} else None
+
+    def open(self, node: Node | None) -> OpenFile:
+        """Open anything here but a step's file."""
+        if isinstance(node, Fixed) and node in self._files:
+            return OpenContent(self._files[node]().encode())
+        if node is Fixed.HINTED and self._order is not None:
+            return OpenContent(self._order.content())
+        raise pyfuse3.FUSEError(errno.EISDIR if isinstance(node, Fixed) else errno.ENOENT)
+
+    async def open_wait(self, step: Step, pid: int) -> OpenFile:
+        """Open `wait/<step>` once the step is committed: the content is its directory's name.
+
+        It is the open that waits, because only an open tells which thread waits: that one can be let go.
+        """
+        outcome = await self._waits.for_commit(step, pid)
+        if outcome is Outcome.READY:
+            return OpenContent(step_name(step) + b"\n")
+        codes = {
+            Outcome.NEVER: errno.ENOENT,
+            Outcome.EXPIRED: self._waits.expired_errno,
+            Outcome.INTERRUPTED: errno.EINTR,
+        }
+        raise pyfuse3.FUSEError(codes[outcome])
+
+    async def open_step(self, entry: StepEntry) -> OpenFile:
+        """Open `steps/<step>.json`."""
+        return OpenContent((await self._describe_step(entry)).encode())

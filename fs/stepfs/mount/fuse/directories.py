@@ -1,0 +1,181 @@
+"""Open directories: pure memory, resumable at any entry, stable while steps come and go.
+
+An entry's id is a function of its name, and listings are in order of ids, so a reader that comes back with an id
+continues right behind it whatever happened meanwhile. The range of steps is fixed when a listing starts from the
+beginning: one `ls` shows one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import pyfuse3
+
+from stepfs.format.ids import Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.mount.fuse.entries import NS_PER_MS, Replies
+from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.view import attributes
+from stepfs.view.attributes import Attributes
+from stepfs.view.inodes import INODES_PER_STEP, directory_inode
+from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, rank_name, step_name
+from stepfs.view.ranks import RankMap
+from stepfs.view.tree import StepTable, Tree
+
+_FIRST_STEP_ID: Final = 3
+
+ReaddirReply = Callable[[pyfuse3.ReaddirToken, bytes, pyfuse3.EntryAttributes, int], bool]
+
+
+class Rows:
+    """One reply to READDIRPLUS while it is filled; `add` is False once it is full."""
+
+    def __init__(self, replies: Replies, reply: ReaddirReply, token: pyfuse3.ReaddirToken) -> None:
+        self._replies = replies
+        self._reply = reply
+        self._token = token
+        self._entry = pyfuse3.EntryAttributes()
+
+    def add(self, number: int, name: bytes, found: Attributes) -> bool:
+        """One entry with its id."""
+        self._replies.fill(self._entry, found)
+        return self._reply(self._token, name, self._entry, number)
+
+    def add_steps(self, runs: Iterable[tuple[range, int]], like: Attributes) -> int | None:
+        """Step directories as runs of one time in ms, otherwise like `like`; returns the first that found no room.
+
+        The loops that list 10⁶ steps: one structure, of which only what differs is changed.
+        """
+        reply, token, entry = self._reply, self._token, self._entry
+        self._replies.fill(entry, like)
+        for steps, time_ms in runs:
+            entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = time_ms * NS_PER_MS
+            inode = directory_inode(Step(steps.start))
+            for step in steps:
+                entry.st_ino = inode
+                if not reply(token, step_name(Step(step)), entry, step + _FIRST_STEP_ID):
+                    return step
+                inode += INODES_PER_STEP
+        return None
+
+
+class OpenDirectory(Protocol):
+    """What a directory handle stands for."""
+
+    def list_after(self, after: int, rows: Rows) -> None:
+        """Add entries with an id greater than `after` until there is no room; 0 starts a new listing."""
+        ...
+
+
+class OpenRoot:
+    """The root: `.stepfs`, `latest`, and the steps. Counts the steps the kernel was given."""
+
+    def __init__(self, table: StepTable, tree: Tree, control: Attributes, known: KnownSteps) -> None:
+        self._table = table
+        self._tree = tree
+        self._control = control
+        self._known = known
+        self._range = range(0)
+        self._latest: Step | None = None
+
+    def list_after(self, after: int, rows: Rows) -> None:
+        if after == 0:
+            self._range = self._tree.listed()
+            self._latest = self._tree.latest()
+        if after < 1 and not rows.add(1, CONTROL_DIRECTORY, self._control):
+            return
+        newest = self._latest if after < 2 else None
+        if newest is not None and not self._tree.readable(newest):
+            newest = None
+        if newest is not None and not rows.add(2, LATEST, attributes.latest(self._table, newest)):
+            return
+        steps = self._steps(after)
+        end = self._list_steps(steps, rows)
+        self._known.add_range(Step(steps.start), Step(end))
+
+    def _steps(self, after: int) -> range:
+        first = max(self._range.start, after - _FIRST_STEP_ID + 1)
+        if self._tree.options.steps is None:
+            # Steps that have left since the listing began must not be given to the kernel again.
+            first = max(first, self._tree.first_visible())
+        return range(first, max(first, self._range.stop))
+
+    def _list_steps(self, steps: range, rows: Rows) -> int:
+        """The end of what was listed: those that are gone, those that are there, those to come (under --steps)."""
+        low = min(max(self._tree.first_visible(), steps.start), steps.stop)
+        high = min(max(self._tree.next_step, low), steps.stop)
+        empty_ms = self._table.identity.created_ms
+        for part, runs in (
+            (range(steps.start, low), [(range(steps.start, low), empty_ms)]),
+            (range(low, high), attributes.runs_of_one_time(self._table, range(low, high))),
+            (range(high, steps.stop), [(range(high, steps.stop), empty_ms)]),
+        ):
+            if part:
+                like = attributes.step_directory(self._table, self._tree, Step(part.start))
+                end = rows.add_steps(runs, like)
+                if end is not None:
+                    return end
+        return steps.stop
+
+
+class OpenStep:
+    """A step: one file per rank, all of them there from the first moment."""
+
+    def __init__(self, entry: StepEntry, ranks: RankMap, ext: bytes) -> None:
+        self._entry = entry
+        self._ranks = ranks
+        self._ext = ext
+
+    def list_after(self, after: int, rows: Rows) -> None:
+        for rank in range(after, self._ranks.world):
+            found = attributes.slice_file(self._entry, self._ranks.slice_of(rank), self._ranks.links)
+            if not rows.add(rank + 1, rank_name(rank, self._ext), found):
+                return
+
+
+class OpenPendingStep:
+    """A step that is not committed yet: the names of its files are known, their sizes are not."""
+
+    def __init__(self, table: StepTable, step: Step, ranks: RankMap, ext: bytes) -> None:
+        self._table = table
+        self._step = step
+        self._ranks = ranks
+        self._ext = ext
+
+    def list_after(self, after: int, rows: Rows) -> None:
+        for rank in range(after, self._ranks.world):
+            index = self._ranks.slice_of(rank)
+            found = attributes.pending_file(self._table, self._step, index, self._ranks.links)
+            if not rows.add(rank + 1, rank_name(rank, self._ext), found):
+                return
+
+
+class OpenFixed:
+    """A directory of `.stepfs/`: entries known when it was opened."""
+
+    def __init__(self, listed: Sequence[tuple[bytes, Attributes]]) -> None:
+        self._listed = listed
+
+    def list_after(self, after: int, rows: Rows) -> None:
+        for number, (name, found) in enumerate(self._listed[after:], start=after + 1):
+            if not rows.add(number, name, found):
+                return
+
+
+class OpenStepFiles:
+    """`.stepfs/steps/`: the committed ones among the root's steps."""
+
+    def __init__(self, table: StepTable, tree: Tree) -> None:
+        self._table = table
+        self._tree = tree
+        self._range = range(0)
+
+    def list_after(self, after: int, rows: Rows) -> None:
+        if after == 0:
+            self._range = self._tree.listed()
+        for step in map(Step, range(max(self._range.start, after), self._range.stop)):
+            if self._tree.readable(step):
+                found = attributes.step_file(step, self._table.time_ms(step))
+                if not rows.add(step + 1, b"%d.json" % step, found):
+                    return

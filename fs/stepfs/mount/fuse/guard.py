@@ -1,0 +1,94 @@
+"""Every handler is wrapped here, once: counted, timed, and unable to kill the mount.
+
+pyfuse3 ends its main loop on any exception but `FUSEError`. So what a handler raises becomes an errno: an expected
+failure of the store its own, an unexpected exception EIO and a log line with a traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar, cast
+
+import pyfuse3
+
+from stepfs.errors import AbsentError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.mount.fuse.meter import Meter, Subject, shown
+
+_log = logging.getLogger("stepfs.mount")
+
+_NOT_HANDLERS: Final = frozenset({"init", "stacktrace"})
+_WAITED_FOR: Final = frozenset({"lookup", "getattr", "open", "opendir", "readdir", "read"})
+_ERRNOS: Final = (
+    (StoreUnreachableError, errno.ETIMEDOUT),
+    (RefusedError, errno.EACCES),
+    (ReclaimedError, errno.ENOENT),
+    (AbsentError, errno.EIO),  # a committed object that is not there is damage, not "no such file"
+)
+_Operations = TypeVar("_Operations", bound=type[pyfuse3.Operations])
+_Handler = Callable[..., Awaitable[object]]
+
+
+def guarded(cls: _Operations) -> _Operations:
+    """Class decorator: wrap every handler of pyfuse3's interface, inherited ones too. Needs `self.meter`."""
+    for name in dir(pyfuse3.Operations):
+        handler = getattr(cls, name)
+        if inspect.iscoroutinefunction(handler) and name not in _NOT_HANDLERS:
+            setattr(cls, name, _wrap(name, handler))
+    return cls
+
+
+def errno_of(error: StepfsError) -> int:
+    """What a caller is told of a failure below."""
+    return next((code for kind, code in _ERRNOS if isinstance(error, kind)), errno.EIO)
+
+
+def _wrap(name: str, handler: _Handler) -> _Handler:
+    silent = name == "forget"  # answers nobody and must not raise
+    waited_for = name in _WAITED_FOR
+
+    @functools.wraps(handler)
+    async def guard(self: pyfuse3.Operations, *args: object) -> object:
+        meter = cast("Meter", cast("Any", self).meter)
+        began = time.perf_counter()
+        code = errno.EINTR  # what it was if neither branch below runs: cancelled
+        if waited_for:
+            meter.waited.began()
+        try:
+            result = await handler(self, *args)
+            code = 0
+        except pyfuse3.FUSEError as error:
+            code = error.errno
+            raise
+        except StepfsError as error:
+            code = errno_of(error)
+            subject = _subject(args)
+            facts = {"operation": name, "errno": errno.errorcode[code], "alike": (name, subject, type(error))}
+            _log.warning("%s(%s) failed: %s", name, shown(subject), error, extra=facts)
+            raise pyfuse3.FUSEError(code) from error
+        except Exception as error:
+            code = errno.EIO
+            meter.faults += 1
+            alike = (name, type(error), str(error))
+            facts_of_bug = {"operation": name, "alike": alike}
+            _log.exception("%s(%s) failed unexpectedly", name, shown(_subject(args)), extra=facts_of_bug)
+            if silent:
+                return None
+            raise pyfuse3.FUSEError(errno.EIO) from error
+        else:
+            return result
+        finally:
+            if waited_for:
+                meter.waited.ended()
+            meter.done(name, _subject(args), time.perf_counter() - began, code)
+
+    return guard
+
+
+def _subject(args: tuple[object, ...]) -> Subject:
+    """The inode or handle, and the name or range, without the context object. Formatted only when shown."""
+    return tuple(arg for arg in args if isinstance(arg, int | bytes))

@@ -1,0 +1,109 @@
+"""The kernel's end of a mount: pyfuse3's global session as a context, with errors that say what to do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pyfuse3
+
+from stepfs.errors import RefusedError
+from stepfs.mount.host.mountinfo import FSTYPE, mount_at, source_of
+from stepfs.mount.host.passed_fd import descriptor_of
+
+_log = logging.getLogger("stepfs.mount")
+
+_DEVICE: Final = Path("/dev/fuse")
+TASKS_MAX: Final = 4096  # requests in hand at once; 99, the default, starve everything when they all wait
+TASKS_IDLE: Final = 8
+
+
+def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
+    """Mount options. Never anything that would run code or give rights from a lake's bytes."""
+    options = {
+        *pyfuse3.default_options,
+        f"fsname={source_of(lake)}",
+        "subtype=stepfs",
+        "ro",
+        "nosuid",
+        "nodev",
+        "noexec",
+    }
+    return options | {"allow_other"} if allow_other else options
+
+
+@contextmanager
+def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> Iterator[str]:
+    """Mount; yields the device number ("0:53"). On leaving, detach if it is still our mount that is there.
+
+    A mount that was handed over (`/dev/fd/N`) is only served: its device number is not known here, and is "".
+    """
+    if descriptor_of(directory) is not None:
+        _init(operations, directory, options)
+        try:
+            yield ""
+        finally:
+            pyfuse3.close(unmount=False)
+        return
+    _check_rights()
+    _init(operations, directory, options)
+    device = None
+    try:
+        at = mount_at(directory)
+        if at is None or at.fstype != FSTYPE:
+            raise RefusedError(f"{directory}: the mount disappeared at once; see `dmesg`")
+        device = at.device
+        yield device
+    finally:
+        # By path, so only if nobody has detached ours and mounted something else there meanwhile.
+        top = mount_at(directory)
+        pyfuse3.close(unmount=top is not None and top.device == device)
+
+
+async def answer() -> None:
+    """Answer the kernel until the mount is gone or `stop` is called."""
+    await pyfuse3.main(min_tasks=TASKS_IDLE, max_tasks=TASKS_MAX)
+
+
+def stop() -> None:
+    """Make `answer` return; requests in hand are finished or cancelled by its nursery."""
+    pyfuse3.terminate()
+
+
+def _check_rights() -> None:
+    if not _DEVICE.exists():
+        raise RefusedError(
+            f"there is no {_DEVICE} here: load the fuse module, or give the container the device (--device /dev/fuse)"
+        )
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        raise RefusedError("mounting without root needs the program fusermount3: install the package fuse3")
+
+
+def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> None:
+    """`pyfuse3.init`, with what libfuse writes to stderr put into the error."""
+    with os.fdopen(os.memfd_create("stepfs-fuse"), "w+b") as said:  # needs no writable file system
+        stderr = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            pyfuse3.init(operations, str(directory), options)
+            failure: RuntimeError | None = None
+        except RuntimeError as error:
+            failure = error
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        said.seek(0)
+        lines = said.read().decode(errors="replace").split("\n")
+    text = "; ".join(line.strip() for line in lines if line.strip())
+    if failure is not None:
+        raise RefusedError(
+            f"cannot mount on {directory}: {text or failure}; it needs /dev/fuse and, without root, fusermount3"
+            " (in a container: --cap-add SYS_ADMIN --device /dev/fuse)"
+        ) from failure
+    if text:
+        _log.info("libfuse: %s", text)

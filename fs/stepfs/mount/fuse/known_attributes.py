@@ -1,0 +1,101 @@
+"""What can be said of a name or an inode at once, from memory: the answers that never wait."""
+
+from __future__ import annotations
+
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.mount.fuse.control import Control
+from stepfs.mount.fuse.files import FileTable
+from stepfs.mount.fuse.pending_sizes import PendingSizes
+from stepfs.mount.protocols import Reader
+from stepfs.view import attributes
+from stepfs.view.attributes import Attributes
+from stepfs.view.inodes import (
+    Fixed,
+    SliceFile,
+    StepDirectory,
+    StepFile,
+    WaitFile,
+    directory_inode,
+    node_of,
+)
+from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, parse_step
+from stepfs.view.ranks import RankMap
+from stepfs.view.tree import Presence, Tree
+
+
+class KnownAttributes:
+    """Reads the log's state and the open files afresh at every call."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        tree: Tree,
+        ranks: RankMap,
+        control: Control,
+        files: FileTable,
+        sizes: PendingSizes,
+    ) -> None:
+        self._reader = reader
+        self._tree = tree
+        self._ranks = ranks
+        self._control = control
+        self._files = files
+        self._sizes = sizes
+
+    def in_root(self, name: bytes) -> Attributes | None:
+        """What a name in the root stands for."""
+        step = parse_step(name)
+        if step is not None:
+            if self._tree.presence(step) is Presence.ABSENT:
+                return None
+            return attributes.step_directory(self._reader, self._tree, step)
+        if name == LATEST:
+            newest = self._tree.latest()
+            return None if newest is None else attributes.latest(self._reader, newest)
+        return self._control.directory if name == CONTROL_DIRECTORY else None
+
+    def pending(self, step: Step, index: SliceIndex) -> Attributes:
+        """A file of a step that is not committed yet. The kernel believes from now on that it is empty."""
+        found = attributes.pending_file(self._reader, step, index, self._ranks.links)
+        self._sizes.note(found.inode)
+        return found
+
+    def above(self, inode: int) -> Attributes | None:
+        """The directory above an inode; None if either is not there."""
+        node = node_of(inode)
+        if node is None:
+            return None
+        if isinstance(node, SliceFile):
+            return self.attributes(directory_inode(node.step))
+        above = {StepFile: Fixed.STEPS, WaitFile: Fixed.WAIT}.get(type(node), Fixed.ROOT)
+        return self._fixed(Fixed.CONTROL if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER} else above)
+
+    def attributes(self, inode: int) -> Attributes | None:
+        """Attributes that need no waiting; None for what is not there, or not at hand."""
+        node = node_of(inode)
+        if isinstance(node, StepDirectory):
+            gone = self._tree.presence(node.step) is Presence.ABSENT
+            return None if gone else attributes.step_directory(self._reader, self._tree, node.step)
+        if isinstance(node, SliceFile):
+            if node.index < self._ranks.slices and self._tree.names_known(node.step):
+                return self.pending(node.step, node.index)
+            entry = self._files.entry_of(node.step, node.index) or self._reader.entry_if_loaded(node.step)
+            return None if entry is None else self.of_slice(entry, node)
+        if isinstance(node, StepFile | WaitFile):
+            return self._control.numbered(node)
+        return None if node is None else self._fixed(node)
+
+    def of_slice(self, entry: StepEntry, node: SliceFile) -> Attributes | None:
+        """A committed slice; None if the step has no such slice."""
+        if node.index >= entry.tgb.slices:
+            return None
+        return attributes.slice_file(entry, node.index, self._ranks.links)
+
+    def _fixed(self, node: Fixed) -> Attributes | None:
+        if node is Fixed.ROOT:
+            return attributes.root(self._reader)
+        if node is Fixed.LATEST:
+            newest = self._tree.latest()
+            return None if newest is None else attributes.latest(self._reader, newest)
+        return self._control.fixed(node)

@@ -1,0 +1,281 @@
+"""What the kernel asks, answered from memory wherever it can be.
+
+The rule that shapes this room: a handler for the *root* never awaits anything, because the kernel lets one request
+at a time through a directory's lock and everybody else would wait with it. Handlers inside a step directory may
+wait, for its commit or its index segment, with a deadline and for no longer than the caller lives (`waits`).
+Awaits that may yield: `_entry` (everything is looked at afresh after it), `sizes.settle` and the reads of open files.
+
+Under `--steps` names and attributes never wait for a commit. LOOKUP and GETATTR come for `exists` and `getsize` alike,
+so neither may. The kernel is given size 0 and told to keep nothing; opening waits (`pending_sizes`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+import pyfuse3
+
+from stepfs.format.ids import Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.mount.fuse.control import Control
+from stepfs.mount.fuse.directories import (
+    OpenDirectory,
+    OpenPendingStep,
+    OpenRoot,
+    OpenStep,
+    ReaddirReply,
+    Rows,
+)
+from stepfs.mount.fuse.entries import Replies
+from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
+from stepfs.mount.fuse.guard import guarded
+from stepfs.mount.fuse.known_attributes import KnownAttributes
+from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.pending_sizes import PendingSizes
+from stepfs.mount.fuse.readonly import read_only
+from stepfs.mount.fuse.waits import Outcome, Waits
+from stepfs.mount.protocols import Reader, Slices
+from stepfs.view import attributes
+from stepfs.view.attributes import Attributes
+from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of
+from stepfs.view.naming import parse_rank, step_name
+from stepfs.view.ranks import RankMap
+from stepfs.view.tree import Presence, Tree
+
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT
+_STATFS_BLOCK_BYTES: Final = 4096
+_NAME_BYTES_MAX: Final = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the handlers stand on; put together by `assembly`, or by a test."""
+
+    reader: Reader
+    tree: Tree
+    ranks: RankMap
+    slices: Slices
+    waits: Waits
+    control: Control
+    meter: Meter
+    known: KnownSteps
+    files: FileTable
+    sizes: PendingSizes = field(default_factory=PendingSizes)
+    is_own: Callable[[int], bool] = lambda _pid: False  # whether a request is of the daemon's own threads
+
+
+@guarded
+@read_only
+class StepOperations(pyfuse3.Operations):
+    """The handlers of one mount."""
+
+    supports_dot_lookup = True
+
+    def __init__(self, parts: Parts, *, readdir_reply: ReaddirReply = pyfuse3.readdir_reply) -> None:
+        super().__init__()
+        self.meter = parts.meter
+        self._parts = parts
+        self._reader = parts.reader
+        self._tree = parts.tree
+        self._ext = parts.reader.identity.ext.encode()
+        self._replies = Replies()
+        self._sizes = parts.sizes
+        self._known = KnownAttributes(
+            parts.reader, parts.tree, parts.ranks, parts.control, parts.files, parts.sizes
+        )
+        self._reply = readdir_reply
+        self._directories: dict[int, OpenDirectory] = {}
+        self._next_directory = 1
+
+    async def lookup(
+        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        parent = node_of(parent_inode)
+        if name == b".":
+            found: Attributes | None = await self._lookup_handle(parent_inode, ctx.pid)
+        elif name == b"..":
+            found = self._known.above(parent_inode)
+        elif parent is Fixed.ROOT:
+            found = self._known.in_root(name)
+        elif isinstance(parent, StepDirectory):
+            found = await self._lookup_in_step(parent.step, name, ctx.pid)
+        elif isinstance(parent, Fixed):
+            found = self._parts.control.lookup(parent, name, ctx.uid)
+        else:
+            raise pyfuse3.FUSEError(errno.ENOTDIR)
+        if found is None:
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        self._count(found)
+        return self._replies.entry(found)
+
+    async def _lookup_in_step(self, step: Step, name: bytes, pid: int) -> Attributes | None:
+        rank = parse_rank(name, self._ext)
+        if rank is None or rank >= self._parts.ranks.world:
+            return None  # at once, however long the step itself may be in coming
+        index = self._parts.ranks.slice_of(rank)
+        if self._tree.names_known(step):
+            return self._known.pending(step, index)
+        entry = await self._entry(step, pid)
+        return attributes.slice_file(entry, index, self._parts.ranks.links)
+
+    async def _lookup_handle(self, inode: int, pid: int) -> Attributes | None:
+        """An inode that the kernel has forgotten, from a file handle of an NFS client; our ENOENT becomes its ESTALE.
+
+        Stricter than GETATTR: what has left the view comes back only while it is open. And it waits for an index segment,
+        because a handle outlives the mount that gave it out.
+        """
+        node = node_of(inode)
+        if not isinstance(node, SliceFile) or self._tree.names_known(node.step):
+            return self._known.attributes(inode)
+        entry = self._parts.files.entry_of(node.step, node.index) or await self._entry(node.step, pid)
+        return self._known.of_slice(entry, node)
+
+    async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        found = self._known.attributes(inode)
+        node = node_of(inode)
+        if found is None and isinstance(node, SliceFile):
+            entry = await self._entry(node.step, ctx.pid)
+            found = self._known.of_slice(entry, node)
+        if found is None:
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        return self._replies.entry(found)
+
+    async def readlink(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileNameT:
+        del ctx
+        newest = self._tree.latest()
+        if inode != Fixed.LATEST or newest is None:
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        return step_name(newest)
+
+    async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
+        node = node_of(inode)
+        directory: OpenDirectory | None
+        if node is Fixed.ROOT:
+            directory = OpenRoot(self._reader, self._tree, self._parts.control.directory, self._parts.known)
+        elif isinstance(node, StepDirectory):
+            directory = await self._open_step_directory(node.step, ctx.pid)
+        else:
+            directory = self._parts.control.opendir(node)
+        if directory is None:
+            raise pyfuse3.FUSEError(errno.ENOTDIR)
+        handle = self._next_directory
+        self._next_directory += 1
+        self._directories[handle] = directory
+        return handle
+
+    async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
+        # Listing never waits under --steps, not even with --stat-waits: the names are known.
+        if self._tree.options.steps is not None and self._tree.presence(step) is Presence.PENDING:
+            return OpenPendingStep(self._reader, step, self._parts.ranks, self._ext)
+        return OpenStep(await self._entry(step, pid), self._parts.ranks, self._ext)
+
+    async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        self._directories[fh].list_after(start_id, Rows(self._replies, self._reply, token))
+
+    async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
+        del self._directories[fh]
+
+    async def open(
+        self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileInfo:
+        if flags & _WRITING:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        node = node_of(inode)
+        if isinstance(node, SliceFile):
+            entry = await self._entry(node.step, ctx.pid)
+            if node.index >= entry.tgb.slices:
+                raise pyfuse3.FUSEError(errno.ENOENT)
+            file = self._open_slice(entry, node, ctx.pid)
+            handle, size = self._parts.files.add(file), entry.tgb.length(node.index)
+            try:
+                await self._sizes.settle(inode, size, lambda: file.read(size - 1, 1))
+            except BaseException:
+                self._parts.files.release(handle)
+                raise
+            # direct_io would break MAP_SHARED: np.memmap, safetensors.
+            return pyfuse3.FileInfo(fh=handle, keep_cache=True)
+        if isinstance(node, StepFile):
+            opened = await self._parts.control.open_step(await self._entry(node.step, ctx.pid))
+        elif isinstance(node, WaitFile):
+            opened = await self._parts.control.open_wait(node.step, ctx.pid)
+        else:
+            opened = self._parts.control.open(node)
+        return pyfuse3.FileInfo(fh=self._parts.files.add(opened), direct_io=True)
+
+    def _open_slice(self, entry: StepEntry, node: SliceFile, pid: int) -> OpenFile:
+        if self._parts.is_own(pid):
+            return OpenUnread()
+        self.meter.note_open(node.step)
+        rank = self._parts.ranks.first_rank_of(node.index)
+        return OpenSlice(self._parts.slices.open(entry, node.index), entry, node.index, rank)
+
+    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
+        data = await self._parts.files.get(fh).read(off, size)
+        self.meter.bytes_read += len(data)
+        return data  # type: ignore[return-value]  # any contiguous buffer: pyfuse3 takes it without a copy
+
+    async def release(self, fh: pyfuse3.FileHandleT) -> None:
+        self._parts.files.release(fh)
+
+    async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
+        for inode, count in inode_list:
+            node = node_of(inode)
+            if isinstance(node, StepDirectory):
+                self._parts.known.forget(node.step, count)
+            elif isinstance(node, SliceFile):
+                self._sizes.forget(inode)
+
+    async def access(self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext) -> bool:
+        """Not asked under default_permissions: everything here is 0444 or 0555."""
+        del inode, ctx
+        return not mode & os.W_OK
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        del ctx
+        state = self._reader.state
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = _STATFS_BLOCK_BYTES
+        data.f_blocks = -(-state.total_bytes // _STATFS_BLOCK_BYTES)
+        data.f_bfree = data.f_bavail = 0
+        data.f_files = len(self._tree.listed()) * (1 + self._parts.ranks.slices)
+        data.f_ffree = data.f_favail = 0
+        data.f_namemax = _NAME_BYTES_MAX
+        return data
+
+    async def _entry(self, step: Step, pid: int) -> StepEntry:
+        """The entry of a step whose files may be opened, waiting for it as its presence allows, or an errno."""
+        while True:
+            presence = self._tree.presence(step)
+            if presence is Presence.PENDING:
+                outcome = await self._parts.waits.for_commit(step, pid)
+                if outcome is not Outcome.READY:
+                    self._fail(outcome, expired_errno=self._parts.waits.expired_errno)
+                continue
+            if presence is not Presence.COMMITTED:
+                raise pyfuse3.FUSEError(errno.ENOENT)
+            entry = self._reader.entry_if_loaded(step)
+            if entry is not None:
+                return entry
+            found = await self._parts.waits.for_entry(step, pid)
+            if isinstance(found, Outcome):
+                self._fail(found, expired_errno=errno.ETIMEDOUT)
+            if self._tree.readable(step):
+                return found
+
+    def _fail(self, outcome: Outcome, *, expired_errno: int) -> NoReturn:
+        codes = {
+            Outcome.NEVER: errno.ENOENT,
+            Outcome.EXPIRED: expired_errno,
+            Outcome.INTERRUPTED: errno.EINTR,
+        }
+        raise pyfuse3.FUSEError(codes[outcome])
+
+    def _count(self, found: Attributes) -> None:
+        node = node_of(found.inode)
+        if isinstance(node, StepDirectory):
+            self._parts.known.add(node.step)

@@ -1,0 +1,54 @@
+"""The sizes of files that were looked up before their step was committed.
+
+The kernel was told 0 and to keep nothing, so whatever asks for attributes later sees the true size: buffered reads,
+pread, fstat, lseek, mmap and O_DIRECT all do. `splice` and `sendfile` without an fstat ask for none; they would find an
+empty file. So before such a file is opened, the kernel is told its size: storing the last byte moves the kernel's idea of
+the end there (fuse_notify_store in fs/fuse/dev.c; storing no byte does not). It must be the true byte: another process may
+have opened the file and read that page already, and what is stored goes into the page as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import pyfuse3
+import trio
+
+_log = logging.getLogger("stepfs.mount")
+
+StorePages = Callable[[int, int, bytes | memoryview], None]  # `pyfuse3.notify_store`
+LastByte = Callable[[], Awaitable[bytes | memoryview]]
+
+
+class PendingSizes:
+    """Inodes that the kernel believes to be empty. Bounded by the inodes that the kernel itself remembers."""
+
+    def __init__(self, store: StorePages = pyfuse3.notify_store) -> None:  # type: ignore[assignment]
+        self._store = store
+        self._pending: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def note(self, inode: int) -> None:
+        """The kernel is being told that this file is empty."""
+        self._pending.add(inode)
+
+    def forget(self, inode: int) -> None:
+        """The kernel has dropped the inode."""
+        self._pending.discard(inode)
+
+    async def settle(self, inode: int, size: int, last_byte: LastByte) -> None:
+        """Tell the kernel the true size before the file is opened; returns at once if it knows."""
+        if inode not in self._pending:
+            return
+        if size:
+            try:
+                byte = await last_byte()
+                # Everybody who opens the file meanwhile does the same: who returned at once might be faster than the
+                # kernel. In a worker thread, like every notification: see mount/fuse/lending.py.
+                await trio.to_thread.run_sync(self._store, inode, size - 1, byte)
+            except (OSError, pyfuse3.FUSEError) as error:
+                _log.debug("inode %d keeps size 0 until somebody asks: %s", inode, error)
+        self._pending.discard(inode)

@@ -1,0 +1,200 @@
+"""Waiting on behalf of a caller: for a step to be committed, or for an index segment to be read.
+
+The kernel lets one LOOKUP per directory through and parks the others on the directory's lock, so a reader's deadline
+cannot start when its own request arrives: it is absolute per step, from the first waiter, and outlives it by a
+moment so that those behind it in the queue find it expired instead of starting a new one. Callers that were
+killed or signalled are let go early (see `callers`), because the kernel cannot do it.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.histogram import Histogram
+from stepfs.mount.follow.changes import News
+from stepfs.mount.host.procfs import has_pending_signal
+from stepfs.mount.protocols import Reader
+from stepfs.view.tree import Tree
+
+SIGNAL_POLL_S: Final = 0.1
+_GRACE_S: Final = 1.0  # how long a deadline outlives its last waiter
+_RETRY_S: Final = 0.5
+
+HasPendingSignal = Callable[[int], bool]
+
+
+class Outcome(enum.Enum):
+    """How a wait ended."""
+
+    READY = "ready"
+    NEVER = "never"  # sealed, or reclaimed: it will not come
+    EXPIRED = "expired"
+    INTERRUPTED = "interrupted"  # the caller has a signal pending
+
+
+@dataclass(slots=True)
+class _Deadline:
+    at: float
+    waiters: int = 0
+    idle_since: float = 0.0
+
+
+class Waits:
+    """All waiting of one mount."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        reader: Reader,
+        news: News,
+        *,
+        deadline_s: float,
+        wait_s: float | None = None,
+        has_signal: HasPendingSignal = has_pending_signal,
+    ) -> None:
+        """`deadline_s` bounds every wait, `wait_s` those for a commit: what is committed already is worth more patience.
+
+        The index is read by `run`, so a caller that leaves aborts nothing.
+        """
+        self._tree = tree
+        self._reader = reader
+        self._news = news
+        self._nursery: trio.Nursery | None = None
+        self._deadline_s = deadline_s
+        self._wait_s = deadline_s if wait_s is None else wait_s
+        self.expired_errno = errno.ETIMEDOUT if wait_s is None else errno.ENOENT  # of a wait for a commit
+        self._has_signal = has_signal
+        self._deadlines: dict[Step, _Deadline] = {}
+        self._loads: dict[Step, _Load] = {}
+        self.seconds = {"commit": Histogram(), "index": Histogram()}  # how long, by what was waited for
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait right now."""
+        return sum(deadline.waiters for deadline in self._deadlines.values())
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Home of the loads, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def for_commit(self, step: Step, pid: int) -> Outcome:
+        """Wait until `step` is committed. READY does not promise that it has not been reclaimed since."""
+        deadline = self._enter(step)
+        try:
+            with self._timed("commit"), self._news.listening():
+                while True:
+                    changed = self._news.next_change
+                    if step < self._tree.next_step:
+                        return Outcome.READY
+                    if not self._tree.awaited(step):
+                        return Outcome.NEVER
+                    outcome = await self._watch(changed, deadline.at, pid)
+                    if outcome is not Outcome.READY:
+                        return outcome
+        finally:
+            self._leave(step, deadline)
+
+    async def for_entry(self, step: Step, pid: int) -> StepEntry | Outcome:
+        """The entry of a committed step whose index segment is not loaded; never READY.
+
+        Raises what the reader raises, except that an unreachable store is tried again until the deadline.
+        """
+        with self._timed("index"):
+            return await self._loaded(step, pid, trio.current_time() + self._deadline_s)
+
+    async def _loaded(self, step: Step, pid: int, until: float) -> StepEntry | Outcome:
+        while True:
+            load = self._load(step)
+            outcome = await self._watch(load.done, until, pid)
+            if outcome is not Outcome.READY:
+                return outcome
+            if load.error is None:
+                entry = self._reader.entry_if_loaded(step)
+                if entry is not None:
+                    return entry
+                if not self._tree.readable(step):
+                    return Outcome.NEVER
+            elif isinstance(load.error, ReclaimedError) or (
+                isinstance(load.error, AbsentError) and not self._tree.readable(step)
+            ):
+                return Outcome.NEVER
+            elif not isinstance(load.error, StoreUnreachableError):
+                raise type(load.error)(*load.error.args)  # a fresh one: its traceback is this caller's
+            outcome = await self._watch(trio.Event(), min(until, trio.current_time() + _RETRY_S), pid)
+            if outcome is Outcome.INTERRUPTED or trio.current_time() >= until:
+                return outcome
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = trio.current_time()
+        try:
+            yield
+        finally:
+            self.seconds[what].observe(trio.current_time() - began)
+
+    async def _watch(self, event: trio.Event, until: float, pid: int) -> Outcome:
+        """READY when the event is set, EXPIRED at `until`, INTERRUPTED when the caller has a signal."""
+        while not event.is_set():
+            now = trio.current_time()
+            if now >= until:
+                return Outcome.EXPIRED
+            if self._has_signal(pid):
+                return Outcome.INTERRUPTED
+            with trio.move_on_after(min(SIGNAL_POLL_S, until - now)):
+                await event.wait()
+        return Outcome.READY
+
+    def _enter(self, step: Step) -> _Deadline:
+        now = trio.current_time()
+        for other in [
+            s for s, d in self._deadlines.items() if not d.waiters and now >= d.idle_since + _GRACE_S
+        ]:
+            del self._deadlines[other]
+        deadline = self._deadlines.get(step)
+        if deadline is None:
+            deadline = self._deadlines[step] = _Deadline(now + self._wait_s)
+        deadline.waiters += 1
+        return deadline
+
+    def _leave(self, step: Step, deadline: _Deadline) -> None:
+        deadline.waiters -= 1
+        if step < self._tree.next_step and not deadline.waiters:
+            self._deadlines.pop(step, None)
+        elif trio.current_time() < deadline.at or not deadline.idle_since:
+            # Not renewed once expired: a caller that keeps asking gets a new deadline after the grace.
+            deadline.idle_since = trio.current_time()
+
+    def _load(self, step: Step) -> _Load:
+        load = self._loads.get(step)
+        if load is None:
+            assert self._nursery is not None, "`run` is not running"
+            load = self._loads[step] = _Load(trio.Event())
+            self._nursery.start_soon(self._run_load, load, step)
+        return load
+
+    async def _run_load(self, load: _Load, step: Step) -> None:
+        try:
+            await self._reader.lone_entry(step)
+        except StepfsError as error:
+            load.error = error
+        finally:
+            del self._loads[step]
+            load.done.set()
+
+
+@dataclass(slots=True)
+class _Load:
+    done: trio.Event
+    error: StepfsError | None = None

@@ -1,0 +1,215 @@
+"""A daemon that is stuck says where it stands, and in the end lets its readers go.
+
+    beat    every `interval_s`, in the loop: it turns. Has the kernel been answered since? Traffic proves it; without
+            traffic a statfs through the mount does, in a thread of its own.
+    stuck   no beat for `stuck_s`: all threads' stacks go to stderr. A loop that turns while the mount is deaf logs its
+            tasks instead.
+    abort   neither has come back after `abort_s`: the FUSE connection is aborted, so that readers fail instead of
+            hanging, and the process ends; a supervisor starts another, which clears the dead mount.
+
+systemd hears WATCHDOG=1 only while both proofs are fresh (sd_watchdog_enabled(3)), so it ends what even this thread
+cannot: a loop that keeps the GIL; SIGABRT shows its stack. Time is counted in ticks of the watching thread, never as a
+difference of clocks: a process that was stopped, or a machine that slept, was not stuck. Rejected: `faulthandler`'s own
+timer, which cannot tell the two apart and, after SIGCONT, walks the frames of a loop that runs again: 7 of 10 daemons
+ended in SIGSEGV. What a daemon that was killed leaves behind is the guardian's business (guardian.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn, Protocol
+
+import trio
+
+from stepfs.mount.health.stacks import task_tree, thread_stacks, write_aside
+from stepfs.mount.host.abort import CONNECTIONS
+
+_log = logging.getLogger("stepfs.mount")
+
+_LAST_WORDS_S: Final = 1.0
+_CONNECTIONS: Final = Path(CONNECTIONS)
+
+
+class Notifier(Protocol):
+    """`sdnotify.SystemdNotifier`."""
+
+    def notify(self, state: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds."""
+
+    interval_s: float = 10.0
+    stuck_s: float = 30.0
+    abort_s: float = 120.0
+
+    def under(self, environment: Mapping[str, str], pid: int) -> Timing:
+        """Ahead of the supervisor that set WATCHDOG_USEC for this process.
+
+        It ends processes, but only an aborted connection frees a thread that hangs in this very mount.
+        """
+        usec = environment.get("WATCHDOG_USEC", "")
+        if not usec.isdigit() or int(usec) == 0 or environment.get("WATCHDOG_PID", str(pid)) != str(pid):
+            return self
+        asked_s = int(usec) / 1e6
+        return Timing(
+            min(self.interval_s, asked_s / 3),
+            min(self.stuck_s, asked_s / 2),
+            min(self.abort_s, asked_s * 0.9),
+        )
+
+
+TIMING = Timing()
+
+
+class Watchdog:
+    """Watches one mount, from when it answers until it is detached."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        notifier: Notifier,
+        answered: Callable[[], int],
+        unanswered: Callable[[], int | None],
+        busy: Callable[[], bool],
+        status: Callable[[], str],
+        last_resort: Callable[[], object],
+        timing: Timing,
+    ) -> None:
+        """`directory`: None if the mount cannot be seen from here, so that the loop's turning must do as proof.
+
+        `answered` counts the requests answered so far, `unanswered` those the kernel waits for now; None if it does
+        not say. `busy`: every place for requests is taken by waiting ones, which end by deadlines of their own.
+        `last_resort` runs in the watching thread.
+        """
+        self._directory = directory
+        self._notifier = notifier
+        self._answered = answered
+        self._unanswered = unanswered
+        self._busy = busy
+        self._status = status
+        self._last_resort = last_resort
+        self._timing = timing
+        self._turns = 0  # written by the loop, read by the watching thread
+        self._proofs = 0
+        self._shown = False  # the stacks of this standstill; written by the watching thread
+        self._over = threading.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Beat until cancelled."""
+        with self._watching():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._turn)
+                nursery.start_soon(self._prove)
+                task_status.started()
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._watch, name="stepfs watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+
+    async def _turn(self) -> None:
+        """The loop's own sign of life. It says afterwards how long it was missing: while stuck it could not."""
+        interval_s, stuck_s = self._timing.interval_s, self._timing.stuck_s
+        proofs, deaf_s, said = self._proofs, 0.0, ""
+        answered = self._answered()
+        warned = False
+        while True:
+            self._turns += 1
+            began = time.monotonic()  # not trio's: it does not count what is looked for here
+            # Our own question may hang on its way to the mount, in the file system that the directory lies in.
+            if self._busy() or self._answered() != answered or self._unanswered() == 0:
+                answered = self._answered()
+                self._proofs += 1
+            deaf_s += interval_s  # turns of this loop: one that stood still was not deaf besides
+            if self._proofs != proofs:
+                proofs, deaf_s, warned = self._proofs, 0.0, False
+            if deaf_s < stuck_s:
+                self._notifier.notify("WATCHDOG=1")
+            elif not warned:
+                warned = True
+                _log.error("the mount has not answered for %.0f s. Tasks:\n%s", deaf_s, task_tree())
+            status = self._status()
+            if status != said:
+                said = status
+                self._notifier.notify(f"STATUS={status}")
+            await trio.sleep(interval_s)
+            late_s = time.monotonic() - began - interval_s
+            if late_s >= stuck_s:
+                why = "the stacks are above" if self._shown else "the process was stopped, or kept the GIL"
+                _log.error("the event loop stood still for %.0f s: %s", late_s, why)
+
+    async def _prove(self) -> None:
+        """Does the kernel get answers? A request of our own, only when nobody else's has shown it."""
+        directory, threads = self._directory, trio.CapacityLimiter(1)
+        seen = self._answered()
+        while True:
+            if directory is not None and self._answered() == seen:
+                with contextlib.suppress(OSError):  # is an answer, too
+                    await trio.to_thread.run_sync(
+                        os.statvfs, directory, abandon_on_cancel=True, limiter=threads
+                    )
+            seen = self._answered()
+            self._proofs += 1
+            await trio.sleep(self._timing.interval_s)
+
+    def _watch(self) -> None:
+        """The watching thread: it takes no lock that the loop may hold, so it does not log."""
+        tick_s = self._timing.interval_s / 4
+        silent_s = [0.0, 0.0]
+        seen = [-1, -1]
+        before = time.monotonic()
+        while not self._over.wait(tick_s):
+            now = time.monotonic()
+            passed_s, before = min(now - before, 2 * tick_s), now
+            for place, count in enumerate((self._turns, self._proofs)):
+                silent_s[place] = 0.0 if count != seen[place] else silent_s[place] + passed_s
+                seen[place] = count
+            stuck = silent_s[0] >= self._timing.stuck_s
+            if stuck and not self._shown:
+                with contextlib.suppress(
+                    OSError, RuntimeError
+                ):  # no descriptor or no thread left: end all the same
+                    write_aside(thread_stacks())
+            self._shown = stuck
+            if max(silent_s) >= self._timing.abort_s:
+                self._last_resort()
+                return
+
+
+def unanswered(device: str, connections: Path = _CONNECTIONS) -> int | None:
+    """How many requests the kernel waits for on a mount ("0:53"); None where fusectl is not to be read."""
+    try:
+        return int((connections / device.partition(":")[2] / "waiting").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def abort_and_exit(handle: int | None) -> NoReturn:
+    """The last resort: the connection is aborted, so that readers get errors; then the process ends as killed ones do.
+
+    `handle` is of `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian abort the
+    connection. The next mount clears up.
+    """
+    last_words = (
+        b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
+    )
+    try:
+        if handle is not None:
+            os.write(handle, b"1")
+        write_aside(last_words).join(_LAST_WORDS_S)
+    finally:
+        os._exit(1)

@@ -1,0 +1,102 @@
+"""What is mounted where, from /proc/self/mountinfo: the only source that also sees dead and stacked mounts."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from stepfs.mount.host.passed_fd import descriptor_of
+from stepfs.mount.options import redact_url
+
+FSTYPE: Final = "fuse.stepfs"
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
+_SYMLINKS_MAX: Final = 40
+_GLANCE_S: Final = 10.0  # in case that the kernel does not tell of a change
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """One line of mountinfo."""
+
+    device: str  # "0:53": names the superblock, also under /sys/class/bdi and /sys/fs/fuse/connections
+    directory: str
+    fstype: str
+    source: str
+    mount_id: int = 0  # of this mount in this namespace; the superblock may be mounted elsewhere, too
+
+
+def source_of(lake: str) -> str:
+    """What mountinfo names as the source of a lake's mounts: no credentials, no comma, no blank, ASCII."""
+    return quote(redact_url(lake), safe="/:._-~")
+
+
+def mounts() -> list[Mounted]:
+    """Everything mounted in this process's namespace, bottom of a stack first."""
+    found = []
+    # The kernel escapes a newline, and nothing else that Python takes for the end of a line.
+    for line in _MOUNTINFO.read_bytes().decode(errors="surrogateescape").split("\n"):
+        match line.split(" "):
+            case [number, _, device, _, directory, _, *rest] if "-" in rest[:-2]:
+                fstype, source = rest[rest.index("-") + 1 :][:2]
+                found.append(Mounted(device, _unescape(directory), fstype, _unescape(source), int(number)))
+    return found
+
+
+def mount_at(directory: Path) -> Mounted | None:
+    """The topmost mount exactly at `directory` (a real path); None if nothing is mounted there."""
+    at = [mounted for mounted in mounts() if mounted.directory == str(directory)]
+    return at[-1] if at else None
+
+
+def wait_until_detached(device: str) -> None:
+    """Block this thread until no mount of this superblock is left in this namespace.
+
+    The table is read again only when it has changed, and searched without parsing it: with 5,000 mounts on the machine
+    parsing takes 11 ms, and holds the interpreter's lock all the while.
+    """
+    with _MOUNTINFO.open("rb", buffering=0) as file:
+        poll = select.poll()
+        poll.register(file, select.POLLERR | select.POLLPRI)  # a change since it was opened, or polled last
+        while _lists_device(file.readall(), f" {device} ".encode()):
+            poll.poll(_GLANCE_S * 1000)
+            file.seek(0)
+
+
+def _lists_device(table: bytes, field: bytes) -> bool:
+    """Whether a line has the device, blanks around it, as its third field. Without a regular expression: 11 ms, too."""
+    at = table.find(field)
+    while at >= 0:
+        if table.count(b" ", table.rfind(b"\n", 0, at) + 1, at) == 1:
+            return True
+        at = table.find(field, at + 1)
+    return False
+
+
+def real_directory(directory: Path) -> Path:
+    """The absolute path without symlinks, never asking what is mounted on it: that may be dead, or hang.
+
+    `/dev/fd/N` is no path but a descriptor, and stays as it is.
+    """
+    if descriptor_of(directory) is not None:
+        return directory
+    path = os.path.abspath(directory)  # noqa: PTH100 (resolve() would stat the mount)
+    for _ in range(_SYMLINKS_MAX):
+        parent, name = os.path.split(path)
+        parent = os.path.realpath(parent)
+        path = os.path.join(parent, name)  # noqa: PTH118
+        try:
+            target = os.readlink(path)  # noqa: PTH115
+        except OSError:
+            break
+        path = os.path.join(parent, target.rstrip("/"))  # noqa: PTH118 (`..` behind a link is not for us to resolve)
+    return Path(os.path.normpath(path))  # at most a last `..`, below a real parent
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

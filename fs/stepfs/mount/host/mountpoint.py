@@ -1,0 +1,202 @@
+"""Is the mount point fit to be mounted on; and clearing what a killed daemon left there.
+
+After `kill -9` of a daemon, `stat` of its mount still succeeds and a second mount would stack silently on the dead
+one. Health therefore means: its listing answers. A dead mount of ours is taken away; anything live is left alone.
+
+Clearing cuts the connection before it detaches. A mount that was only detached can no longer be found by whoever would
+free the readers that hang in it. Cutting ends the reads of a healthy mount as well, so it needs a sign that cannot be
+mistaken: the kernel's own ENOTCONN or ECONNABORTED, or no answer and the proof that the server is gone. An EIO or EACCES
+says nothing of the daemon.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import fcntl
+import itertools
+import logging
+import os
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stepfs.command_hint import command
+from stepfs.control_files import answer_within
+from stepfs.errors import AbsentError, RefusedError
+from stepfs.mount.host.abort import abort_handle, abort_mount
+from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at
+from stepfs.mount.host.server_record import forget_server, records_directory, server_is_gone
+from stepfs.mount.host.umount import unmount
+
+_log = logging.getLogger("stepfs.mount")
+
+_CLAIM_S: Final = 20.0
+_GLANCE_S: Final = 0.05
+_STACK_MAX: Final = 16
+_NAMES: Final = 8
+_DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+
+
+def list_within(directory: Path, timeout_s: float | None = None) -> list[str] | OSError | None:
+    """Some names of a directory; the error if it gave one; None if it did not answer in time.
+
+    A handful only: a root of 10⁶ steps takes many seconds to list, and its first names prove as much.
+    """
+
+    def names() -> list[str]:
+        with os.scandir(directory) as found:
+            return [entry.name for entry in itertools.islice(found, _NAMES)]
+
+    return answer_within(names, timeout_s)
+
+
+class Health(enum.Enum):
+    """What a mount of ours says of its daemon."""
+
+    ALIVE = "alive"
+    DEAD = "dead"  # its daemon is gone for certain: it may be cut off and detached
+    SILENT = "silent"  # no answer, and no proof that nobody will give one
+    UNKNOWN = "unknown"  # an error that says nothing of the daemon: another user's mount gives EACCES
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The health of a mount, and the error that a look at it gave."""
+
+    health: Health
+    error: OSError | None = None
+
+
+def look(mounted: Mounted, *, below: str = "") -> Look:
+    """Look at a mount, for a few seconds at most; `below` names a directory in it to list instead of its root."""
+    answer = list_within(Path(mounted.directory) / below)
+    if answer is None:
+        gone = server_is_gone(mounted, records_directory())
+        return Look(Health.DEAD if gone else Health.SILENT)
+    if not isinstance(answer, OSError):
+        return Look(Health.ALIVE)
+    return Look(Health.DEAD if answer.errno in _DEAD else Health.UNKNOWN, answer)
+
+
+def is_dead(mounted: Mounted) -> bool:
+    """Whether a mount has lost its daemon; `RefusedError` if it does not answer and may yet."""
+    health = look(mounted).health
+    if health is Health.SILENT:
+        raise RefusedError(
+            f"{mounted.directory}: a file system is mounted here that does not answer; look at its process, and if that"
+            f" is gone or is to be given up, run {give_up_command(mounted.directory)}"
+        )
+    return health is Health.DEAD
+
+
+def give_up_command(directory: str) -> str:
+    """What an operator types to give up a mount that hangs. `umount -l` alone leaves its readers hanging."""
+    return f"`{command('umount', '-f', directory)} || {command('umount', '-l', directory)}` as root"
+
+
+def prepare(directory: Path) -> None:
+    """Make sure an empty directory is there to mount on; detach dead mounts of ours. `directory` is a real path.
+
+    `AbsentError` if there is no such directory, `RefusedError` if it is in use, not empty or not a directory.
+    """
+    _clear_dead_mounts(directory)
+    try:
+        _check_directory(directory)
+    except RefusedError:
+        _clear_dead_mounts(directory)  # another daemon mounted between the two looks: say that instead
+        raise
+
+
+def _clear_dead_mounts(directory: Path) -> None:
+    for _ in range(_STACK_MAX):
+        mounted = mount_at(directory)
+        if mounted is None or mounted.fstype != FSTYPE:
+            return
+        if not is_dead(mounted):
+            raise RefusedError(
+                f"{directory}: {mounted.source} is mounted here already; unmount it first with"
+                f" `{command('stepfs', 'unmount', directory)}`"
+            )
+        _clear(directory, mounted)
+
+
+def claim(directory: Path) -> int:
+    """`prepare`, and let nobody else mount there until the returned descriptor is closed; the kernel closes it, too.
+
+    Between looking and mounting lie seconds, in which two that start together would stack. Close it once the mount
+    stands: from then on `prepare` sees that, and a daemon that hangs must not keep its place for ever.
+    """
+    until = time.monotonic() + _CLAIM_S
+    while True:
+        prepare(directory)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _lock(descriptor):
+                prepare(directory)  # nobody was faster
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() > until:
+            raise RefusedError(f"{directory}: another mount is starting here; try again when it is done")
+        time.sleep(_GLANCE_S)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether it is ours now; also where the file system knows no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _clear(directory: Path, mounted: Mounted) -> None:
+    _log.info("clearing the mount of %s that a dead daemon left at %s", mounted.source, directory)
+    try:
+        clear_dead(mounted)
+    except OSError as error:
+        raise RefusedError(
+            f"{directory}: a dead mount of {mounted.source} is here and may not be removed ({error.strerror});"
+            f" run `{command('fusermount3', '-uz', directory)}` as its owner"
+        ) from error
+
+
+def clear_dead(mounted: Mounted) -> None:
+    """Cut off and detach a mount that `look` found dead. OSError if that is not allowed."""
+    with abort_handle(mounted.device) as handle:
+        if handle is not None:
+            os.write(handle, b"1")
+    abort_mount(mounted.directory, mounted.mount_id)
+    forget_server(mounted, records_directory())
+    try:
+        unmount(Path(mounted.directory), lazy=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # somebody was faster
+            raise
+
+
+def _check_directory(directory: Path) -> None:
+    found = answer_within(directory.stat)
+    if isinstance(found, FileNotFoundError):
+        raise AbsentError(f"{directory} does not exist; create it with `{command('mkdir', '-p', directory)}`")
+    if found is None or isinstance(found, OSError):
+        why = "does not answer" if found is None else found.strerror
+        raise RefusedError(f"{directory}: {why}; choose another mount point")
+    if not stat.S_ISDIR(found.st_mode):
+        raise RefusedError(f"{directory} is not a directory; choose an empty directory to mount on")
+    names = list_within(directory)
+    if names is None:
+        raise RefusedError(f"{directory} does not answer; choose another mount point")
+    if isinstance(names, OSError):
+        raise RefusedError(f"{directory}: {names.strerror}; choose a directory you can read")
+    if names:
+        raise RefusedError(
+            f"{directory} is not empty ({names[0]!r} …); mounting would hide that, choose another"
+        )

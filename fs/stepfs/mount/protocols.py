@@ -1,0 +1,39 @@
+"""What the mount needs of the rooms below it, as small protocols, so that its tests need no store and no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+from stepfs.view.tree import StepTable
+
+
+class Reader(StepTable, Protocol):
+    """`stepfs.lake.log.reader.LogReader`."""
+
+    async def poll(self, published: Callable[[], None]) -> bool: ...
+
+    async def lone_entry(self, step: Step) -> StepEntry: ...
+
+
+class SliceHandle(Protocol):
+    """An open slice. Its bytes stay readable until `close`, even if the step is reclaimed meanwhile."""
+
+    @property
+    def length(self) -> int: ...
+
+    async def read(self, offset: int, size: int) -> memoryview:
+        """Exactly the committed bytes [offset, min(offset + size, length)), verified, as one contiguous buffer."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Slices(Protocol):
+    """`stepfs.data.slices.Slices`."""
+
+    def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle: ...
+
+    def forget_below(self, step: Step) -> None: ...

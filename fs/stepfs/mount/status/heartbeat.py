@@ -1,0 +1,133 @@
+"""This mount's record in the fleet view: rewritten every ten seconds, removed when the mount ends.
+
+In a large fleet the records, and every other request that each mount makes on its own, come less often (`fleet_pace`).
+So each mount counts the fresh records: twice right after its start, when others may be starting with it; then with every
+record if there are many, and once a minute if there are few. A LIST costs a request per 1,000 records, so above 1,000
+it comes with every second record, above 2,000 with every third.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import socket
+import time
+from importlib.metadata import version
+from typing import Final, Protocol
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import SystemClock
+from stepfs.errors import StepfsError
+from stepfs.format.ids import Step
+from stepfs.format.node import PERMILLE, NodeRecord
+from stepfs.format.records import LakeIdentity
+from stepfs.lake.fleet import BEAT_S, FRESH_INTERVALS, count_nodes, remove_node, write_node
+from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.follower import Follower
+from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.options import MountOptions
+from stepfs.store.api import Store
+
+_log = logging.getLogger("stepfs.mount")
+
+_SECOND_COUNT_S: Final = 2.0  # mounts that start together have written their records by then
+_APART_INTERVALS: Final = FRESH_INTERVALS / 2  # a record that comes so much later than planned is still fresh
+_BEATS_COUNTED_FIRST: Final = 3
+_BEATS_PER_COUNT: Final = 6  # while there are few mounts
+_PAGE: Final = 1000  # records that one LIST request returns
+_REMOVE_S: Final = 5.0  # an ending waits no longer for a store that is away; the record says how old it is
+
+
+class Speaking(Protocol):
+    """The parts of a mount that are spoken of; `assembly.Assembly` has them."""
+
+    options: MountOptions
+    store: Store
+    meter: Meter
+    follower: Follower
+    fleet: FleetPace
+
+
+class Node:
+    """The record of one mount in its group."""
+
+    def __init__(self, mount: Speaking, identity: LakeIdentity, group: str) -> None:
+        self._mount = mount
+        self._identity = identity
+        self._group = group
+        self._version = version("stepfs")
+        self._spoke_at = time.perf_counter()
+        self._waited_s = 0.0
+        self._troubled = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Speak until cancelled, then take the record away."""
+        task_status.started()
+        try:
+            for beat in itertools.count():
+                if self._is_count_due(beat):
+                    await self._count()
+                interval_s = self._mount.fleet.beat_s()
+                next_at = trio.current_time() + interval_s
+                await self._speak(interval_s)
+                if beat == 0:
+                    await trio.sleep(_SECOND_COUNT_S)
+                    await self._count()
+                    if self._mount.fleet.is_large:  # many have started together: let their records come apart
+                        next_at += entropy.uniform(0.0, _APART_INTERVALS * interval_s)
+                await trio.sleep_until(next_at)
+        finally:
+            with trio.move_on_after(_REMOVE_S, shield=True) as scope:
+                await self._fall_silent()
+            if scope.cancelled_caught:
+                _log.info("the store is away: this mount's record in the fleet view will look stale")
+
+    def _is_count_due(self, beat: int) -> bool:
+        if self._mount.fleet.is_large:
+            return beat % math.ceil(self._mount.fleet.nodes / _PAGE) == 0
+        return beat < _BEATS_COUNTED_FIRST or beat % _BEATS_PER_COUNT == 0
+
+    async def _count(self) -> None:
+        try:
+            self._mount.fleet.counted(await count_nodes(self._mount.store, self._identity))
+        except StepfsError as error:  # the follower reports a store that is away
+            _log.debug("cannot count the mounts of this lake: %s", error)
+
+    async def _speak(self, interval_s: float) -> None:
+        try:
+            await write_node(self._mount.store, self._identity, self.record(interval_s))
+        except StepfsError as error:
+            if not self._troubled:
+                _log.info("cannot write this mount's record for the fleet view: %s", error)
+            self._troubled = True
+        else:
+            self._troubled = False
+
+    async def _fall_silent(self) -> None:
+        try:
+            await remove_node(self._mount.store, self._identity, self.record())
+        except StepfsError as error:
+            _log.info("cannot remove this mount's record from the fleet view: %s", error)
+
+    def record(self, interval_s: float = BEAT_S) -> NodeRecord:
+        """As of now, until the next one in `interval_s`; the time waited is counted since the record before."""
+        now, waited_s = time.perf_counter(), self._mount.meter.waited.seconds()
+        share = (waited_s - self._waited_s) / max(now - self._spoke_at, 1e-9)
+        self._spoke_at, self._waited_s = now, waited_s
+        last = self._mount.meter.last_step
+        return NodeRecord(
+            group=self._group,
+            host=socket.gethostname(),
+            directory=str(self._mount.options.directory),
+            pid=os.getpid(),
+            version=self._version,
+            next_step=Step(self._mount.follower.frontier + 1),
+            read_to=Step(0 if last is None else last + 1),
+            waited_permille=min(PERMILLE, round(PERMILLE * share)),
+            time_ms=SystemClock().now_ms(),
+            interval_ms=math.ceil(1000 * interval_s),
+        )

@@ -1,0 +1,162 @@
+"""`.stepfs/metrics` and the scrape port: what this mount does, in Prometheus' text format.
+
+`scrape` serves it with threads of its own beside the loop, so whatever is iterated here is copied first.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from stepfs.data.counters import DataCounts
+from stepfs.histogram import Histogram
+from stepfs.mount.fuse.meter import Meter
+from stepfs.store.api import Counts
+
+Gauges = Callable[[], Mapping[str, float]]
+
+GAUGES: Final = {
+    "frontier_step": "Newest committed step known here; -1 before the first",
+    "first_step": "Oldest step that can be opened",
+    "last_read_step": "Step whose file was opened last; -1 before the first",
+    "sealed": "1 once no more steps will come",
+    "newest_commit_timestamp_seconds": "When the newest commit was made, by its producer's clock",
+    "poll_interval_seconds": "Current interval between looks for new steps",
+    "store_up": "1 if the last look at the store succeeded",
+    "waiting_requests": "File system requests waiting for a commit",
+    "open_files": "Files open now",
+    "known_directories": "Step directories the kernel holds",
+    "memory_bytes": "Bytes of slices in memory, primed pages included",
+    "memory_limit_bytes": "The budget for them",
+    "disk_bytes": "Bytes of slices in the disk cache",
+    "disk_limit_bytes": "The budget for them; 0 without a disk cache",
+    "start_timestamp_seconds": "When the mount started",
+}
+DATA: Final = {
+    "requests": "Ranged GETs sent for slices, hedges and retries included",
+    "bytes_fetched": "Bytes of slices received from the store",
+    "bytes_delivered": "Bytes of slices given to readers, and primed into the page cache for them",
+    "hits": "Opens that found every byte at hand",
+    "misses": "Opens that had to wait for the store or the disk",
+    "hedges": "Second requests sent because the first was slow",
+    "hedges_won": "Second requests that were faster",
+    "retries": "Requests repeated after a transient error",
+    "corrupt": "Blocks that failed their checksum, first attempts included",
+    "evicted": "Blocks dropped to make room",
+    "primed": "Bytes pushed into the page cache",
+    "primed_files": "Files pushed into the page cache",
+    "reprimed_files": "Files pushed again because the kernel had dropped pages",
+    "disk_hits": "Blocks loaded from the disk cache",
+    "disk_written": "Bytes written to the disk cache",
+    "adopted_files": "Files found in the disk cache at start, left by a crashed mount",
+}
+
+
+class MountCollector(Collector):
+    """Reads the counters when asked; keeps nothing itself."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        store: Counts,
+        data: DataCounts,
+        gauges: Gauges,
+        waits: Mapping[str, Histogram],
+        lag: Histogram,
+        info: Mapping[str, str],
+    ) -> None:
+        """`waits`: what readers waited for → how long; `lag`: from commit to sight; `info`: constant labels that tell this mount from others."""
+        self._meter = meter
+        self._store = store
+        self._data = data
+        self._gauges = gauges
+        self._waits = {**waits, "data": data.wait_seconds}
+        self._lag = lag
+        self._info = dict(info)
+
+    def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily("stepfs_mount", "What is mounted", value=self._info)
+        yield from self._requests()
+        yield from self._times()
+        store = CounterMetricFamily(
+            "stepfs_store_requests", "Requests sent to the object store", labels=["verb"]
+        )
+        for verb in ("get", "create", "put", "list", "delete"):
+            store.add_metric([verb], getattr(self._store, verb))
+        yield store
+        yield CounterMetricFamily(
+            "stepfs_store_read_bytes", "Bytes from the store", value=self._store.bytes_read
+        )
+        for name, value in self._data.as_dict().items():
+            yield CounterMetricFamily(f"stepfs_data_{name}", DATA[name], value=value)
+        for name, level in self._gauges().items():
+            yield GaugeMetricFamily(f"stepfs_{name}", GAUGES[name], value=level)
+
+    def _requests(self) -> Iterator[Metric]:
+        meter = self._meter
+        requests = CounterMetricFamily("stepfs_requests", "File system requests", labels=["operation"])
+        for operation, count in sorted(meter.requests.copy().items()):
+            requests.add_metric([operation], count)
+        yield requests
+        errors = CounterMetricFamily(
+            "stepfs_request_errors", "Requests that failed", labels=["operation", "errno"]
+        )
+        for (operation, code), count in sorted(meter.errors.copy().items()):
+            errors.add_metric([operation, errno.errorcode.get(code, str(code))], count)
+        yield errors
+        yield CounterMetricFamily("stepfs_handler_faults", "Unexpected exceptions: bugs", value=meter.faults)
+        yield CounterMetricFamily("stepfs_read_bytes", "Bytes given to readers", value=meter.bytes_read)
+        yield CounterMetricFamily(
+            "stepfs_invalidated_steps", "Step names withdrawn from the kernel", value=meter.steps_invalidated
+        )
+        yield CounterMetricFamily(
+            "stepfs_waited_seconds", "Time in which some request was under way", value=meter.waited.seconds()
+        )
+
+    def _times(self) -> Iterator[Metric]:
+        yield _family(
+            "stepfs_request_seconds",
+            "Time to answer a file system request",
+            "operation",
+            self._meter.durations,
+        )
+        yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", self._waits)
+        yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self._data.fetch_seconds})
+        yield _family(
+            "stepfs_commit_visible_seconds",
+            "From a commit, by its producer's clock, until it is seen here",
+            "",
+            {"": self._lag},
+        )
+
+
+def _family(name: str, text: str, label: str, histograms: Mapping[str, Histogram]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=[label] if label else [])
+    for value, histogram in sorted(dict(histograms).items()):
+        bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
+        buckets = list(zip(bounds, histogram.cumulative(), strict=True))
+        family.add_metric([value] if label else [], buckets, histogram.sum)
+    return family
+
+
+def registry_of(collector: MountCollector) -> CollectorRegistry:
+    """A registry with nothing but this mount in it."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry
+
+
+def render(registry: CollectorRegistry) -> str:
+    """The text exposition format."""
+    return generate_latest(registry).decode()

@@ -1,0 +1,1 @@
+"""A lake in a directory (file://)."""

@@ -1,0 +1,149 @@
+"""Botocore clients of one S3 store: made late, in a worker thread, never used across a fork, every request counted.
+
+Two of them, because botocore's retries resend a create that already landed and then report 412 for the caller's own
+success (hazard 2): `commit` sends exactly once and waits longer than a loser's queue on the slowest server measured
+(4 s); `data` retries what may be sent twice and gives up on a silent connection early. Threads have three budgets,
+so that following the log or reading the floor never waits for bytes: creates, other control requests, and data
+(bodies of uploads and ranged reads). `data` pools as many connections as control and data threads can hold.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from boto3.session import Session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+
+from stepfs.errors import RefusedError, UsageError
+from stepfs.store.s3.errors import is_throttled
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+DATA_THREADS_MAX: Final = 32
+CONTROL_THREADS_MAX: Final = 16
+COMMIT_THREADS_MAX: Final = 16
+_CONNECT_S: Final = 5.0
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+class Clients:
+    """The `commit` and `data` clients, each made at its first use. Thread-safe.
+
+    `on_request(operation, headers)` runs in the sending thread right before each HTTP attempt, retries included;
+    `on_server(name)` with the Server header of each answer; `on_throttled()` at each answer that asks for fewer
+    requests, also when a retry makes it good.
+    """
+
+    def __init__(
+        self,
+        endpoint_url: str | None,
+        *,
+        commit_timeout_s: float,
+        data_timeout_s: float,
+        data_threads: int = DATA_THREADS_MAX,
+        on_request: Callable[[str, Mapping[str, Any]], None],
+        on_server: Callable[[str], None],
+        on_throttled: Callable[[], None],
+    ) -> None:
+        self._endpoint_url = endpoint_url
+        self._commit_timeout_s = commit_timeout_s
+        self._data_timeout_s = data_timeout_s
+        self._data_threads = data_threads
+        self._on_request = on_request
+        self._on_server = on_server
+        self._on_throttled = on_throttled
+        self._lock = threading.Lock()
+        self._made: dict[str, S3Client] = {}
+        self._pid: int | None = None
+
+    def commit(self) -> S3Client:
+        """Exactly one attempt per call."""
+        return self._client("commit", 1, COMMIT_THREADS_MAX, self._commit_timeout_s)
+
+    def data(self) -> S3Client:
+        """Retries with back-off."""
+        return self._client("data", 4, CONTROL_THREADS_MAX + self._data_threads, self._data_timeout_s)
+
+    def close(self) -> None:
+        """Drop all connections."""
+        with self._lock:
+            for client in self._made.values():
+                client.close()
+            self._made.clear()
+
+    def _client(self, role: str, attempts: int, threads: int, timeout_s: float) -> S3Client:
+        with self._lock:
+            if self._pid not in {None, os.getpid()}:
+                raise RefusedError(
+                    "this process was forked after the store was used; open the store in the child"
+                )
+            self._pid = os.getpid()
+            if role not in self._made:
+                self._made[role] = self._make(attempts, threads, timeout_s)
+            return self._made[role]
+
+    def _make(self, attempts: int, threads: int, timeout_s: float) -> S3Client:
+        try:
+            session = Session()
+        except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
+            raise UsageError(f"the AWS settings are wrong: {error}") from error
+        signs_body = attempts == 1  # uploads rely on the CRC32C that the server verifies: SHA-256 costs more
+        named = self._endpoint_url or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
+        if named and "@" in named:  # it would be in argv, in logs and in error messages
+            raise UsageError(
+                "credentials do not belong into an endpoint URL; set AWS_ACCESS_KEY_ID or AWS_PROFILE instead"
+            )
+
+        def make(style: Literal["auto", "path"]) -> S3Client:
+            config = Config(
+                connect_timeout=_CONNECT_S,
+                read_timeout=timeout_s,
+                max_pool_connections=threads,
+                tcp_keepalive=True,
+                retries={"total_max_attempts": attempts, "mode": "standard"},
+                request_checksum_calculation="when_required",  # uploads carry a CRC32C of our own
+                response_checksum_validation="when_required",  # so do stored objects, inside
+                user_agent_extra="stepfs",
+                s3={"addressing_style": style, "payload_signing_enabled": signs_body},
+            )
+            region = session.region_name or "us-east-1"
+            try:
+                return session.client(
+                    "s3", endpoint_url=self._endpoint_url, region_name=region, config=config
+                )
+            except ValueError as error:  # botocore's way to say that it is no URL
+                raise UsageError(f"endpoint {named!r}: write a URL such as https://host:port") from error
+
+        client = make("path" if named else "auto")
+        if not named and not is_aws(client.meta.endpoint_url):  # an endpoint from a configuration file
+            client.close()
+            client = make("path")
+        client.meta.events.register("before-send.s3", self._before_send)
+        client.meta.events.register("after-call.s3", self._after_call)
+        client.meta.events.register("needs-retry.s3", self._after_attempt)
+        return client
+
+    def _before_send(self, request: Any, event_name: str, **_: object) -> None:
+        self._on_request(event_name.rpartition(".")[2], request.headers)
+
+    def _after_call(self, http_response: Any, **_: object) -> None:
+        self._on_server(http_response.headers.get("Server", ""))
+
+    def _after_attempt(self, response: tuple[Any, Mapping[str, Any]] | None, **_: object) -> None:
+        if response is None:
+            return  # there was no answer
+        http, parsed = response
+        if is_throttled(http.status_code, parsed.get("Error", {}).get("Code", "")):
+            self._on_throttled()
+
+
+def is_aws(endpoint_url: str) -> bool:
+    """Whether the endpoint is Amazon's own, where virtual-host addressing is the rule."""
+    host = urlsplit(endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))

@@ -1,0 +1,300 @@
+"""A lake in an S3-compatible bucket (s3://): six verbs, each as few requests as it can be, on boto3 in threads.
+
+Cancellation: `get`, `read_into`, `list`, `delete` and `put` are abandoned at once, `create` never. Their thread ends at
+the latest with its timeout and touches nothing of the caller's: a read copies into the caller's buffer under a lock
+that a cancelled caller takes first; an upload whose caller left ends, its checksum covers a buffer that changed (a
+multipart upload first waits for its pieces to stop, so that none arrives after they are given back).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+from stepfs import entropy
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
+from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
+from stepfs.store.names import check_key, check_prefix
+from stepfs.store.s3.bucket import delete_batch, is_versioned
+from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
+from stepfs.store.s3.download import Answered, Landing, download, download_whole
+from stepfs.store.s3.errors import (
+    FAILURES,
+    broke_in_body,
+    create_outcome,
+    explain,
+    is_absent,
+    is_past_end,
+    is_skewed,
+    is_transient,
+)
+from stepfs.store.s3.listing import page_entries
+from stepfs.store.s3.rights import Rights
+from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, byte_views, encryption
+from stepfs.store.silence import Silence
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import ListObjectsV2RequestTypeDef
+
+T = TypeVar("T")
+Listing = list[Entry]  # inside the class `list` is the verb
+COMMIT_TIMEOUT_S: Final = 15.0  # losers of a race wait up to 4 s on SeaweedFS
+DATA_TIMEOUT_S: Final = 20.0  # of silence; a loaded server takes seconds to acknowledge 64 MiB
+_ADVICE_S: Final = 3.0  # for a question whose answer is only advice
+_PAGE: Final = 1000  # S3's limit, for listing and for deleting
+_ATTEMPTS_MAX: Final = 4
+_SENDS_BODY: Final = {"PutObject", "UploadPart"}
+
+
+class S3Store:
+    """`stepfs.store.api.Store` under `prefix` of `bucket`; no request is sent before the first call.
+
+    `endpoint_url` None: the AWS chain's. STEPFS_SSE ('AES256', 'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID: encryption.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint_url: str | None = None,
+        commit_timeout_s: float = COMMIT_TIMEOUT_S,
+        data_timeout_s: float = DATA_TIMEOUT_S,
+        data_threads: int = DATA_THREADS_MAX,
+        silence: Silence | None = None,
+    ) -> None:
+        self.bucket = bucket
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.counts = Counts()
+        self.server = ""  # the Server header of the last answer
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._clients = Clients(
+            endpoint_url,
+            commit_timeout_s=commit_timeout_s,
+            data_timeout_s=data_timeout_s,
+            data_threads=data_threads,
+            on_request=self._count,
+            on_server=self._see,
+            on_throttled=self._note_throttled,
+        )
+        self._threads = trio.CapacityLimiter(data_threads)
+        self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
+        self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
+        self._sending = threading.local()  # verb and keys of the call this thread is busy with
+        self._lock = threading.Lock()
+        self._rights = Rights()
+        self._silence = silence
+        self._hear = silence.hear if silence is not None else lambda: None
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        name = self._name(key)
+        answered = Answered(self._hear)
+
+        def fetch() -> bytes:
+            return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
+
+        for attempt in range(_ATTEMPTS_MAX):
+            before = answered.answers
+            try:
+                found = await self._call("get", (key,), fetch)
+            except FAILURES as error:
+                if is_absent(error):
+                    self._rights.prove("get", [key])
+                    return None
+                await self._after_break(error, attempt, key, answered=answered.answers > before)
+            else:
+                self._add_read(len(found))
+                return found
+        raise AssertionError
+
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+    ) -> int | None:
+        name = self._name(key)
+        landing = Landing(buffer, landed, self._hear)
+        if landing.room == 0:
+            return 0
+
+        def fetch() -> None:
+            download(self._clients.data(), self.bucket, name, offset, landing)
+
+        for attempt in range(_ATTEMPTS_MAX):
+            before, answers = landing.done, landing.answers
+            try:
+                await self._call("get", (key,), fetch, data=True)
+            except trio.Cancelled:
+                landing.leave()
+                raise
+            except FAILURES as error:
+                if is_absent(error):
+                    self._rights.prove("get", [key])
+                    return None
+                if is_past_end(error) or landing.room == 0:
+                    break
+                await self._after_break(error, attempt, key, answered=landing.answers > answers)
+            else:
+                break
+            finally:
+                self._add_read(landing.done - before)
+        return landing.done
+
+    async def create(self, key: str, body: bytes) -> Put:
+        name = self._name(key)
+        upload = Upload(self.bucket, name, byte_views([body]), encryption())
+        try:
+            await self._call(
+                "create", (key,), lambda: upload.create(self._clients.commit(), body), abandon=False
+            )
+        except FAILURES as error:
+            outcome = create_outcome(error)
+            if outcome is None:
+                raise self._explain(error, "create", key) from error
+            if outcome is Put.EXISTS:
+                self._rights.prove("create", [key])
+            return outcome
+        return Put.CREATED
+
+    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        name = self._name(key)
+        views = byte_views(parts)
+        upload = Upload(self.bucket, name, views, encryption())
+
+        async def call(work: Callable[[], T], /, *, abandon: bool = True) -> T:
+            return await self._call("put", (key,), work, abandon=abandon, data=True)
+
+        try:
+            if upload.length <= SINGLE_BYTES_MAX:
+                await call(lambda: upload.send(self._clients.data()))
+            else:
+                await upload.send_pieces(self._clients.data, call)
+        except FAILURES as error:
+            raise self._explain(error, "put", key, "write") from error
+        finally:
+            upload.abandoned.set()  # a thread that is still sending stops
+
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> Listing:
+        check_prefix(prefix)
+        found: Listing = []
+        request: ListObjectsV2RequestTypeDef = {"Bucket": self.bucket, "Prefix": self._prefix + prefix}
+        if after:
+            request["StartAfter"] = self._prefix + after
+        while limit is None or len(found) < limit:
+            request["MaxKeys"] = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            try:
+                page = await self._call(
+                    "list", (prefix,), lambda: self._clients.data().list_objects_v2(**request)
+                )
+            except FAILURES as error:
+                raise self._explain(error, "list", prefix) from error
+            found += page_entries(page, self._prefix, ages=ages)
+            if not page.get("IsTruncated"):
+                break
+            request["ContinuationToken"] = page["NextContinuationToken"]
+        return found
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        names = [check_key(key) for key in keys]
+        for start in range(0, len(names), _PAGE):
+            await self._delete_all(tuple(names[start : start + _PAGE]))
+
+    async def keeps_versions(self) -> bool:
+        """Whether the bucket keeps what is overwritten or deleted; False if the server does not say so soon."""
+        with suppress(StepfsError, *FAILURES), trio.move_on_after(_ADVICE_S):
+            return await self._call("get", (), lambda: is_versioned(self._clients.data(), self.bucket))
+        return False
+
+    async def _delete_all(self, batch: tuple[str, ...]) -> None:
+        for attempt in range(_ATTEMPTS_MAX):
+            try:
+                failed = await self._call("delete", batch, partial(self._delete, batch))
+            except FAILURES as error:
+                raise self._explain(error, "delete", batch[0]) from error
+            if not failed:
+                self._rights.prove("delete", batch)
+                return
+            for key, code in failed.items():
+                if not is_transient(code):
+                    raise RefusedError(
+                        f"cannot delete {key} in {self.url} ({code}); check the rights of this role"
+                    )
+            batch = tuple(failed)
+            await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+        raise StoreUnreachableError(
+            f"cannot delete {batch[0]} in {self.url}: the server puts it off; retry later"
+        )
+
+    async def aclose(self) -> None:
+        await trio.to_thread.run_sync(self._clients.close)
+
+    def _delete(self, keys: Sequence[str]) -> dict[str, str]:
+        return delete_batch(self._clients.data(), self.bucket, self._prefix, keys)
+
+    async def _call(
+        self,
+        verb: str,
+        keys: tuple[str, ...],
+        work: Callable[[], T],
+        *,
+        abandon: bool = True,
+        data: bool = False,
+    ) -> T:
+        """Run `work` in a thread. data: it moves a body of any size, and must not hold up control requests."""
+
+        def labelled() -> T:
+            self._sending.label = (verb, keys)
+            try:
+                return work()
+            except FAILURES as error:
+                if not is_skewed(error):
+                    raise
+                return work()  # with a fresh signature; the server did nothing for the stale one
+
+        control = self._commit_threads if verb == "create" else self._control_threads
+        limiter = self._threads if data else control
+        run = partial(trio.to_thread.run_sync, labelled, limiter=limiter, abandon_on_cancel=abandon)
+        result = await (run() if self._silence is None else self._silence.watch(self.url, run))
+        if verb != "delete":  # which answers for each key
+            self._rights.prove(verb, keys)
+        return result
+
+    def _explain(self, error: Exception, verb: str, key: str, doing: str = "") -> StepfsError:
+        passing = self._rights.passing(error, verb, key)
+        return explain(error, self.url, f"{doing or verb} {key or 'the lake'}", passing=passing)
+
+    async def _after_break(self, error: Exception, attempt: int, key: str, *, answered: bool) -> None:
+        """Wait before asking again for a body that did not arrive whole; raise for every other error.
+
+        Not for an answer that never began: the client has asked for that several times already.
+        """
+        if not (answered and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
+            raise self._explain(error, "get", key, "read") from error
+        await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+
+    def _name(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _count(self, operation: str, headers: Mapping[str, Any]) -> None:
+        verb, keys = self._sending.label
+        with self._lock:
+            self.counts.note(verb, *keys)
+            if operation in _SENDS_BODY:
+                self.counts.bytes_written += int(headers.get("Content-Length") or 0)
+
+    def _add_read(self, size: int) -> None:
+        with self._lock:
+            self.counts.bytes_read += size
+
+    def _note_throttled(self) -> None:
+        with self._lock:
+            self.counts.throttled += 1
+
+    def _see(self, server: str) -> None:
+        self.server = server or self.server
+        self._hear()

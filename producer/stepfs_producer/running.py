@@ -1,0 +1,121 @@
+"""A running incarnation: its tasks, and the one failure that stops them all.
+
+Tasks in the caller's nursery: an upload per append (bounded by `TgbWriter`), the commit loop, the snapshot writer. They
+never raise: the first failure is kept, cancels the rest, and wakes everybody who waits, to be raised in the caller's
+own `append` or `flush`. `changed` is unparked whenever something moved that a waiter may wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from stepfs.errors import StepfsError
+from stepfs.store.api import Store
+from stepfs_producer.backoff import Patience
+from stepfs_producer.commit_loop import CommitLoop
+from stepfs_producer.lead import Lead
+from stepfs_producer.limits import Limits
+from stepfs_producer.pace import Pacer
+from stepfs_producer.pending import Item, Pending
+from stepfs_producer.recovery import Started
+from stepfs_producer.snapshots import SnapshotWriter
+from stepfs_producer.tgb_writer import TgbWriter
+
+
+class Live:
+    """What exists between entering and leaving a producer."""
+
+    def __init__(
+        self, store: Store, started: Started, pacer: Pacer, limits: Limits, nursery: trio.Nursery
+    ) -> None:
+        self.started = started
+        self.changed = trio.lowlevel.ParkingLot()
+        self.pending = Pending(started.state.next_seq, memory_bytes_max=limits.max_pending_bytes)
+        self.snapshots = SnapshotWriter(store, started.identity, started.committer.reader)
+        self._who = f"producer {started.me.producer_id!r}"
+        self._limits = limits
+        self._nursery = nursery
+        self._failure: StepfsError | None = None
+        self._scopes: dict[trio.CancelScope, None] = {}  # in the order they began: simulations replay it
+        self.loop = CommitLoop(
+            store,
+            started,
+            self.pending,
+            pacer=pacer,
+            patience=self._patience("commit"),
+            snapshots=self.snapshots,
+            changed=self.changed,
+        )
+        self._writer = TgbWriter(store, started.identity, started.me, at_once=limits.uploads)
+        self._lead = Lead(store, started.identity, steps_max=limits.max_lead, bytes_max=limits.max_lead_bytes)
+        nursery.start_soon(self._guarded, self.loop.run)
+        nursery.start_soon(self._guarded, self.snapshots.run)
+
+    def check(self) -> None:
+        """Raise the failure that stopped this producer, afresh at each call."""
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args) from self._failure
+
+    async def moved(self) -> None:
+        """Wait until something changed; raises what stopped the producer."""
+        self.check()  # it says so once, and we may come late
+        await self.changed.park()
+        self.check()
+
+    async def room(self, payload_bytes: int) -> None:
+        """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append."""
+        patience = self._patience("max_lead")
+        while True:
+            self.check()
+            head = self.loop.head
+            if not self.pending.admits(payload_bytes):
+                await self.moved()
+            elif self._lead.look_due(head, self.pending, payload_bytes):
+                await patience.through(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
+            elif self._lead.exceeded(head, self.pending, payload_bytes):
+                self._lead.note_held()
+                with trio.move_on_after(self._lead.pause_s):
+                    await self.moved()
+            else:
+                self._lead.note_moving()
+                return
+
+    def begin(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
+        """Give an append its place and start its upload; never waits."""
+        item = self.pending.add(payloads, records, position)
+        self._nursery.start_soon(self._guarded, self._upload, item)
+        return item
+
+    async def _upload(self, item: Item) -> None:
+        patience = self._patience(f"upload of seq {item.seq}")
+        key = self._writer.new_key(item)
+        tgb = await patience.through(lambda: self._writer.write(item, key))
+        self.pending.made_durable(item, tgb, trio.current_time())
+        self.changed.unpark_all()
+
+    def _patience(self, what: str) -> Patience:
+        return Patience(f"{self._who}: {what}", self._limits.give_up_after)
+
+    async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Run a background task; its failure becomes the producer's."""
+        scope = trio.CancelScope()
+        self._scopes[scope] = None
+        try:
+            with scope:
+                await work(*arguments)
+        except StepfsError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - a bug must surface in the caller, not hang its flush
+            failure = StepfsError(f"{self._who} broke: {type(error).__name__}: {error}; report this")
+            failure.__cause__ = error
+            self._fail(failure)
+        finally:
+            del self._scopes[scope]
+
+    def _fail(self, failure: StepfsError) -> None:
+        self._failure = self._failure or failure
+        self.changed.unpark_all()
+        for scope in self._scopes:  # not the nursery's: that one holds the caller's own body too
+            scope.cancel()
