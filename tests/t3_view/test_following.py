@@ -18,7 +18,7 @@ from stepfs.mount.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, 
 from stepfs.mount.follow.poll_interval import INTERVAL_S_MAX, Pace
 from stepfs.mount.fuse.lookup_counts import KnownSteps
 from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.fuse.withdrawal import Withdrawal
+from stepfs.mount.fuse.notify import Withdrawal
 from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.view.inodes import directory_inode
 from stepfs.view.tree import Tree, ViewOptions

@@ -12,7 +12,7 @@ from fakemount import ROOT, Caller, facts, fails, mounted
 from faketable import CREATED_MS, payload
 
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.mount.fuse.readonly import CHANGES
+from stepfs.mount.fuse.guard import CHANGES
 from stepfs.view.inodes import Fixed, directory_inode, slice_inode
 
 

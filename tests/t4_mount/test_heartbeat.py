@@ -1,7 +1,7 @@
 """The daemon's loop never freezes: not when clients are killed in the middle of a request, with the GIL contended.
 
 Between epoll and the blocking read of /dev/fuse the kernel may withdraw the only request. Without the timer
-of `stepfs.mount.fuse.alarm` this test sees gaps of seconds. Standing still means: neither the loop nor the thread that
+of `stepfs.mount.fuse.kernel_session` this test sees gaps of seconds. Standing still means: neither the loop nor the thread that
 contends for the GIL ran or wanted to run, so time that other processes took does not count.
 """
 

@@ -25,13 +25,12 @@ from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
-from stepfs.mount.fuse.lending import LentPages
 from stepfs.mount.fuse.lookup_counts import KnownSteps
 from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.notify import LentPages, Withdrawal
 from stepfs.mount.fuse.operations import Parts, StepOperations
 from stepfs.mount.fuse.order_directory import OrderDirectory
 from stepfs.mount.fuse.waits import Waits
-from stepfs.mount.fuse.withdrawal import Withdrawal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import metrics
 from stepfs.mount.status.reports import Machine, Reports

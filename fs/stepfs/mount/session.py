@@ -32,7 +32,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.mount.assembly import Assembly, store_of
 from stepfs.mount.follow.consumer_group import GroupNeed
 from stepfs.mount.fuse import kernel_session
-from stepfs.mount.fuse.alarm import interrupted_reads
+from stepfs.mount.fuse.kernel_session import interrupted_reads
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.guardian import Guardian
 from stepfs.mount.health.stacks import shown_on_signal

@@ -1,7 +1,7 @@
 """Every handler is wrapped here, once: counted, timed, and unable to kill the mount.
 
 pyfuse3 ends its main loop on any exception but `FUSEError`. So what a handler raises becomes an errno: an expected
-failure of the store its own, an unexpected exception EIO and a log line with a traceback.
+failure of the store its own, an unexpected exception EIO and a log line with a traceback. Everything that would change something is EROFS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 import pyfuse3
 
@@ -92,3 +92,31 @@ def _wrap(name: str, handler: _Handler) -> _Handler:
 def _subject(args: tuple[object, ...]) -> Subject:
     """The inode or handle, and the name or range, without the context object. Formatted only when shown."""
     return tuple(arg for arg in args if isinstance(arg, int | bytes))
+
+
+CHANGES: Final = (
+    "setattr",
+    "mknod",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "symlink",
+    "rename",
+    "link",
+    "create",
+    "write",
+    "setxattr",
+    "removexattr",
+)
+
+
+def read_only(cls: _Operations) -> _Operations:
+    """Class decorator: every handler that would change something refuses."""
+    for name in CHANGES:
+        assert hasattr(pyfuse3.Operations, name)
+        setattr(cls, name, _refuse)
+    return cls
+
+
+async def _refuse(_self: pyfuse3.Operations, *_args: object) -> NoReturn:
+    raise pyfuse3.FUSEError(errno.EROFS)

@@ -1,13 +1,18 @@
-"""The kernel's end of a mount: pyfuse3's global session as a context, with errors that say what to do."""
+"""The kernel's end of a mount: pyfuse3's global session as a context, with errors that say what to do.
+
+A heartbeat frees the event loop from a read of /dev/fuse that nothing answers.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import pyfuse3
@@ -107,3 +112,22 @@ def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) ->
         ) from failure
     if text:
         _log.info("libfuse: %s", text)
+
+
+INTERVAL_S: Final = 0.05
+
+
+@contextmanager
+def interrupted_reads(interval_s: float = INTERVAL_S) -> Iterator[None]:
+    """While inside, a system call of the main thread blocks for at most `interval_s`. Main thread only."""
+    before = signal.signal(signal.SIGALRM, _nothing)
+    signal.setitimer(signal.ITIMER_REAL, interval_s, interval_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _nothing(_signum: int, _frame: FrameType | None) -> None:
+    pass

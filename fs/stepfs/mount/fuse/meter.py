@@ -1,4 +1,4 @@
-"""Counting what the kernel asks: exact, cheap, and the same numbers in tests, `metrics` and `accesslog`."""
+"""What the kernel asks, counted exactly, and the share of time in which some reader waited for an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Final
 
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
-from stepfs.mount.fuse.waited import Waited
 
 ACCESSLOG_LINES: Final = 1000
 
@@ -74,3 +73,28 @@ def shown(subject: Subject) -> str:
         else str(part)
         for part in subject
     )
+
+
+class Waited:
+    """A stopwatch that runs while at least one request is under way."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._since_s = 0.0
+        self._sum_s = 0.0
+
+    def began(self) -> None:
+        """One more request."""
+        if not self._under_way:
+            self._since_s = time.perf_counter()
+        self._under_way += 1
+
+    def ended(self) -> None:
+        """One of them was answered."""
+        self._under_way -= 1
+        if not self._under_way:
+            self._sum_s += time.perf_counter() - self._since_s
+
+    def seconds(self) -> float:
+        """So far, those that wait now included."""
+        return self._sum_s + (time.perf_counter() - self._since_s if self._under_way else 0.0)

@@ -32,12 +32,11 @@ from stepfs.mount.fuse.directories import (
 )
 from stepfs.mount.fuse.entries import Replies
 from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
-from stepfs.mount.fuse.guard import guarded
+from stepfs.mount.fuse.guard import guarded, read_only
 from stepfs.mount.fuse.known_attributes import KnownAttributes
 from stepfs.mount.fuse.lookup_counts import KnownSteps
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.fuse.readonly import read_only
 from stepfs.mount.fuse.waits import Outcome, Waits
 from stepfs.mount.protocols import Reader, Slices
 from stepfs.view import attributes

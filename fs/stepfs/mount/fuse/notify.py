@@ -1,27 +1,48 @@
-"""Steps that leave the view: their names go from the kernel, their bytes from memory.
+"""Notifications to the kernel: pages into its cache for `stepfs.data.pagecache.primer`, names of steps that leave the view.
 
-Only names, and only from a worker thread: invalidating data with a READ in flight deadlocks the daemon, and a
-notification from the loop's thread can wait for a lock whose holder waits for the loop. Dropping a step directory's
-name drops everything below it; files that are open stay readable.
+Both are used in worker threads only: a notification from the loop's own thread can deadlock on a locked page, and a
+path through the mount is answered by this very loop.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pyfuse3
 import trio
 
-from stepfs.format.ids import Step
+from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.lookup_counts import KnownSteps
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.protocols import Slices
 from stepfs.view.inodes import Fixed
-from stepfs.view.naming import step_name
+from stepfs.view.naming import rank_name, step_name
+from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Tree
+
+
+class LentPages:
+    """Implements `stepfs.data.pagecache.primer.PageCache`."""
+
+    def __init__(self, directory: Path, ranks: RankMap, ext: bytes) -> None:
+        self._directory = directory
+        self._ranks = ranks
+        self._ext = ext
+
+    def path(self, step: Step, index: SliceIndex) -> Path:
+        """The file of a slice, under the name of the lowest rank that reads it."""
+        rank = self._ranks.first_rank_of(index)
+        return self._directory / os.fsdecode(step_name(step)) / os.fsdecode(rank_name(rank, self._ext))
+
+    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
+        """Put verified bytes where a reader's first read finds them; OSError if the kernel does not want them."""
+        pyfuse3.notify_store(inode, offset, data)  # type: ignore[arg-type]  # any contiguous buffer
+
 
 _log = logging.getLogger("stepfs.mount")
 
