@@ -23,7 +23,7 @@ PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 10.0
 
 
-class Patience:
+class Backoff:
     """One line of work against one store; `limit_s` seconds of failures in a row are borne."""
 
     def __init__(self, what: str, limit_s: float) -> None:
@@ -38,12 +38,12 @@ class Patience:
             try:
                 result = await work()
             except StoreUnreachableError as error:
-                await self.bear(error)
+                await self.failed(error)
             else:
-                self.rewarded()
+                self.succeeded()
                 return result
 
-    async def bear(self, error: StoreUnreachableError) -> None:
+    async def failed(self, error: StoreUnreachableError) -> None:
         """Wait before the next try; raises `error` once the failures have lasted too long."""
         if isinstance(error, StoreSilentError):
             raise error  # somebody has counted already how long it is silent
@@ -57,7 +57,7 @@ class Patience:
         self._failures += 1
         await trio.sleep(entropy.uniform(0.5, 1.0) * pause_s)
 
-    def rewarded(self) -> None:
+    def succeeded(self) -> None:
         """The store has answered."""
         if self._failing_since_s is not None:
             _log.info("%s: the store answers again after %d failures", self._what, self._failures)

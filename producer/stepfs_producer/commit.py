@@ -50,7 +50,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class CommitLost:
     """Somebody else took the slot, or the floor passed it: follow, guard and try again."""
 
 
@@ -62,7 +62,7 @@ class Undecided:
     why: str  # see `stepfs.lake.sequence.Unknown`
 
 
-Outcome = Committed | Lost | Undecided | Refusal
+CommitOutcome = Committed | CommitLost | Undecided | Refusal
 Rebase = Callable[[LogState, Stamp], Commit | Refusal]
 
 
@@ -89,7 +89,7 @@ class Committer:
     def head(self) -> LogState:
         return self.reader.head
 
-    async def attempt(self, rebase: Rebase) -> Outcome:
+    async def attempt(self, rebase: Rebase) -> CommitOutcome:
         """Try once to commit what `rebase` makes of the head.
 
         Three requests when nobody interferes: a probe, a create, a floor read. Raises what the store raises;
@@ -106,9 +106,9 @@ class Committer:
         except StepfsError:
             if await self._trustworthy():
                 raise
-            return Lost()
+            return CommitLost()
         if not isinstance(made, Commit):
-            return made if await self._trustworthy() else Lost()
+            return made if await self._trustworthy() else CommitLost()
         self._unresolved = _Attempt(made, numbered(log_prefix(made.lake_id), made.version), body)
         outcome = await self._take(self._unresolved)
         self.exposure_s = self._answered_s - followed_s
@@ -125,7 +125,7 @@ class Committer:
                 raise
             await self._reopen()
 
-    async def _take(self, attempt: _Attempt) -> Outcome:
+    async def _take(self, attempt: _Attempt) -> CommitOutcome:
         slot = await take_slot(self._store, attempt.key, attempt.body)
         self._answered_s = trio.current_time()
         match slot:
@@ -135,16 +135,16 @@ class Committer:
                 self._unresolved = None
                 # Taken and gone again means that a reclaim has passed over us.
                 self._stale = self._stale or not taken
-                return Lost()
+                return CommitLost()
             case Unknown(why=why):
                 _log.info("the store did not say what became of %s%s; keeping it", attempt.key, why)
                 return Undecided(attempt.commit.version, why)
 
-    async def _settle_mine(self, attempt: _Attempt) -> Committed | Lost:
+    async def _settle_mine(self, attempt: _Attempt) -> Committed | CommitLost:
         if not await self.reader.confirm():
             self._unresolved = None
             self._stale = True
-            return Lost()
+            return CommitLost()
         self._unresolved = None
         before = self.head
         self.reader.extend(attempt.commit, attempt.body)

@@ -19,11 +19,19 @@ from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake.identity import check_identity
 from stepfs.store.api import Store
-from stepfs_producer.backoff import Patience
-from stepfs_producer.commit import Committed, Lost, Outcome, Undecided
+from stepfs_producer.backoff import Backoff
+from stepfs_producer.commit import CommitLost, CommitOutcome, Committed, Undecided
 from stepfs_producer.pace import Pacer
 from stepfs_producer.pending import Pending
-from stepfs_producer.rebase import Fenced, NothingLeft, Refusal, Sealed, Stamp, rebase, rebase_retire
+from stepfs_producer.rebase import (
+    FencedRefusal,
+    NothingLeft,
+    Refusal,
+    SealedRefusal,
+    Stamp,
+    rebase,
+    rebase_retire,
+)
 from stepfs_producer.recovery import Started, unanswered
 from stepfs_producer.snapshots import SnapshotWriter
 
@@ -36,7 +44,7 @@ LOSSES_WORTH_SAYING: Final = 32
 
 
 @dataclass(slots=True)
-class Tally:
+class CommitStats:
     """What this incarnation's attempts came to; benchmarks and tests read it."""
 
     attempts: int = 0
@@ -56,12 +64,12 @@ class CommitLoop:
         pending: Pending,
         *,
         pacer: Pacer,
-        patience: Patience,
+        backoff: Backoff,
         snapshots: SnapshotWriter,
         changed: trio.lowlevel.ParkingLot,
     ) -> None:
         self.state = started.state
-        self.tally = Tally()
+        self.tally = CommitStats()
         self.retiring = False
         self.retired = False
         self._store = store
@@ -70,7 +78,7 @@ class CommitLoop:
         self._committer = started.committer
         self._pending = pending
         self._pacer = pacer
-        self._patience = patience
+        self._backoff = backoff
         self._snapshots = snapshots
         self._changed = changed
         self._identity_checked_s = trio.current_time()
@@ -94,7 +102,7 @@ class CommitLoop:
             try:
                 await self._turn()
             except StoreUnreachableError as error:
-                await self._patience.bear(error)
+                await self._backoff.failed(error)
 
     async def _due(self) -> None:
         """Wait until there is something to commit and the pace allows it."""
@@ -124,19 +132,19 @@ class CommitLoop:
                 self._pacer.won(started_s=started_s, exposure_s=exposure_s)
                 self._advance(outcome.after.producers[self._me.producer_id])
                 self._snapshots.note(outcome)
-            case Lost():
+            case CommitLost():
                 self.tally.lost += 1
                 self._pacer.lost(ended_s=trio.current_time(), exposure_s=exposure_s)
                 self._say_if_losing()
             case Undecided():
                 self.tally.undecided += 1
-                await self._patience.bear(unanswered(self._store, outcome))
+                await self._backoff.failed(unanswered(self._store, outcome))
                 return
             case NothingLeft(state=state):
                 self._advance(state)
             case refusal:
                 raise self._error_of(refusal)
-        self._patience.rewarded()
+        self._backoff.succeeded()
         self._say_if_giving_way()
 
     def _rebase(self, head: LogState, stamp: Stamp) -> Commit | Refusal:
@@ -157,14 +165,14 @@ class CommitLoop:
             await check_identity(self._store, self._identity)
             self._identity_checked_s = trio.current_time()
 
-    def _error_of(self, outcome: Outcome) -> FencedError | SealedError:
+    def _error_of(self, outcome: CommitOutcome) -> FencedError | SealedError:
         who = f"producer {self._me.producer_id!r}"
         match outcome:
-            case Fenced(epoch=epoch):
+            case FencedRefusal(epoch=epoch):
                 return FencedError(
                     f"{who}: epoch {epoch} has taken over from epoch {self._me.epoch}; stop this process, do not restart it"
                 )
-            case Sealed():
+            case SealedRefusal():
                 return SealedError(
                     f"{who}: {self._store.url} is sealed; no more steps can be produced into it"
                 )

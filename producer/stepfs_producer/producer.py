@@ -17,12 +17,12 @@ from stepfs.format.arguments import check_text
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
-from stepfs_producer.backoff import Patience
-from stepfs_producer.commit_loop import Tally
+from stepfs_producer.backoff import Backoff
+from stepfs_producer.commit_loop import CommitStats
 from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS, Limits
 from stepfs_producer.pace import Pacer, Pacing
 from stepfs_producer.recovery import START_GIVE_UP_S, start
-from stepfs_producer.running import Live
+from stepfs_producer.running import RunningProducer
 from stepfs_producer.tgb_writer import (
     Payload,
     check_kind,
@@ -76,7 +76,7 @@ class AsyncProducer:
         self._closing = False
         self._pid = os.getpid()
         self._stack = AsyncExitStack()
-        self._live: Live | None = None
+        self._live: RunningProducer | None = None
 
     async def __aenter__(self) -> Self:
         if self._live is not None or self._closing:
@@ -87,16 +87,16 @@ class AsyncProducer:
             self._stack.push_async_callback(store.aclose)
         try:
             patience_s = min(START_GIVE_UP_S, self._limits.give_up_after)
-            patience = Patience(f"producer {self.producer_id!r}: start", patience_s)
+            backoff = Backoff(f"producer {self.producer_id!r}: start", patience_s)
             started = await start(
-                store, self.producer_id, clock=self._clock, pacer=self._pacer, patience=patience
+                store, self.producer_id, clock=self._clock, pacer=self._pacer, backoff=backoff
             )
             self._nursery_manager = trio.open_nursery()
             self._nursery = await self._nursery_manager.__aenter__()
         except BaseException:
             await self._stack.aclose()
             raise
-        self._live = Live(store, started, self._pacer, self._limits, self._nursery)
+        self._live = RunningProducer(store, started, self._pacer, self._limits, self._nursery)
         return self
 
     async def __aexit__(
@@ -184,7 +184,7 @@ class AsyncProducer:
         return self._running.started.me.epoch
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> CommitStats:
         """Attempts of this incarnation so far and what they came to."""
         return self._running.loop.tally
 
@@ -194,12 +194,12 @@ class AsyncProducer:
         return self._pacer.pacing
 
     @property
-    def _running(self) -> Live:
+    def _running(self) -> RunningProducer:
         if self._live is None:
             raise UsageError("the producer has not been started; use it as `with Producer(…) as producer:`")
         return self._live
 
-    def _open(self) -> Live:
+    def _open(self) -> RunningProducer:
         """The running producer, unless this is a fork of it, or it failed, or it is closed."""
         self._refuse_fork()
         live = self._running

@@ -53,14 +53,14 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class FencedRefusal:
     """The log knows a newer incarnation of this producer id: stop, nothing pending may be written."""
 
     epoch: Epoch  # the newer one
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedRefusal:
     """The lake accepts no more steps."""
 
 
@@ -71,7 +71,7 @@ class NothingLeft:
     state: ProducerState
 
 
-Refusal = Fenced | Sealed | NothingLeft
+Refusal = FencedRefusal | SealedRefusal | NothingLeft
 
 
 def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
@@ -81,13 +81,13 @@ def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: S
     `RefusedError` if the lake has no room for the totals or the position after it.
     """
     mine = _live_state(head, me)
-    if isinstance(mine, Fenced):
+    if isinstance(mine, FencedRefusal):
         return mine
     rest = [item for item in pending if item.tgb.seq >= mine.next_seq]
     if not rest:
         return NothingLeft(mine)
     if head.sealed:
-        return Sealed()
+        return SealedRefusal()
     _check_dense(rest, mine)
     taken = rest[: _fitting(rest)]
     total_bytes = head.total_bytes + sum(item.payload_bytes for item in taken)
@@ -123,7 +123,7 @@ def rebase_start(head: LogState, producer_id: str, incarnation: bytes, stamp: St
     if known is not None and known.incarnation == incarnation and not known.retired:
         return NothingLeft(known)
     if head.sealed:
-        return Sealed()
+        return SealedRefusal()
     if known is None:
         _check_room(head)
     return _epoch_commit(head, producer_id, incarnation, stamp, retired=False)
@@ -136,10 +136,10 @@ def rebase_retire(head: LogState, me: Incarnation, stamp: Stamp) -> Commit | Ref
     if known is not None and known.incarnation == me.incarnation and known.retired:
         return NothingLeft(known)
     mine = _live_state(head, me)
-    if isinstance(mine, Fenced):
+    if isinstance(mine, FencedRefusal):
         return mine
     if head.sealed:
-        return Sealed()
+        return SealedRefusal()
     return _epoch_commit(head, me.producer_id, me.incarnation, stamp, retired=True)
 
 
@@ -207,7 +207,7 @@ def _epoch_commit(
     )
 
 
-def _live_state(head: LogState, me: Incarnation) -> ProducerState | Fenced:
+def _live_state(head: LogState, me: Incarnation) -> ProducerState | FencedRefusal:
     """This producer in `head`, or who took its place."""
     known = head.producers.get(me.producer_id)
     if known is None or known.epoch < me.epoch:
@@ -216,7 +216,7 @@ def _live_state(head: LogState, me: Incarnation) -> ProducerState | Fenced:
             f"epoch {me.epoch} was committed: the store lost or rewrote the log; restore it from a backup"
         )
     if known.epoch > me.epoch or known.incarnation != me.incarnation or known.retired:
-        return Fenced(known.epoch)
+        return FencedRefusal(known.epoch)
     return known
 
 

@@ -22,10 +22,10 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
-from stepfs_producer.backoff import Patience
-from stepfs_producer.commit import Committed, Committer, Lost, Undecided
+from stepfs_producer.backoff import Backoff
+from stepfs_producer.commit import CommitLost, Committed, Committer, Undecided
 from stepfs_producer.pace import Pacer
-from stepfs_producer.rebase import Incarnation, NothingLeft, Refusal, Sealed, Stamp, rebase_start
+from stepfs_producer.rebase import Incarnation, NothingLeft, Refusal, SealedRefusal, Stamp, rebase_start
 
 START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage; whoever started us wants to know soon
 
@@ -40,15 +40,15 @@ class Started:
     state: ProducerState
 
 
-async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, patience: Patience) -> Started:
+async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, backoff: Backoff) -> Started:
     """Open the lake and become the one live incarnation of `producer_id`.
 
     `AbsentError` if there is no lake (it is never created here), `RefusedError` if the store's conditional creates
     cannot be trusted or the lake can take no more ids, `SealedError` if no more steps may come. Raced starts end with exactly one live.
     """
-    identity = await patience.through(lambda: open_lake(store))
-    await patience.through(lambda: probe_store(store, thorough=False))
-    committer = Committer(store, await patience.through(lambda: LogReader.open(store, identity)), clock)
+    identity = await backoff.through(lambda: open_lake(store))
+    await backoff.through(lambda: probe_store(store, thorough=False))
+    committer = Committer(store, await backoff.through(lambda: LogReader.open(store, identity)), clock)
     incarnation = entropy.token(COMMIT_ID_BYTES)
 
     def rebase(head: LogState, stamp: Stamp) -> Commit | Refusal:
@@ -59,7 +59,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, p
         try:
             outcome = await committer.attempt(rebase)
         except StoreUnreachableError as error:
-            await patience.bear(error)
+            await backoff.failed(error)
             continue
         pacer.note_head(committer.head, producer_id, trio.current_time())
         match outcome:
@@ -67,17 +67,17 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, p
                 state = after.producers[producer_id]
             case NothingLeft(state=known):
                 state = known
-            case Sealed():
+            case SealedRefusal():
                 raise SealedError(f"{store.url}: the lake is sealed; no more steps can be produced into it")
             case Undecided():
-                await patience.bear(unanswered(store, outcome))
+                await backoff.failed(unanswered(store, outcome))
                 continue
-            case Lost():
+            case CommitLost():
                 pacer.lost(ended_s=trio.current_time(), exposure_s=committer.exposure_s)
                 continue
             case _:
                 raise AssertionError(outcome)
-        patience.rewarded()
+        backoff.succeeded()
         pacer.won(started_s=trio.current_time(), exposure_s=committer.exposure_s)
         return Started(identity, committer, Incarnation(producer_id, state.epoch, incarnation), state)
 

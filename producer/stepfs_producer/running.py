@@ -13,7 +13,7 @@ import trio
 
 from stepfs.errors import StepfsError
 from stepfs.store.api import Store
-from stepfs_producer.backoff import Patience
+from stepfs_producer.backoff import Backoff
 from stepfs_producer.commit_loop import CommitLoop
 from stepfs_producer.lead import Lead
 from stepfs_producer.limits import Limits
@@ -24,7 +24,7 @@ from stepfs_producer.snapshots import SnapshotWriter
 from stepfs_producer.tgb_writer import TgbWriter
 
 
-class Live:
+class RunningProducer:
     """What exists between entering and leaving a producer."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Live:
             started,
             self.pending,
             pacer=pacer,
-            patience=self._patience("commit"),
+            backoff=self._backoff("commit"),
             snapshots=self.snapshots,
             changed=self.changed,
         )
@@ -66,14 +66,14 @@ class Live:
 
     async def room(self, payload_bytes: int) -> None:
         """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append."""
-        patience = self._patience("max_lead")
+        backoff = self._backoff("max_lead")
         while True:
             self.check()
             head = self.loop.head
             if not self.pending.admits(payload_bytes):
                 await self.moved()
             elif self._lead.look_due(head, self.pending, payload_bytes):
-                await patience.through(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
+                await backoff.through(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
             elif self._lead.exceeded(head, self.pending, payload_bytes):
                 self._lead.note_held()
                 with trio.move_on_after(self._lead.pause_s):
@@ -89,14 +89,14 @@ class Live:
         return item
 
     async def _upload(self, item: Item) -> None:
-        patience = self._patience(f"upload of seq {item.seq}")
+        backoff = self._backoff(f"upload of seq {item.seq}")
         key = self._writer.new_key(item)
-        tgb = await patience.through(lambda: self._writer.write(item, key))
+        tgb = await backoff.through(lambda: self._writer.write(item, key))
         self.pending.made_durable(item, tgb, trio.current_time())
         self.changed.unpark_all()
 
-    def _patience(self, what: str) -> Patience:
-        return Patience(f"{self._who}: {what}", self._limits.give_up_after)
+    def _backoff(self, what: str) -> Backoff:
+        return Backoff(f"{self._who}: {what}", self._limits.give_up_after)
 
     async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run a background task; its failure becomes the producer's."""

@@ -21,7 +21,7 @@ from stepfs.clock import Clock
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Store
-from stepfs_producer.commit_loop import Tally
+from stepfs_producer.commit_loop import CommitStats
 from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS
 from stepfs_producer.pace import Pacer, Pacing
 from stepfs_producer.producer import AsyncProducer
@@ -157,7 +157,7 @@ class Producer:
         return self._async.epoch
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> CommitStats:
         """Attempts of this incarnation so far and what they came to."""
         self._refuse_fork()
         return self._async.tally

@@ -17,10 +17,10 @@ from stepfs.lake.log.apply import apply
 from stepfs_producer import rebase as room
 from stepfs_producer.rebase import (
     Durable,
-    Fenced,
+    FencedRefusal,
     Incarnation,
     NothingLeft,
-    Sealed,
+    SealedRefusal,
     Stamp,
     rebase,
     rebase_retire,
@@ -100,13 +100,13 @@ def test_a_gap_in_seq_is_an_error(pending: list[int]) -> None:
 
 def test_a_newer_incarnation_fences() -> None:
     head = started(fresh(), b"n" * 16)
-    assert rebase(head, [durable(0)], ME, STAMP) == Fenced(Epoch(2))
-    assert rebase_retire(head, ME, STAMP) == Fenced(Epoch(2))
+    assert rebase(head, [durable(0)], ME, STAMP) == FencedRefusal(Epoch(2))
+    assert rebase_retire(head, ME, STAMP) == FencedRefusal(Epoch(2))
 
 
 def test_another_incarnation_at_my_epoch_fences() -> None:
     head = started(genesis(LAKE, 1), b"n" * 16)
-    assert rebase(head, [durable(0)], ME, STAMP) == Fenced(Epoch(1))
+    assert rebase(head, [durable(0)], ME, STAMP) == FencedRefusal(Epoch(1))
 
 
 def test_of_two_racing_starts_the_loser_fences_the_winner() -> None:
@@ -114,7 +114,7 @@ def test_of_two_racing_starts_the_loser_fences_the_winner() -> None:
     won = started(head, b"a" * 16)
     both = started(won, b"b" * 16)
     assert both.producers["me"].epoch == 2
-    assert isinstance(rebase(both, [durable(0)], replace(ME, incarnation=b"a" * 16), STAMP), Fenced)
+    assert isinstance(rebase(both, [durable(0)], replace(ME, incarnation=b"a" * 16), STAMP), FencedRefusal)
     assert isinstance(rebase_start(both, "me", b"b" * 16, STAMP), NothingLeft)
 
 
@@ -123,17 +123,17 @@ def test_retiring_raises_the_epoch_and_a_restart_comes_back() -> None:
     retired = grow(head, rebase_retire(head, ME, STAMP))
     assert (retired.producers["me"].epoch, retired.producers["me"].retired) == (2, True)
     assert isinstance(rebase_retire(retired, ME, STAMP), NothingLeft)
-    assert isinstance(rebase(retired, [durable(1)], ME, STAMP), Fenced)
+    assert isinstance(rebase(retired, [durable(1)], ME, STAMP), FencedRefusal)
     again = started(retired, b"z" * 16)
     assert (again.producers["me"].next_seq, again.producers["me"].retired) == (1, False)
 
 
 def test_a_sealed_lake_takes_nothing_more_but_confirms_what_it_holds() -> None:
     head = sealed(grow(fresh(), rebase(fresh(), [durable(0)], ME, STAMP)))
-    assert rebase(head, [durable(0), durable(1)], ME, STAMP) == Sealed()
+    assert rebase(head, [durable(0), durable(1)], ME, STAMP) == SealedRefusal()
     assert isinstance(rebase(head, [durable(0)], ME, STAMP), NothingLeft)
-    assert rebase_start(head, "other", b"o" * 16, STAMP) == Sealed()
-    assert rebase_retire(head, ME, STAMP) == Sealed()
+    assert rebase_start(head, "other", b"o" * 16, STAMP) == SealedRefusal()
+    assert rebase_retire(head, ME, STAMP) == SealedRefusal()
 
 
 def test_a_log_that_went_backwards_is_not_written_to() -> None:

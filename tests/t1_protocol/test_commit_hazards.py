@@ -24,7 +24,7 @@ from stepfs.lake.identity import create_lake
 from stepfs.lake.log import snapshots as log_snapshots
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import reclaim
-from stepfs.lake.sequence import Lost, Mine, Outcome
+from stepfs.lake.sequence import Lost, Mine, SlotOutcome
 from stepfs.store.api import Put, Store
 from stepfs.testing.faults import (
     CONFLICT_409,
@@ -42,7 +42,7 @@ from stepfs.testing.faults import (
 )
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop
-from stepfs_producer.commit_loop import IDENTITY_CHECK_S, CommitLoop, Tally
+from stepfs_producer.commit_loop import IDENTITY_CHECK_S, CommitLoop, CommitStats
 from stepfs_producer.pace import Pacer
 from stepfs_producer.pending import Item, Pending
 from stepfs_producer.rebase import Durable, Incarnation, Refusal, Stamp, rebase
@@ -66,7 +66,7 @@ def forgetful_rebase(
     return rebase(head, fresh, me, stamp)
 
 
-async def trusting_take_slot(store: Store, key: str, body: bytes) -> Outcome:
+async def trusting_take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
     """A writer that believes the first answer: anything but success is a conflict."""
     return Mine() if await store.create(key, body) is Put.CREATED else Lost(taken=True)
 
@@ -124,7 +124,7 @@ def test_hazard_01_mutant_without_the_floor_check(
         simulate(scenario)
 
 
-async def one_commit(world: World, script: Sequence[tuple[str, str, Fault]]) -> Tally:
+async def one_commit(world: World, script: Sequence[tuple[str, str, Fault]]) -> CommitStats:
     plan = Scripted([])
     store = world.store("p", plan)
     async with world.producer("p", store) as producer:
@@ -229,7 +229,7 @@ def test_hazard_05_mutant_that_clears_what_is_pending(monkeypatch: pytest.Monkey
 def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     take = commit_room.Committer._take
 
-    async def forget(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.Outcome:
+    async def forget(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.SlotOutcome:
         outcome = await take(self, attempt)
         self._unresolved = None
         return outcome

@@ -12,7 +12,7 @@ from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import build
-from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
 
 LAKE_ID = "0" * 32
 
@@ -35,7 +35,7 @@ class HeldStore:
         self.gates: dict[int, trio.Event] = {}  # offset → the GET waits for it
 
     async def read_into(
-        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         number = len(self.requests)
         self.requests.append((key, offset, len(buffer)))

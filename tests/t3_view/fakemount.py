@@ -15,7 +15,7 @@ from stepfs.format.ids import Step
 from stepfs.mount.follow.changes import News
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
-from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.operations import Parts, StepOperations
 from stepfs.mount.fuse.pending_sizes import PendingSizes
@@ -46,7 +46,7 @@ class Mounted:
     slices: FakeSlices
     news: News
     waits: Waits
-    known: KnownSteps
+    known: LookupCounts
     files: FileTable
     meter: Meter
     ops: StepOperations
@@ -58,11 +58,11 @@ class Mounted:
 
     def commit(self, count: int = 1) -> None:
         self.table.commit(count)
-        self.news.ring()
+        self.news.notify()
 
     def seal(self) -> None:
         self.table.seal()
-        self.news.ring()
+        self.news.notify()
 
     async def lookup(self, *path: str, pid: int = 1234) -> pyfuse3.EntryAttributes:
         inode, found = ROOT, await self.ops.getattr(ROOT, Caller(pid))
@@ -106,7 +106,7 @@ async def mounted(
     """A mount with its waits running."""
     table = FakeTable(slices=slices, ext=ext)
     tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
-    news, meter, known, files, fake = News(), Meter(), KnownSteps(), FileTable(), FakeSlices()
+    news, meter, known, files, fake = News(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
     waits = Waits(
         tree, table, news, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled

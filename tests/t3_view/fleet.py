@@ -20,7 +20,7 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.follow.changes import News
-from stepfs.mount.follow.consumer_group import GroupNeed
+from stepfs.mount.follow.consumer_group import GroupFollower
 from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
@@ -132,7 +132,7 @@ class OneOfMany:
         )
         group = Group.of(self.store, identity, "run", TrioClock())
         tree = Tree(reader, ViewOptions())
-        self._need = GroupNeed(group, tree, lambda: None, checkpoints=None, fleet=self.fleet)
+        self._need = GroupFollower(group, tree, lambda: None, checkpoints=None, fleet=self.fleet)
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id

@@ -8,8 +8,8 @@ from data_doubles import indices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.prefetch.history import RECENT_STEPS, Position
-from stepfs.data.prefetch.window import HORIZON_S, Pace, plan_ahead, plan_start, window_steps
+from stepfs.data.prefetch.history import RECENT_STEPS, AccessHistory
+from stepfs.data.prefetch.window import HORIZON_S, StepRate, plan_ahead, plan_start, window_steps
 from stepfs.format.ids import SliceIndex, Step
 
 
@@ -26,7 +26,7 @@ def plan(position, *, window=8, first=0, frontier=10_000, told=(), fixed=True):
 
 
 def after(*opens):
-    position = Position()
+    position = AccessHistory()
     for step, index in opens:
         position.note(Step(step), SliceIndex(index))
     return position
@@ -116,7 +116,7 @@ def test_the_window_follows_pace_latency_and_budget():
 
 
 def test_pace_is_steps_per_second():
-    pace = Pace()
+    pace = StepRate()
     assert pace.steps_per_s() is None
     for number in range(40):
         pace.note(number * 0.25)

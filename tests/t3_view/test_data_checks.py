@@ -32,7 +32,7 @@ def land(range_, data, cuts):
     check, last = Check(range_, buffer), 0
     for cut in sorted({min(cut, range_.size) for cut in cuts}):
         buffer.view(last, cut)[:] = data[last:cut]
-        check.landed(cut)
+        check.update(cut)
         last = cut
     buffer.view(last, range_.size)[:] = data[last : range_.size]
     return check.problem(range_.size)

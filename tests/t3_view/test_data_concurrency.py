@@ -123,7 +123,7 @@ async def seconds_for(world, concurrency, *, latency_s):
         await nursery.start(slices.run)
         for number, (entry, (index,)) in enumerate(wishes):
             if number % 64 == 0:
-                slices.wish(wishes[number : number + 256])
+                slices.prefetch(wishes[number : number + 256])
             handle = slices.open(entry, SliceIndex(index))
             assert len(await handle.read(0, 16)) == 16
             handle.close()

@@ -44,7 +44,7 @@ def world_of(steps, size):
 
 
 def wish_all(slices, world):
-    slices.wish([(entry, [SliceIndex(0)]) for entry in world.entries])
+    slices.prefetch([(entry, [SliceIndex(0)]) for entry in world.entries])
 
 
 async def crashed_cache(tmp_path, world, memory_bytes=64 * MIB, limit=64 * MIB):

@@ -8,7 +8,7 @@ import trio.testing
 from data_doubles import World
 
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, Memory, default_memory_bytes, read_memory
-from stepfs.data.memory.pressure import Governor, is_tight
+from stepfs.data.memory.pressure import MemoryGovernor, is_tight
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex
 
@@ -105,8 +105,8 @@ async def test_it_shrinks_at_once_and_grows_slowly(nursery, autojump_clock):
     slices = Slices(world.store, memory_bytes=256 * MIB)
     now = {"memory": Memory(64 * GIB, 48 * GIB, 0.0)}
     await nursery.start(slices.run)
-    await nursery.start(Governor(slices, read=lambda: now["memory"]).run)
-    slices.wish([(entry, [SliceIndex(0)]) for entry in world.entries])
+    await nursery.start(MemoryGovernor(slices, read=lambda: now["memory"]).run)
+    slices.prefetch([(entry, [SliceIndex(0)]) for entry in world.entries])
     await trio.sleep(5.5)
     pool = slices.cache.pool
     assert (pool.limit, pool.used) == (256 * MIB, 240 * MIB)

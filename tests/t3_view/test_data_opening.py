@@ -133,7 +133,7 @@ async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump
         for handle in handles:
             await handle.read(0, 100)
     await trio.sleep(10)
-    slices.wish([(world.entries[step], [INDEX]) for step in range(40, 80)])
+    slices.prefetch([(world.entries[step], [INDEX]) for step in range(40, 80)])
     await trio.sleep(1)
     if end == "checkpoint":
         slices.forget_below(Step(40))
@@ -160,7 +160,7 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
         await handles[-1].read(0, 128)
         await trio.sleep(0.1)
     await trio.sleep(2)
-    slices.wish([(world.entries[step], [INDEX]) for step in range(100, 118)])
+    slices.prefetch([(world.entries[step], [INDEX]) for step in range(100, 118)])
     await trio.testing.wait_all_tasks_blocked()
     assert all(slices.holds(Step(step), INDEX) for step in range(100, 118))
     assert slices.counts.requests == 118
@@ -186,7 +186,7 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
         for step in range(1, 40):
             slices.open(world.entries[step], INDEX)
     assert got == [world.payloads[0][0]]
-    slices.wish([(world.entries[step], [INDEX]) for step in range(1, 40)])
+    slices.prefetch([(world.entries[step], [INDEX]) for step in range(1, 40)])
     await trio.sleep(100)
     assert slices.holds(Step(0), INDEX)
     assert slices.counts.requests == 8, "the budget, and nothing twice"
@@ -225,7 +225,7 @@ async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
     node.slices.on_reading = lambda step, index: seen.append((step, index))
     await nursery.start(node.slices.run)
     await nursery.start(node.primer.run)
-    node.slices.wish([(world.entries[2], [INDEX])])
+    node.slices.prefetch([(world.entries[2], [INDEX])])
     await until(lambda: node.primed(2))
     handle = node.slices.open(world.entries[0], INDEX)
     node.slices.open(world.entries[1], INDEX)
@@ -243,7 +243,7 @@ async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, 
     slices = Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True, disk=disk)
     async with trio.open_nursery() as inner:
         await inner.start(slices.run)
-        slices.wish([(world.entries[step], [INDEX]) for step in range(4)])
+        slices.prefetch([(world.entries[step], [INDEX]) for step in range(4)])
         await until(lambda: disk.used == 4 * MIB)
         handles = [slices.open(world.entries[step], INDEX) for step in range(40)]
         assert not disk.is_pinned((Step(0), INDEX))

@@ -41,8 +41,8 @@ class Bench:
             await nursery.start(self.primer.run)
             task_status.started()
 
-    def wish(self, *steps):
-        self.slices.wish([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
+    def prefetch(self, *steps):
+        self.slices.prefetch([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
 
     def key(self, step):
         return Step(step), SliceIndex(0)
@@ -62,7 +62,7 @@ def bench(tmp_path, monkeypatch):
 async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, bench, size):
     there = bench(steps=2, size=size)
     await nursery.start(there.run)
-    there.wish(0, 1)
+    there.prefetch(0, 1)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     for step in (0, 1):
         assert there.pages.content(step) == there.world.payloads[step][0]
@@ -76,7 +76,7 @@ async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, benc
 async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
     there = bench(steps=1, size=4 * MIB)
     await nursery.start(there.run)
-    there.wish(0)
+    there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
     assert there.slices.holds(*there.key(0))
     assert there.slices.cache.pool.used == 8 * MIB
@@ -86,7 +86,7 @@ async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
 async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nursery, bench):
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
-    there.wish(0)
+    there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.cache.pool.sweep()
     assert there.slices.cache.pool.used == 4 * MIB
@@ -103,10 +103,10 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
 async def test_what_the_kernel_evicted_is_primed_again_one_step_ahead(nursery, bench):
     there = bench(steps=3, size=4 * MIB)
     await nursery.start(there.run)
-    there.wish(0, 1, 2)
+    there.prefetch(0, 1, 2)
     await there.until(lambda: there.slices.counts.primed_files == 3)
     there.resident[there.pages.path(1, 0)] = MIB
-    there.wish(1, 2)
+    there.prefetch(1, 2)
     await there.until(lambda: there.slices.counts.reprimed_files == 1)
     assert there.pages.content(1)[-4 * MIB :] == there.world.payloads[1][0]
     assert there.slices.counts.primed == 16 * MIB
@@ -119,7 +119,7 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
     await nursery.start(there.run)
     primed = 0
     for step in range(12):
-        there.wish(*range(step, min(step + 3, 12)))
+        there.prefetch(*range(step, min(step + 3, 12)))
         await there.until(lambda step=step: there.key(step) in there.primer.primed)
         handle = there.slices.open(there.world.entries[step], SliceIndex(0))
         assert there.slices.cache.pool.used <= 16 * MIB
@@ -135,7 +135,7 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
 async def test_forgotten_steps_are_no_longer_counted(nursery, bench):
     there = bench(steps=2, size=4 * MIB)
     await nursery.start(there.run)
-    there.wish(0, 1)
+    there.prefetch(0, 1)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     there.slices.forget_below(Step(2))
     assert there.primer.bytes == there.slices.cache.pool.used == 0
@@ -146,7 +146,7 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     there = bench(steps=5, size=BLOCK_BYTES)
     there.pages.error = OSError(errno.ENOSYS, "Function not implemented")
     await nursery.start(there.run)
-    there.wish(0, 1, 2, 3, 4)
+    there.prefetch(0, 1, 2, 3, 4)
     await there.until(lambda: not there.primer.enabled)
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
@@ -158,7 +158,7 @@ async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
     there = bench(steps=3, size=MIB)
     there.pages.path(0, 0).unlink()
     await nursery.start(there.run)
-    there.wish(0, 1, 2)
+    there.prefetch(0, 1, 2)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert there.key(0) not in there.primer.primed
     assert there.primer.enabled
@@ -170,7 +170,7 @@ async def test_requests_of_its_own_threads_are_known(nursery, bench):
     seen = []
     there.pages.store_pages = lambda *_: seen.append(there.primer.is_own(threading.get_native_id()))
     await nursery.start(there.run)
-    there.wish(0)
+    there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
     assert seen == [True]
     assert not there.primer.is_own(threading.get_native_id())
@@ -180,7 +180,7 @@ async def test_requests_of_its_own_threads_are_known(nursery, bench):
 async def test_a_smaller_budget_puts_pages_out(nursery, bench):
     there = bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB)
     await nursery.start(there.run)
-    there.wish(0, 1, 2, 3)
+    there.prefetch(0, 1, 2, 3)
     await there.until(lambda: there.slices.counts.primed_files == 4)
     there.slices.set_memory(8 * MIB)
     await there.until(lambda: len(there.pages.dropped) == 2)  # by a thread, after they have left the account
@@ -192,7 +192,7 @@ async def test_a_smaller_budget_puts_pages_out(nursery, bench):
 async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_reclaimed(nursery, bench):
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
-    there.wish(0)
+    there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.open(there.world.entries[0], SliceIndex(0)).close()
     there.slices.spill.disk.remove(
@@ -220,7 +220,7 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
 
     monkeypatch.setattr(prime_module, "mark_used", mark)
     await nursery.start(there.run)
-    there.wish(0, 1)
+    there.prefetch(0, 1)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
     assert there.primer.enabled
@@ -234,12 +234,12 @@ async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_
     def use(step):
         there.slices.open(there.world.entries[step], SliceIndex(0)).close()
 
-    there.wish(*range(4))
+    there.prefetch(*range(4))
     await there.until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
     for step in (0, 0, 1, 1, 2, 2, 3, 3):
         use(step)  # two readers, from what is known
     for step in range(4, 12):
-        there.wish(step, step + 1)
+        there.prefetch(step, step + 1)
         await there.until(lambda step=step: there.key(step) in there.primer.primed)
         use(step)
     await there.until(lambda: there.key(12) in there.primer.primed)

@@ -15,8 +15,8 @@ from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.mount.follow.changes import News
 from stepfs.mount.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
-from stepfs.mount.follow.poll_interval import INTERVAL_S_MAX, Pace
-from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.follow.poll_interval import INTERVAL_S_MAX, PollInterval
+from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.notify import Withdrawal
 from stepfs.mount.host.procfs import has_pending_signal
@@ -138,7 +138,7 @@ async def test_a_steady_stream_is_seen_within_an_eighth_of_its_pace(autojump_clo
 
 
 def test_a_stream_that_stopped_is_not_polled_at_its_old_pace():
-    pace = Pace(0.1)
+    pace = PollInterval(0.1)
     for number in range(20):
         pace.arrived(number * 0.2)
     for number in range(200):
@@ -241,7 +241,7 @@ async def test_steps_that_leave_are_withdrawn_where_the_kernel_knows_them(autoju
 
 
 async def test_a_group_that_rolls_back_shows_its_older_steps_again(autojump_clock, nursery):
-    table, slices, known = FakeTable(), FakeSlices(), KnownSteps()
+    table, slices, known = FakeTable(), FakeSlices(), LookupCounts()
     table.commit(10)
     tree = Tree(table, ViewOptions())
     withdrawal = Withdrawal(tree, known, slices, Meter(), invalidate=lambda *_: None)
@@ -256,7 +256,7 @@ async def test_a_group_that_rolls_back_shows_its_older_steps_again(autojump_cloc
 
 
 def test_lookup_counts_are_exact_and_bounded_by_what_the_kernel_knows():
-    known = KnownSteps()
+    known = LookupCounts()
     for number in (0, 4095, 4096, 10**12):
         known.add(Step(number))
         known.add(Step(number))

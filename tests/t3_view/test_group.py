@@ -20,7 +20,7 @@ from stepfs.lake.fleet import BEAT_S, list_nodes, list_nodes_outside, write_node
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.lake.reclaim.run import reclaim
-from stepfs.mount.follow.consumer_group import INTERVAL_S, GroupNeed
+from stepfs.mount.follow.consumer_group import INTERVAL_S, GroupFollower
 from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
@@ -34,7 +34,7 @@ from stepfs.view.tree import Tree, ViewOptions
 class OneMount:
     tree: Tree
     changes: list[float]
-    need: GroupNeed = field(init=False)
+    need: GroupFollower = field(init=False)
     opened: int = 0  # one past the greatest step that a reader of it has opened
 
 
@@ -50,7 +50,7 @@ def mount_of(group: Group, checkpoint_dir: Path | None = None) -> OneMount:
     changes: list[float] = []
     checkpoints = None if checkpoint_dir is None else (Place(checkpoint_dir), NextStep("N"))
     mount = OneMount(tree, changes)
-    mount.need = GroupNeed(
+    mount.need = GroupFollower(
         group,
         tree,
         lambda: changes.append(trio.current_time()),

@@ -11,7 +11,7 @@ import trio.testing
 from data_doubles import World, indices
 from test_data_prefetch import KIB, MIB, Node, quiet
 
-from stepfs.data.prefetch.history import LIVE_STEPS, Position
+from stepfs.data.prefetch.history import LIVE_STEPS, AccessHistory
 from stepfs.data.prefetch.order import ordered_runs
 from stepfs.data.prefetch.window import plan_ahead
 from stepfs.format.ids import SliceIndex, Step
@@ -133,7 +133,7 @@ async def test_workers_that_run_ahead_of_each_other_are_in_order(nursery, autoju
 
 def ordered(opens, *, frontier=10_000):
     """How many of the runs are in order, of how many."""
-    position = Position()
+    position = AccessHistory()
     for step in opens:
         position.note(Step(step), SliceIndex(0))
     runs = position.runs()
@@ -160,7 +160,7 @@ def test_random_steps_are_hardly_ever_taken_for_order(steps):
     wasted = read = 0
     for seed in range(4):
         order = random.Random(seed).sample(range(steps), min(200, steps * 3 // 4))
-        position, fetched = Position(), set()
+        position, fetched = AccessHistory(), set()
         for step in order:
             position.note(Step(step), SliceIndex(0))
             frontier = Step(steps - 1)

@@ -16,7 +16,7 @@ from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import build
-from stepfs.store.api import Landed, unheard
+from stepfs.store.api import Progress, ignore_progress
 
 MIB = 1 << 20
 TURN_BYTES = 256 << 10
@@ -35,7 +35,7 @@ class Link(HeldStore):
         self._free_at = 0.0
 
     async def read_into(
-        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         self.requests.append((key, offset, len(buffer)))
         await trio.sleep(LATENCY_S)

@@ -56,7 +56,7 @@ def watched(
         unanswered=unanswered,
         busy=lambda: busy,
         status=status,
-        last_resort=gave_up.set,
+        on_stuck=gave_up.set,
         timing=timing,
     )
     return dog, heard, gave_up
@@ -172,7 +172,7 @@ class Deaf:
     def notify(self, state): Path({str(tmp_path / "beats")!r}).open("a").write("x")
 async def main():
     dog = Watchdog(Path("/"), notifier=Deaf(), answered=lambda: 0, unanswered=lambda: None, busy=lambda: False, status=lambda: "",
-                   last_resort=lambda: Path({str(tmp_path / "gave up")!r}).touch(), timing=Timing(0.1, 0.5, 1.0))
+                   on_stuck=lambda: Path({str(tmp_path / "gave up")!r}).touch(), timing=Timing(0.1, 0.5, 1.0))
     await dog.run()
 trio.run(main)
 """

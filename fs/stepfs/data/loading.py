@@ -15,7 +15,7 @@ from stepfs.data.blocks import Block, State
 from stepfs.data.buffers import Buffer
 from stepfs.data.cache.memory import Cache
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
-from stepfs.data.queue import Agenda
+from stepfs.data.queue import FetchQueue
 from stepfs.data.sources import Source
 from stepfs.errors import StepfsError, StoreUnreachableError
 
@@ -29,7 +29,7 @@ class BlockLoader:
     def __init__(
         self,
         cache: Cache,
-        agenda: Agenda,
+        agenda: FetchQueue,
         sources: Sequence[Source],
         *,
         concurrency: ConcurrencyLimit,
@@ -38,7 +38,7 @@ class BlockLoader:
         """`concurrency` limits the loads under way. `loaded` is called for each block that became READY."""
         self.planned = trio.Event()  # set and replaced after each look at the queue
         self._cache = cache
-        self._agenda = agenda
+        self._queue = agenda
         self._sources = sources
         self._concurrency = concurrency
         self._loaded = loaded
@@ -65,7 +65,7 @@ class BlockLoader:
         limit = self._concurrency.limit
         prefetches = max(1, limit - limit // 4)
         while self._active < limit:
-            block = self._agenda.next(prefetch=self._active < prefetches)
+            block = self._queue.next(prefetch=self._active < prefetches)
             self.planned.set()
             self.planned = trio.Event()
             if block is None:
@@ -103,5 +103,5 @@ class BlockLoader:
         if block.state is State.FETCHING:
             if not block.pinned and not isinstance(error, StoreUnreachableError):
                 _log.warning("%s", error, extra={"alike": (type(error), str(error))})  # else a reader is told
-            self._agenda.failed(block)
+            self._queue.failed(block)
             self._cache.fail(block, error)

@@ -21,10 +21,10 @@ from stepfs.format.snapshot import StepEntry
 _REST_S: Final = 10.0
 
 Key = tuple[Step, SliceIndex]
-Wish = tuple[StepEntry, Sequence[SliceIndex]]
+PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
 
 
-class Agenda:
+class FetchQueue:
     """The queue of blocks to fetch."""
 
     def __init__(
@@ -37,9 +37,9 @@ class Agenda:
         self._primed = primed
         self._on_disk = on_disk
         self._demands: dict[Step, tuple[StepEntry, set[SliceIndex]]] = {}
-        self.wishes: list[Wish] = []
-        self._wish_at = 0  # wishes before it were planned
-        self._granted: set[Key] = set()  # opened since the wishes were made
+        self.prefetch_requests: list[PrefetchRequest] = []
+        self._planned = 0  # wishes before it were planned
+        self._opened_since: set[Key] = set()  # opened since the wishes were made
         self._rest: dict[Key, float] = {}
         self._queue: list[Block] = []
 
@@ -48,7 +48,7 @@ class Agenda:
         self._demands.setdefault(held.entry.step, (held.entry, set()))[1].add(held.index)
 
     def opened(self, held: HeldSlice) -> None:
-        self._granted.add(held.key)
+        self._opened_since.add(held.key)
 
     def closed(self, held: HeldSlice) -> None:
         """Nobody reads it any more: what was not started is not worth fetching."""
@@ -58,27 +58,27 @@ class Agenda:
             if held in block.owners and block.state is State.QUEUED and not block.pinned:
                 self._cache.drop(block)
 
-    def wish(self, wishes: Iterable[Wish]) -> None:
+    def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> None:
         """Replace the wishes, nearest first; what was queued for former ones is dropped."""
-        self.wishes = list(wishes)
-        self._wish_at = 0
-        self._granted.clear()
-        wished = {(entry.step, index) for entry, indices in self.wishes for index in indices}
+        self.prefetch_requests = list(prefetch_requests)
+        self._planned = 0
+        self._opened_since.clear()
+        requested = {(entry.step, index) for entry, indices in self.prefetch_requests for index in indices}
         for block in self._queue:
             if (
                 block.state is State.QUEUED
                 and not block.pinned
-                and wished.isdisjoint(o.key for o in block.owners)
+                and requested.isdisjoint(o.key for o in block.owners)
             ):
                 self._cache.drop(block)
 
     def replan(self) -> None:
         """Something that was at hand, or thought to be, is gone: look at all wishes again."""
-        self._wish_at = 0
+        self._planned = 0
 
     def forget_below(self, step: Step) -> None:
-        self.wishes = [wish for wish in self.wishes if wish[0].step >= step]
-        self._wish_at = 0
+        self.prefetch_requests = [request for request in self.prefetch_requests if request[0].step >= step]
+        self._planned = 0
 
     def failed(self, block: Block) -> None:
         """The block cannot be had now; only readers try again at once."""
@@ -88,14 +88,14 @@ class Agenda:
     def next(self, *, prefetch: bool) -> Block | None:
         """The most urgent block, still queued; with `prefetch`, not only for open files."""
         for entry, indices in self._demands.values():
-            also = [wish for wish in self.wishes if wish[0].step == entry.step]
-            self._plan(entry, indices.union(*map(self._standing, also)))
+            also = [request for request in self.prefetch_requests if request[0].step == entry.step]
+            self._plan(entry, indices.union(*map(self._outstanding, also)))
         self._demands.clear()
         self._queue = [block for block in self._queue if block.state is State.QUEUED]
-        while prefetch and not self._queue and self._wish_at < len(self.wishes):
-            wish = self.wishes[self._wish_at]
-            self._wish_at += 1
-            self._plan(wish[0], self._standing(wish))
+        while prefetch and not self._queue and self._planned < len(self.prefetch_requests):
+            request = self.prefetch_requests[self._planned]
+            self._planned += 1
+            self._plan(request[0], self._outstanding(request))
         block = min(self._queue, key=_urgency, default=None)
         return block if block is not None and (block.pinned or prefetch) else None
 
@@ -109,16 +109,18 @@ class Agenda:
                 fetched.append(index)
         self._queue += self._cache.plan(entry, fetched)
 
-    def _standing(self, wish: Wish) -> list[SliceIndex]:
+    def _outstanding(self, request: PrefetchRequest) -> list[SliceIndex]:
         """What of a wish is neither granted by now, nor resting, nor where readers find it without us."""
-        entry, wished = wish
-        step, granted, primed = entry.step, self._granted, self._primed()
-        standing = [index for index in wished if (step, index) not in primed and (step, index) not in granted]
+        entry, requested = request
+        step, opened_since, primed = entry.step, self._opened_since, self._primed()
+        outstanding = [
+            index for index in requested if (step, index) not in primed and (step, index) not in opened_since
+        ]
         if self._rest:
             now = trio.current_time()
             self._rest = {key: until for key, until in self._rest.items() if until > now}
-            standing = [index for index in standing if (step, index) not in self._rest]
-        return standing
+            outstanding = [index for index in outstanding if (step, index) not in self._rest]
+        return outstanding
 
 
 def _urgency(block: Block) -> tuple[int, int, int]:

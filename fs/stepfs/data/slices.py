@@ -18,14 +18,14 @@ from stepfs.data.cache.disk import DiskCache
 from stepfs.data.cache.memory import Cache
 from stepfs.data.cache.opened import OpenSlices
 from stepfs.data.cache.readers import ReaderCounts
-from stepfs.data.cache.write_behind import Spill
+from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.fetch.fetcher import Fetcher
 from stepfs.data.handle import SliceHandle
 from stepfs.data.loading import BlockLoader
 from stepfs.data.protocols import Priming, Unprimed
-from stepfs.data.queue import Agenda, Key, Wish
+from stepfs.data.queue import FetchQueue, Key, PrefetchRequest
 from stepfs.data.sources import DiskSource, OriginStore, StoreSource
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -53,11 +53,11 @@ class Slices:
         `opened_are_kept`: the objects of steps from `forget_below`'s on stay, so that open files which nobody reads may
         leave memory."""
         self.counts = counts or DataCounts()
-        self.spill = Spill(disk, self.counts, self._written, self._is_last_copy)
+        self.spill = WriteBehind(disk, self.counts, self._written, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.spill.holds)
         self.deadline_s = deadline_s
         self._priming: Priming = Unprimed()
-        self._agenda = Agenda(self.cache, self.spill.holds, self._primed)
+        self._queue = FetchQueue(self.cache, self.spill.holds, self._primed)
         concurrency = concurrency or ConcurrencyLimit()
         self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s, concurrency=concurrency)
         sources = (
@@ -65,7 +65,7 @@ class Slices:
             StoreSource(self._fetcher, self.cache, store, origin_store),
         )
         self._loader = BlockLoader(
-            self.cache, self._agenda, sources, concurrency=concurrency, loaded=self._loaded
+            self.cache, self._queue, sources, concurrency=concurrency, loaded=self._loaded
         )
         self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
         self._open = OpenSlices()
@@ -84,7 +84,7 @@ class Slices:
         if self._readers.note_open(held.key):
             self._expect_readers()
         self._pin(held)
-        self._agenda.opened(held)
+        self._queue.opened(held)
         self._opens += 1
         self._opened_bytes += held.length
         if held.ready or self.spill.holds(held) or held.key in self._primed():
@@ -135,7 +135,7 @@ class Slices:
             self.spill.pin(held)
 
     def _demand(self, held: HeldSlice) -> None:
-        self._agenda.demand(held)
+        self._queue.demand(held)
         self._loader.notify()
 
     def _hold(self, opened: Iterable[HeldSlice]) -> None:
@@ -146,24 +146,24 @@ class Slices:
             if not held.ready and not self.spill.holds(held):
                 self._demand(held)
 
-    def wish(self, wishes: Iterable[Wish]) -> None:
+    def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> None:
         """What will be opened next, nearest first; replaces the former list. Fetched as the budget allows."""
-        wishes = list(wishes)
-        self._agenda.wish(wishes)
+        prefetch_requests = list(prefetch_requests)
+        self._queue.prefetch(prefetch_requests)
         for held in self._open.take_idle(
-            (entry.step, index) for entry, indices in wishes for index in indices
+            (entry.step, index) for entry, indices in prefetch_requests for index in indices
         ):
             self.cache.expect(held)
         self._make_idle()
         self.changed()
 
-    def wished(self) -> Sequence[Wish]:
+    def wished(self) -> Sequence[PrefetchRequest]:
         """The wishes that stand, nearest first."""
-        return self._agenda.wishes
+        return self._queue.prefetch_requests
 
     def again(self) -> None:
         """What was thought to be in the page cache is not: plan the wishes afresh."""
-        self._agenda.replan()
+        self._queue.replan()
         self._loader.notify()
 
     def attach(self, priming: Priming) -> None:
@@ -197,7 +197,7 @@ class Slices:
         self._hold(held for held in self.cache.opened() if held.entry.step < step)
         self.cache.forget_below(step)
         self.spill.forget_below(step)
-        self._agenda.forget_below(step)
+        self._queue.forget_below(step)
         self._priming.forget_below(step)
         self._loader.notify()
 
@@ -264,7 +264,7 @@ class Slices:
         else:  # its pages are enough for a peer
             held.pins = 0
             self.cache.consume(held)
-        self._agenda.closed(held)
+        self._queue.closed(held)
         self._priming.closed(held.key, awaited=awaited)
         self._loader.notify()
 
@@ -281,7 +281,7 @@ class Slices:
     def _loaded(self, block: Block) -> None:
         for owner in block.owners:
             if owner.ready:
-                self.spill.offer(owner)
+                self.spill.enqueue(owner)
                 self.changed()
 
     def _written(self, held: HeldSlice) -> None:

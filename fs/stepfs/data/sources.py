@@ -8,7 +8,7 @@ from typing import Protocol
 from stepfs.data.blocks import Block
 from stepfs.data.buffers import Buffer
 from stepfs.data.cache.memory import Cache
-from stepfs.data.cache.write_behind import Spill
+from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
 from stepfs.data.fetch.checksum import Check
 from stepfs.data.fetch.fetcher import Fetcher, Target
@@ -32,7 +32,7 @@ class Source(Protocol):
 class DiskSource:
     """The disk cache. A file that is not what it should be is removed, and the next source is asked."""
 
-    def __init__(self, spill: Spill, cache: Cache, counts: DataCounts) -> None:
+    def __init__(self, spill: WriteBehind, cache: Cache, counts: DataCounts) -> None:
         self._spill = spill
         self._cache = cache
         self._counts = counts
@@ -43,7 +43,7 @@ class DiskSource:
         owner = block.owners[0]
         check = Check(block.range, buffer)
         got = await self._spill.load(
-            owner, block.range.offset - owner.ref.offset, buffer.view(), check.landed
+            owner, block.range.offset - owner.ref.offset, buffer.view(), check.update
         )
         problem = check.problem(got)
         if problem is None:

@@ -26,7 +26,7 @@ from stepfs.format.records import (
     decode_floor,
     encode_floor,
 )
-from stepfs.lake.sequence import Mine, Outcome, last_dense_number, take_slot
+from stepfs.lake.sequence import Mine, SlotOutcome, last_dense_number, take_slot
 from stepfs.store.api import Store
 
 
@@ -106,7 +106,7 @@ class Floor:
         self.number, self.record = newest, record
         return True
 
-    async def append(self, record: FloorRecord) -> Outcome:
+    async def append(self, record: FloorRecord) -> SlotOutcome:
         """Try to take the slot directly after the newest known record. Mine also moves `record` on."""
         assert record.floor >= self.floor
         assert record.first_live_step >= self.first_live_step
@@ -116,7 +116,7 @@ class Floor:
             self.number, self.record = number, record
         return outcome
 
-    async def take_back(self, clock: Clock) -> Outcome:
+    async def take_back(self, clock: Clock) -> SlotOutcome:
         """Take the next slot, and with it the announcement of the newest record: nothing is being given up any more.
 
         A reclaimer advances only in the slot directly after its own closing record. Whoever takes that slot makes it

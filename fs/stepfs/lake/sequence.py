@@ -44,10 +44,10 @@ class Unknown:
     why: str = ""  # what was heard last, in parentheses
 
 
-Outcome = Mine | Lost | Unknown
+SlotOutcome = Mine | Lost | Unknown
 
 
-async def take_slot(store: Store, key: str, body: bytes) -> Outcome:
+async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
     """Create `key` with `body`, resolving every ambiguity by reading the slot.
 
     The same bytes go to the same slot again only when a read showed the slot absent after an ambiguous attempt

@@ -7,7 +7,7 @@ import trio
 from stepfs.clock import SystemClock
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
-from stepfs.data.memory.pressure import Governor
+from stepfs.data.memory.pressure import MemoryGovernor
 from stepfs.data.pagecache.primer import Primer
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
@@ -25,9 +25,9 @@ from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
-from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.fuse.notify import LentPages, Withdrawal
+from stepfs.mount.fuse.notify import KernelPageCache, Withdrawal
 from stepfs.mount.fuse.operations import Parts, StepOperations
 from stepfs.mount.fuse.order_directory import OrderDirectory
 from stepfs.mount.fuse.waits import Waits
@@ -59,7 +59,7 @@ class Assembly:
         reader.segments.decoding = decode_in_thread
         self.machine = machine
         self.meter = Meter()
-        self.known = KnownSteps()
+        self.known = LookupCounts()
         self.files = FileTable()
         self.news = News()
         self.ranks = ranks_of(options, reader.identity)
@@ -84,13 +84,13 @@ class Assembly:
         )
         self.prefetcher = Prefetcher(
             self.slices,
-            _Steps(self.tree, reader),
+            _CommittedSteps(self.tree, reader),
             window=options.prefetch_steps,
-            told=told_slices(options, self.ranks),
+            told=hinted_slices(options, self.ranks),
             start=None if options.steps is None else Step(options.steps.start),
         )
         self.slices.on_reading = self.prefetcher.note_open
-        pages = LentPages(options.directory, self.ranks, reader.identity.ext.encode())
+        pages = KernelPageCache(options.directory, self.ranks, reader.identity.ext.encode())
         self.primer = Primer(self.slices, pages) if options.prime else None
         self.waits = Waits(self.tree, reader, self.news, deadline_s=options.deadline_s, wait_s=options.wait_s)
         self.withdrawal = Withdrawal(self.tree, self.known, self.slices, self.meter)
@@ -147,7 +147,7 @@ class Assembly:
         """Start what the handlers rely on."""
         await background.start(self.waits.run)
         await background.start(self.slices.run)
-        await background.start(Governor(self.slices).run)
+        await background.start(MemoryGovernor(self.slices).run)
         await background.start(self.prefetcher.run)
         await background.start(self.withdrawal.run)
         await background.start(self.follower.run)
@@ -182,7 +182,7 @@ class Assembly:
         return (await open_lake(self.store)).lake_id
 
 
-class _Steps:
+class _CommittedSteps:
     """The steps as the prefetcher sees them: this mount's view of them."""
 
     def __init__(self, tree: Tree, reader: LogReader) -> None:
@@ -212,7 +212,7 @@ def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
     return rank_map(identity.slices, world=options.world, mesh=options.mesh)
 
 
-def told_slices(options: MountOptions, ranks: RankMap) -> tuple[SliceIndex, ...]:
+def hinted_slices(options: MountOptions, ranks: RankMap) -> tuple[SliceIndex, ...]:
     """The slices that `--ranks` names."""
     told = options.ranks or ()
     if told and told[-1] >= ranks.world:

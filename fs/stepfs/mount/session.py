@@ -30,7 +30,7 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.assembly import Assembly, store_of
-from stepfs.mount.follow.consumer_group import GroupNeed
+from stepfs.mount.follow.consumer_group import GroupFollower
 from stepfs.mount.fuse import kernel_session
 from stepfs.mount.fuse.kernel_session import interrupted_reads
 from stepfs.mount.health import watchdog
@@ -171,7 +171,7 @@ class _Session:
             else:
                 return
 
-    async def _answer(self, mount: Assembly, group: GroupNeed | None, device: str) -> None:
+    async def _answer(self, mount: Assembly, group: GroupFollower | None, device: str) -> None:
         async with trio.open_nursery() as answering:
             try:
                 async with trio.open_nursery() as background:
@@ -187,7 +187,7 @@ class _Session:
                 answering.cancel_scope.cancel()
 
     async def _start(
-        self, mount: Assembly, group: GroupNeed | None, background: trio.Nursery, device: str
+        self, mount: Assembly, group: GroupFollower | None, background: trio.Nursery, device: str
     ) -> None:
         guarded = self._descriptor is None and await self._guard(mount, background)
         await mount.start_priming(background)
@@ -235,7 +235,7 @@ class _Session:
             unanswered=lambda: watchdog.unanswered(device),
             busy=lambda: mount.waits.waiting >= kernel_session.TASKS_MAX // 2,
             status=mount.reports.line,
-            last_resort=lambda: watchdog.abort_and_exit(self._abort_handle),
+            on_stuck=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
         )
 
@@ -250,12 +250,12 @@ def _check_steps(options: MountOptions, reader: LogReader) -> None:
         )
 
 
-async def _register(mount: Assembly) -> GroupNeed | None:
+async def _register(mount: Assembly) -> GroupFollower | None:
     options = mount.options
     if options.group is None:
         return None
     found = options.checkpoint_dir is not None and Place.parse(options.checkpoint_dir)
-    need = GroupNeed(
+    need = GroupFollower(
         Group.of(mount.store, mount.reader.identity, options.group),
         mount.tree,
         mount.changed,

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
-Landed = Callable[[int], None]  # how many bytes of a read are in its buffer by now
+Progress = Callable[[int], None]  # how many bytes of a read are in its buffer by now
 
 
-def unheard(landed: int) -> None:
+def ignore_progress(landed: int) -> None:
     """Nobody wants to know."""
 
 
@@ -81,7 +81,7 @@ class Store(Protocol):
         ...
 
     async def read_into(
-        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         """Fill `buffer` with bytes from `offset`; one request, no copy beyond the socket's.
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import trio
 
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Landed, Put, unheard
+from stepfs.store.api import Buffer, Counts, Progress, Put, ignore_progress
 from stepfs.store.names import check_key, check_prefix
 from stepfs.testing.faults import THROTTLED_503, Fault, Plan, Told, no_faults
 from stepfs.testing.object_map import Event, Listing, ObjectMap
@@ -79,7 +79,7 @@ class FaultyStore:
         return body
 
     async def read_into(
-        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         body = await self._read(check_key(key), len(buffer))
         if body is None:

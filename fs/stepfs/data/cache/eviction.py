@@ -16,7 +16,7 @@ from stepfs.data.blocks import Block
 from stepfs.format.ids import Step
 
 
-class Evictable:
+class EvictionOrder:
     """The order in which unpinned blocks may go."""
 
     def __init__(self) -> None:

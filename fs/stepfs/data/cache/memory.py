@@ -13,7 +13,7 @@ from typing import Final
 
 from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.buffers import Buffer, Pool
-from stepfs.data.cache.eviction import Evictable
+from stepfs.data.cache.eviction import EvictionOrder
 from stepfs.data.cache.passed import find_passed
 from stepfs.data.counters import DataCounts
 from stepfs.data.ranges import join_pieces
@@ -33,7 +33,7 @@ class Cache:
     def __init__(self, pool: Pool, counts: DataCounts, on_disk: Callable[[HeldSlice], bool]) -> None:
         self.pool = pool
         self._on_disk = on_disk
-        self.evictable = Evictable()
+        self.evictable = EvictionOrder()
         self._counts = counts
         self._slices: dict[tuple[Step, SliceIndex], HeldSlice] = {}
         self._floor = Step(0)

@@ -17,14 +17,14 @@ from stepfs.data.cache.disk import DiskCache, Key
 from stepfs.data.counters import DataCounts
 from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, Step
-from stepfs.store.api import Landed
+from stepfs.store.api import Progress
 
 _log = logging.getLogger("stepfs.data")
 _QUEUE_MAX: Final = 4096  # slices; beyond, the disk is the slower one and the oldest are not worth it
 _REST_S: Final = 60.0
 
 
-class Spill:
+class WriteBehind:
     """The disk side of a mount's slices; every method may be called without a disk, and then does nothing."""
 
     def __init__(
@@ -60,9 +60,9 @@ class Spill:
         if self.disk is not None:
             self.disk.unpin(held.key, consumed=consumed)
             if held.key[0] < self._floor:
-                self._doom(self.disk.forget_below(self._floor))
+                self._queue_removal(self.disk.forget_below(self._floor))
 
-    def offer(self, held: HeldSlice) -> None:
+    def enqueue(self, held: HeldSlice) -> None:
         """A slice is complete in memory: keep a copy, unless it is being read already."""
         self._floor = min(self._floor, held.entry.step)
         if self.disk is not None and held.length and not held.pins and not self.holds(held):
@@ -72,9 +72,9 @@ class Spill:
     def forget_below(self, step: Step) -> None:
         if self.disk is not None:
             self._floor = step
-            self._doom(self.disk.forget_below(step))
+            self._queue_removal(self.disk.forget_below(step))
 
-    async def load(self, held: HeldSlice, offset: int, buffer: memoryview, landed: Landed) -> int:
+    async def load(self, held: HeldSlice, offset: int, buffer: memoryview, landed: Progress) -> int:
         """Bytes from `offset` of the slice into `buffer`: how many; unverified, but `landed` sees them in the thread."""
         disk = self.disk
         assert disk is not None
@@ -93,7 +93,7 @@ class Spill:
             _log.warning(
                 "%s: step %d: %s; the cached copy is dropped", self.disk.path, held.entry.step, problem
             )
-            self._doom([self.disk.forget(held.key)])
+            self._queue_removal([self.disk.forget(held.key)])
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write and remove in the background until cancelled."""
@@ -118,7 +118,7 @@ class Spill:
         names = disk.make_room(key, ref.length, self._relied)
         if names is None:
             return
-        self._doom(names)
+        self._queue_removal(names)
         parts = [
             held.window(number, 0, min(BLOCK_BYTES, piece.length)) for number, piece in enumerate(held.pieces)
         ]
@@ -142,11 +142,11 @@ class Spill:
     def _enter(self, disk: DiskCache, key: Key, name: str, ref: SliceRef) -> None:
         forgotten = key[0] < self._floor and not disk.is_pinned(key)
         if disk.used + ref.length > disk.limit or forgotten:
-            self._doom([name])
+            self._queue_removal([name])
             return
         disk.add(key, name, ref.length)
         self._counts.disk_written += ref.length
 
-    def _doom(self, names: list[str]) -> None:
+    def _queue_removal(self, names: list[str]) -> None:
         self._doomed += names
         self._wake.set()

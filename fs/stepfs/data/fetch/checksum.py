@@ -22,7 +22,7 @@ class Check:
         self._sum = 0
         self._problem: str | None = None
 
-    def landed(self, stop: int) -> None:
+    def update(self, stop: int) -> None:
         """Bytes up to `stop` are in the buffer now. One thread at a time."""
         while self._piece < len(self._range.pieces):
             piece = self._range.pieces[self._piece]
@@ -46,5 +46,5 @@ class Check:
         """What is wrong with the range of which `got` bytes arrived, or None: then every piece has its checksum."""
         if got != self._range.size:
             return f"truncated object, {got} of {self._range.size} bytes at offset {self._range.offset}"
-        self.landed(got)  # what nobody told of
+        self.update(got)  # what nobody told of
         return self._problem

@@ -156,7 +156,7 @@ class Fetcher:
         try:
             with trio.move_on_after(self._get_timeout_s) as scope:
                 got = await target.store.read_into(
-                    target.entry.tgb.key, target.range.offset, buffer.view(), check.landed
+                    target.entry.tgb.key, target.range.offset, buffer.view(), check.update
                 )
         except StepfsError as failure:
             if isinstance(failure, StoreUnreachableError):

@@ -32,7 +32,7 @@ def is_tight(memory: Memory) -> bool:
     return memory.available < reserve or stalled
 
 
-class Governor:
+class MemoryGovernor:
     """Moves the budget between `MEMORY_BYTES_MIN` and what was configured."""
 
     def __init__(self, slices: Slices, read: Callable[[], Memory] = read_memory) -> None:

@@ -23,7 +23,7 @@ import trio
 from stepfs.data.blocks import HeldSlice
 from stepfs.data.pagecache.page_order import PageOrder
 from stepfs.data.pagecache.residency import drop_pages, mark_used, resident_bytes
-from stepfs.data.pagecache.threads import OwnThreads
+from stepfs.data.pagecache.threads import MountThreads
 from stepfs.data.protocols import Key, PageCache
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -56,7 +56,7 @@ class Primer:
         self._stale = True  # the wishes, or what is ready, may differ from then
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
-        self._threads = OwnThreads()
+        self._threads = MountThreads()
         self._wake = trio.Event()
         slices.attach(self)
 

@@ -21,7 +21,7 @@ _FAILURES_MAX: Final = 3  # in a row: this kernel, or this kind of mount, cannot
 T = TypeVar("T")
 
 
-class OwnThreads:
+class MountThreads:
     """A small pool of them."""
 
     def __init__(self) -> None:

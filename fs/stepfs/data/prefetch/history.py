@@ -27,7 +27,7 @@ _EVIDENCE_STEPS: Final = 8  # slices are learned from so many steps of a run
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AccessRun:
     """Readers that are near each other."""
 
     steps: tuple[Step, ...]  # recently opened, ascending
@@ -45,7 +45,7 @@ class Run:
         return self.steps[-1]
 
 
-class Position:
+class AccessHistory:
     """The recently opened files of one mount."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Position:
         for old in [old for old in self._opened if old < step]:
             del self._opened[old]
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[AccessRun]:
         """The runs that still have a reader, lowest first."""
         by_recency = list(reversed(self._opened))
         recency = {step: rank for rank, step in enumerate(by_recency)}
@@ -93,7 +93,7 @@ class Position:
         live = set(by_recency[: max(LIVE_STEPS, _LIVE_ROUNDS * len(found))])
         return [self._run(steps, recency) for steps in found if not live.isdisjoint(steps)]
 
-    def _run(self, steps: Sequence[Step], recency: dict[Step, int]) -> Run:
+    def _run(self, steps: Sequence[Step], recency: dict[Step, int]) -> AccessRun:
         latest = sorted(steps, key=recency.__getitem__)[:_EVIDENCE_STEPS]
         seen: dict[SliceIndex, int] = {}
         for step in latest:
@@ -104,7 +104,7 @@ class Position:
         indices = frozenset(index for index, times in seen.items() if times >= enough)
         strides = math.gcd(*(step - steps[0] for step in steps[1:]))
         stride = strides if len(steps) >= _EVIDENCE_STEPS // 2 else 1
-        return Run(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
+        return AccessRun(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
 
     def _is_new_pass(self, step: Step) -> bool:
         latest = list(itertools.islice(reversed(self._opened), _PASS_STEPS))

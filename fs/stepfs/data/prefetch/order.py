@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from stepfs.format.ids import Step
 
 if TYPE_CHECKING:
-    from stepfs.data.prefetch.history import Run
+    from stepfs.data.prefetch.history import AccessRun
 
 _SAMPLES: Final = 16  # steps judged
 _TRUST_SHARE: Final = 0.75  # of them went on from an opened step
@@ -61,7 +61,9 @@ class OrderEvidence:
         return all(self._went_on)
 
 
-def ordered_runs(runs: Sequence[Run], evidence: OrderEvidence, *, first: Step, frontier: Step) -> list[Run]:
+def ordered_runs(
+    runs: Sequence[AccessRun], evidence: OrderEvidence, *, first: Step, frontier: Step
+) -> list[AccessRun]:
     """The runs after which readers will go on; [first, frontier] is what they may open."""
     trusted = evidence.trusts(frontier - first + 1)
     found = []
@@ -81,7 +83,7 @@ def ordered_runs(runs: Sequence[Run], evidence: OrderEvidence, *, first: Step, f
     return found
 
 
-def _close_from(run: Run) -> Step | None:
+def _close_from(run: AccessRun) -> Step | None:
     """Where most of the steps opened last begin, if they lie within a stretch of twice as many places."""
     steps = sorted(run.latest)
     most = math.ceil(_CLOSE_SHARE * len(steps))
@@ -89,6 +91,6 @@ def _close_from(run: Run) -> Step | None:
     return low if span < _CLOSE_FACTOR * most * run.stride else None
 
 
-def _without_strays(run: Run, low: Step) -> Run:
+def _without_strays(run: AccessRun, low: Step) -> AccessRun:
     """What lies below is not filled up: another reader jumped there."""
     return replace(run, steps=tuple(step for step in run.steps if step >= low))

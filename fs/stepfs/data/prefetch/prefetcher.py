@@ -14,11 +14,11 @@ from typing import Final, Protocol
 import trio
 
 from stepfs.data.prefetch.hinted import HintedStreams
-from stepfs.data.prefetch.history import Position
+from stepfs.data.prefetch.history import AccessHistory
 from stepfs.data.prefetch.order import ordered_runs
 from stepfs.data.prefetch.order_hint import Hint
-from stepfs.data.prefetch.window import WINDOW_MIN, Pace, Plan, plan_ahead, plan_start, window_steps
-from stepfs.data.queue import Wish
+from stepfs.data.prefetch.window import WINDOW_MIN, Plan, StepRate, plan_ahead, plan_start, window_steps
+from stepfs.data.queue import PrefetchRequest
 from stepfs.data.slices import Slices
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
@@ -63,9 +63,9 @@ class Prefetcher:
         """`window`: steps ahead, fixed (0: none); None adapts. `told`: slices this node reads (`--ranks`). `start`:
         where reading will begin, fetched before the first open; default the first live step."""
         self.window = WINDOW_MIN if window is None else window  # in use now
-        self.position = Position()
+        self.position = AccessHistory()
         self.hints = HintedStreams()
-        self._pace = Pace()
+        self._pace = StepRate()
         self._slices = slices
         self._steps = steps
         self._fixed = window is not None
@@ -151,7 +151,7 @@ class Prefetcher:
         )
         low = min((step for step, _ in plan), default=opened[0].low if opened else first)
         self._slices.set_low(first if hinted else low)  # of announced steps none is passed over
-        return hinted + [wish for wish in plan if wish[0] not in self._alone]
+        return hinted + [prefetch for prefetch in plan if prefetch[0] not in self._alone]
 
     def _affordable(self, slices: int) -> int:
         """The window from now on, for so many slices a step."""
@@ -165,8 +165,8 @@ class Prefetcher:
         return self.window
 
     async def _grant(self, plan: Plan) -> bool:
-        """Wish for what is known at once; load the index of the rest meanwhile. False: try again later."""
-        wishes: list[Wish] = []
+        """PrefetchRequest for what is known at once; load the index of the rest meanwhile. False: try again later."""
+        prefetch_requests: list[PrefetchRequest] = []
         missing: set[int] = set()  # segments; whoever opens a file of theirs is told why
         behind = await self._load_alone(plan)
         for step, indices in plan:
@@ -174,7 +174,7 @@ class Prefetcher:
             segment = step // SEGMENT_STEPS
             rested = trio.current_time() >= self._rest.get(segment, float("-inf"))
             if entry is None and segment not in missing and rested and step not in self._alone:
-                self._slices.wish(wishes)
+                self._slices.prefetch(prefetch_requests)
                 try:
                     entry = await self._steps.entry(step)
                 except StepfsError as error:
@@ -186,8 +186,8 @@ class Prefetcher:
             if entry is None:
                 continue
             slices = entry.tgb.slices
-            wishes.append((entry, [index for index in indices if index < slices]))
-        self._slices.wish(wishes)
+            prefetch_requests.append((entry, [index for index in indices if index < slices]))
+        self._slices.prefetch(prefetch_requests)
         return not missing and not behind
 
     async def _load_alone(self, plan: Plan) -> bool:
@@ -197,7 +197,7 @@ class Prefetcher:
         if not unknown:
             return False
         known = ((table.entry_if_loaded(step), indices) for step, indices in plan)
-        self._slices.wish([(entry, indices) for entry, indices in known if entry is not None])
+        self._slices.prefetch([(entry, indices) for entry, indices in known if entry is not None])
         failed = False
 
         async def load(steps: Iterator[Step]) -> None:

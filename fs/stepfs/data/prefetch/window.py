@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from stepfs.data.prefetch.history import Run
+from stepfs.data.prefetch.history import AccessRun
 from stepfs.format.ids import SliceIndex, Step
 
 HORIZON_S: Final = 20.0
@@ -30,7 +30,7 @@ Opened = Callable[[Step], Collection[SliceIndex]]
 Plan = list[tuple[Step, tuple[SliceIndex, ...]]]
 
 
-class Pace:
+class StepRate:
     """How many new steps the readers open per second."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def window_steps(*, pace: float | None, latency_s: float, step_bytes: int, budge
 
 
 def plan_ahead(
-    runs: Sequence[Run],
+    runs: Sequence[AccessRun],
     opened: Opened,
     *,
     told: frozenset[SliceIndex],

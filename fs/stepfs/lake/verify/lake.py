@@ -69,7 +69,7 @@ async def verify_lake(
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):
         stores[number] = origin_store(origin.url)
-    look = _Look(log, stores, progress or (lambda _: None), log.identity.ext if content else None)
+    look = _Scan(log, stores, progress or (lambda _: None), log.identity.ext if content else None)
     try:
         await look.at(log.first_live_step, log.state.next_step)
         await look.again()
@@ -86,7 +86,7 @@ async def verify_lake(
     return result
 
 
-class _Look:
+class _Scan:
     """One look at everything; `result` grows."""
 
     def __init__(

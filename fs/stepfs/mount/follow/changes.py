@@ -25,7 +25,7 @@ class News:
         """Set at the next change. Take it before looking at the view, then wait."""
         return self._changed
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """The view has changed."""
         self._changed.set()
         self._changed = trio.Event()
@@ -40,7 +40,7 @@ class News:
         finally:
             self.listeners -= 1
 
-    async def hurried(self) -> None:
+    async def wait_for_listener(self) -> None:
         """Return as soon as a new listener comes."""
         self._hurry = trio.Event()
         await self._hurry.wait()

@@ -30,7 +30,7 @@ _SETTLE_OPENED_S: Final = 5.0
 _REPORT_S: Final = (300.0, 600.0)
 
 
-class GroupNeed:
+class GroupFollower:
     """Keeps `Tree.need` at the group's need, from any node's checkpoint to every mount of the group."""
 
     def __init__(

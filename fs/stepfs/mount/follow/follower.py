@@ -18,7 +18,7 @@ from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
 from stepfs.mount.follow.changes import News
 from stepfs.mount.follow.fleet_interval import FleetPace
-from stepfs.mount.follow.poll_interval import Pace
+from stepfs.mount.follow.poll_interval import PollInterval
 from stepfs.mount.protocols import Reader
 
 _log = logging.getLogger("stepfs.mount")
@@ -49,7 +49,7 @@ class Follower:
         self._on_change = on_change
         self._now_ms = now_ms or SystemClock().now_ms
         self.lag_s = Histogram()  # from a look's newest commit, by its producer's clock, until it was seen
-        self.pace = Pace(poll_s)
+        self.pace = PollInterval(poll_s)
         self._fleet = fleet or FleetPace()
         self.interval_s = poll_s  # from the last look to the next: the pace's, or longer in a large fleet
         self._shown = (reader.state.version, reader.first_live_step)
@@ -98,7 +98,7 @@ class Follower:
             self.pace.awaited()
         self.interval_s = self._fleet.poll_s(self.pace.interval_s)
         with trio.move_on_at(began + self.interval_s):
-            await self._news.hurried()
+            await self._news.wait_for_listener()
             if self._failure is None:
                 self.pace.awaited()
             self.interval_s = min(self.interval_s, self._fleet.poll_s(self.pace.interval_s))
@@ -127,7 +127,7 @@ class Follower:
         if self._shown != before:
             self._note_lag(version)
             self._on_change()
-            self._news.ring()
+            self._news.notify()
 
     def _note_lag(self, version: int) -> None:
         state = self._reader.state

@@ -16,7 +16,7 @@ _SMOOTHING: Final = 0.3
 _SHARE_OF_PACE: Final = 1 / 8
 
 
-class Pace:
+class PollInterval:
     """The interval until the next look, in seconds."""
 
     def __init__(self, poll_s: float) -> None:

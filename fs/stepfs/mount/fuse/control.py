@@ -22,7 +22,7 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.files import OpenContent, OpenFile
 from stepfs.mount.fuse.order_directory import OrderDirectory
-from stepfs.mount.fuse.waits import Outcome, Waits
+from stepfs.mount.fuse.waits import WaitOutcome, Waits
 from stepfs.mount.protocols import Reader
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
@@ -126,12 +126,12 @@ class Control:
         It is the open that waits, because only an open tells which thread waits: that one can be let go.
         """
         outcome = await self._waits.for_commit(step, pid)
-        if outcome is Outcome.READY:
+        if outcome is WaitOutcome.READY:
             return OpenContent(step_name(step) + b"\n")
         codes = {
-            Outcome.NEVER: errno.ENOENT,
-            Outcome.EXPIRED: self._waits.expired_errno,
-            Outcome.INTERRUPTED: errno.EINTR,
+            WaitOutcome.NEVER: errno.ENOENT,
+            WaitOutcome.EXPIRED: self._waits.expired_errno,
+            WaitOutcome.INTERRUPTED: errno.EINTR,
         }
         raise pyfuse3.FUSEError(codes[outcome])
 

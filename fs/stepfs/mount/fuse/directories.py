@@ -15,7 +15,7 @@ import pyfuse3
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.entries import NS_PER_MS, Replies
-from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.inodes import INODES_PER_STEP, directory_inode
@@ -71,7 +71,7 @@ class OpenDirectory(Protocol):
 class OpenRoot:
     """The root: `.stepfs`, `latest`, and the steps. Counts the steps the kernel was given."""
 
-    def __init__(self, table: StepTable, tree: Tree, control: Attributes, known: KnownSteps) -> None:
+    def __init__(self, table: StepTable, tree: Tree, control: Attributes, known: LookupCounts) -> None:
         self._table = table
         self._tree = tree
         self._control = control

@@ -17,7 +17,7 @@ _CHUNK_BITS: Final = 12
 _CHUNK_STEPS: Final = 1 << _CHUNK_BITS
 
 
-class KnownSteps:
+class LookupCounts:
     """Lookup counts of step directories."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ import pyfuse3
 import trio
 
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.protocols import Slices
 from stepfs.view.inodes import Fixed
@@ -26,7 +26,7 @@ from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Tree
 
 
-class LentPages:
+class KernelPageCache:
     """Implements `stepfs.data.pagecache.primer.PageCache`."""
 
     def __init__(self, directory: Path, ranks: RankMap, ext: bytes) -> None:
@@ -57,7 +57,7 @@ class Withdrawal:
     def __init__(
         self,
         tree: Tree,
-        known: KnownSteps,
+        known: LookupCounts,
         slices: Slices,
         meter: Meter,
         *,

@@ -34,10 +34,10 @@ from stepfs.mount.fuse.entries import Replies
 from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
 from stepfs.mount.fuse.guard import guarded, read_only
 from stepfs.mount.fuse.known_attributes import KnownAttributes
-from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.fuse.waits import Outcome, Waits
+from stepfs.mount.fuse.waits import WaitOutcome, Waits
 from stepfs.mount.protocols import Reader, Slices
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
@@ -62,7 +62,7 @@ class Parts:
     waits: Waits
     control: Control
     meter: Meter
-    known: KnownSteps
+    known: LookupCounts
     files: FileTable
     sizes: PendingSizes = field(default_factory=PendingSizes)
     is_own: Callable[[int], bool] = lambda _pid: False  # whether a request is of the daemon's own threads
@@ -252,7 +252,7 @@ class StepOperations(pyfuse3.Operations):
             presence = self._tree.presence(step)
             if presence is Presence.PENDING:
                 outcome = await self._parts.waits.for_commit(step, pid)
-                if outcome is not Outcome.READY:
+                if outcome is not WaitOutcome.READY:
                     self._fail(outcome, expired_errno=self._parts.waits.expired_errno)
                 continue
             if presence is not Presence.COMMITTED:
@@ -261,16 +261,16 @@ class StepOperations(pyfuse3.Operations):
             if entry is not None:
                 return entry
             found = await self._parts.waits.for_entry(step, pid)
-            if isinstance(found, Outcome):
+            if isinstance(found, WaitOutcome):
                 self._fail(found, expired_errno=errno.ETIMEDOUT)
             if self._tree.readable(step):
                 return found
 
-    def _fail(self, outcome: Outcome, *, expired_errno: int) -> NoReturn:
+    def _fail(self, outcome: WaitOutcome, *, expired_errno: int) -> NoReturn:
         codes = {
-            Outcome.NEVER: errno.ENOENT,
-            Outcome.EXPIRED: expired_errno,
-            Outcome.INTERRUPTED: errno.EINTR,
+            WaitOutcome.NEVER: errno.ENOENT,
+            WaitOutcome.EXPIRED: expired_errno,
+            WaitOutcome.INTERRUPTED: errno.EINTR,
         }
         raise pyfuse3.FUSEError(codes[outcome])
 

@@ -33,7 +33,7 @@ _RETRY_S: Final = 0.5
 HasPendingSignal = Callable[[int], bool]
 
 
-class Outcome(enum.Enum):
+class WaitOutcome(enum.Enum):
     """How a wait ended."""
 
     READY = "ready"
@@ -89,7 +89,7 @@ class Waits:
             task_status.started()
             await trio.sleep_forever()
 
-    async def for_commit(self, step: Step, pid: int) -> Outcome:
+    async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
         """Wait until `step` is committed. READY does not promise that it has not been reclaimed since."""
         deadline = self._enter(step)
         try:
@@ -97,16 +97,16 @@ class Waits:
                 while True:
                     changed = self._news.next_change
                     if step < self._tree.next_step:
-                        return Outcome.READY
+                        return WaitOutcome.READY
                     if not self._tree.awaited(step):
-                        return Outcome.NEVER
+                        return WaitOutcome.NEVER
                     outcome = await self._watch(changed, deadline.at, pid)
-                    if outcome is not Outcome.READY:
+                    if outcome is not WaitOutcome.READY:
                         return outcome
         finally:
             self._leave(step, deadline)
 
-    async def for_entry(self, step: Step, pid: int) -> StepEntry | Outcome:
+    async def for_entry(self, step: Step, pid: int) -> StepEntry | WaitOutcome:
         """The entry of a committed step whose index segment is not loaded; never READY.
 
         Raises what the reader raises, except that an unreachable store is tried again until the deadline.
@@ -114,26 +114,26 @@ class Waits:
         with self._timed("index"):
             return await self._loaded(step, pid, trio.current_time() + self._deadline_s)
 
-    async def _loaded(self, step: Step, pid: int, until: float) -> StepEntry | Outcome:
+    async def _loaded(self, step: Step, pid: int, until: float) -> StepEntry | WaitOutcome:
         while True:
             load = self._load(step)
             outcome = await self._watch(load.done, until, pid)
-            if outcome is not Outcome.READY:
+            if outcome is not WaitOutcome.READY:
                 return outcome
             if load.error is None:
                 entry = self._reader.entry_if_loaded(step)
                 if entry is not None:
                     return entry
                 if not self._tree.readable(step):
-                    return Outcome.NEVER
+                    return WaitOutcome.NEVER
             elif isinstance(load.error, ReclaimedError) or (
                 isinstance(load.error, AbsentError) and not self._tree.readable(step)
             ):
-                return Outcome.NEVER
+                return WaitOutcome.NEVER
             elif not isinstance(load.error, StoreUnreachableError):
                 raise type(load.error)(*load.error.args)  # a fresh one: its traceback is this caller's
             outcome = await self._watch(trio.Event(), min(until, trio.current_time() + _RETRY_S), pid)
-            if outcome is Outcome.INTERRUPTED or trio.current_time() >= until:
+            if outcome is WaitOutcome.INTERRUPTED or trio.current_time() >= until:
                 return outcome
 
     @contextmanager
@@ -144,17 +144,17 @@ class Waits:
         finally:
             self.seconds[what].observe(trio.current_time() - began)
 
-    async def _watch(self, event: trio.Event, until: float, pid: int) -> Outcome:
+    async def _watch(self, event: trio.Event, until: float, pid: int) -> WaitOutcome:
         """READY when the event is set, EXPIRED at `until`, INTERRUPTED when the caller has a signal."""
         while not event.is_set():
             now = trio.current_time()
             if now >= until:
-                return Outcome.EXPIRED
+                return WaitOutcome.EXPIRED
             if self._has_signal(pid):
-                return Outcome.INTERRUPTED
+                return WaitOutcome.INTERRUPTED
             with trio.move_on_after(min(SIGNAL_POLL_S, until - now)):
                 await event.wait()
-        return Outcome.READY
+        return WaitOutcome.READY
 
     def _enter(self, step: Step) -> _Deadline:
         now = trio.current_time()

@@ -82,7 +82,7 @@ class Watchdog:
         unanswered: Callable[[], int | None],
         busy: Callable[[], bool],
         status: Callable[[], str],
-        last_resort: Callable[[], object],
+        on_stuck: Callable[[], object],
         timing: Timing,
     ) -> None:
         """`directory`: None if the mount cannot be seen from here, so that the loop's turning must do as proof.
@@ -97,7 +97,7 @@ class Watchdog:
         self._unanswered = unanswered
         self._busy = busy
         self._status = status
-        self._last_resort = last_resort
+        self._on_stuck = on_stuck
         self._timing = timing
         self._turns = 0  # written by the loop, read by the watching thread
         self._proofs = 0
@@ -186,7 +186,7 @@ class Watchdog:
                     write_aside(thread_stacks())
             self._shown = stuck
             if max(silent_s) >= self._timing.abort_s:
-                self._last_resort()
+                self._on_stuck()
                 return
 
 

@@ -73,7 +73,7 @@ class Node:
                     await self._count()
                 interval_s = self._mount.fleet.beat_s()
                 next_at = trio.current_time() + interval_s
-                await self._speak(interval_s)
+                await self._publish(interval_s)
                 if beat == 0:
                     await trio.sleep(_SECOND_COUNT_S)
                     await self._count()
@@ -82,7 +82,7 @@ class Node:
                 await trio.sleep_until(next_at)
         finally:
             with trio.move_on_after(_REMOVE_S, shield=True) as scope:
-                await self._fall_silent()
+                await self._withdraw()
             if scope.cancelled_caught:
                 _log.info("the store is away: this mount's record in the fleet view will look stale")
 
@@ -97,7 +97,7 @@ class Node:
         except StepfsError as error:  # the follower reports a store that is away
             _log.debug("cannot count the mounts of this lake: %s", error)
 
-    async def _speak(self, interval_s: float) -> None:
+    async def _publish(self, interval_s: float) -> None:
         try:
             await write_node(self._mount.store, self._identity, self.record(interval_s))
         except StepfsError as error:
@@ -107,7 +107,7 @@ class Node:
         else:
             self._troubled = False
 
-    async def _fall_silent(self) -> None:
+    async def _withdraw(self) -> None:
         try:
             await remove_node(self._mount.store, self._identity, self.record())
         except StepfsError as error:

@@ -17,7 +17,7 @@ from stepfs.format.ids import JSON_SCHEMA
 from stepfs.mount import documents
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.files import FileTable
-from stepfs.mount.fuse.lookup_counts import KnownSteps
+from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.waits import Waits
 from stepfs.mount.host.procfs import process_start
@@ -46,7 +46,7 @@ class Reported(Protocol):
     store: Store
     machine: Machine
     meter: Meter
-    known: KnownSteps
+    known: LookupCounts
     files: FileTable
     ranks: RankMap
     tree: Tree

@@ -26,7 +26,7 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError
-from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
 from stepfs.store.local.files import collect_stale, file_system_time_s, fill, links, sync_directory, write_all
 from stepfs.store.local.listing import list_keys
 from stepfs.store.names import check_key, check_prefix
@@ -59,7 +59,7 @@ class LocalStore:
         return body
 
     async def read_into(
-        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         self.counts.note("get", key)
         got = await trio.to_thread.run_sync(
@@ -111,7 +111,7 @@ class LocalStore:
             finally:
                 os.close(handle)
 
-    def _read_into(self, key: str, offset: int, buffer: memoryview, landed: Landed) -> int | None:
+    def _read_into(self, key: str, offset: int, buffer: memoryview, landed: Progress) -> int | None:
         with self._explained(f"read {key}"):
             handle = self._open(key)
             if handle is None:

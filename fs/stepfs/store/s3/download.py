@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, RefusedError
-from stepfs.store.api import Landed
+from stepfs.store.api import Progress
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -37,7 +37,7 @@ class Answered:
 class Landing:
     """The caller's buffer, and how much of it is filled."""
 
-    def __init__(self, buffer: memoryview, landed: Landed, hear: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, buffer: memoryview, landed: Progress, hear: Callable[[], None] = lambda: None) -> None:
         self._buffer = buffer.cast("B")
         self._hear = hear
         self._landed = landed

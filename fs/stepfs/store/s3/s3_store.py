@@ -18,7 +18,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Entry, Landed, Put, unheard
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.s3.bucket import delete_batch, is_versioned
 from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
@@ -113,7 +113,7 @@ class S3Store:
         raise AssertionError
 
     async def read_into(
-        self, key: str, offset: int, buffer: memoryview, landed: Landed = unheard
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
         landing = Landing(buffer, landed, self._hear)
