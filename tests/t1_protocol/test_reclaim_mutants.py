@@ -38,7 +38,7 @@ from stepfs.lake.reclaim import sweep as sweep_room
 from stepfs.lake.reclaim.groups import GroupWatch
 from stepfs.lake.reclaim.plan import GroupEvidence, Target
 from stepfs.lake.reclaim.report import Tally
-from stepfs.lake.sequence import Mine, Outcome
+from stepfs.lake.sequence import Mine, SlotOutcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -81,7 +81,7 @@ def group_looks_once(patch: pytest.MonkeyPatch) -> None:
 def on_record_is_enough(patch: pytest.MonkeyPatch) -> None:
     """What the group's newest record holds already counts as seen by every reclaimer."""
 
-    async def nothing(floor: Floor, clock: Clock) -> Outcome:
+    async def nothing(floor: Floor, clock: Clock) -> SlotOutcome:
         del floor, clock
         return Mine()
 
@@ -92,7 +92,7 @@ def any_slot(patch: pytest.MonkeyPatch) -> None:
     """The advance goes into whatever slot is free, not directly after its own closing record."""
     take = Floor.append
 
-    async def anywhere(floor: Floor, record: FloorRecord) -> Outcome:
+    async def anywhere(floor: Floor, record: FloorRecord) -> SlotOutcome:
         await floor.refresh()
         return await take(floor, record)
 

@@ -96,7 +96,7 @@ async def test_nothing_is_left_behind_by_any_outcome(store):
 KILLED = """
 import os, signal, sys, trio
 from pathlib import Path
-from stepfs.store import local
+from stepfs.store.local import local_store
 from stepfs.store.local.local_store import LocalStore
 def die(*_args, **_kwargs): os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "link":
@@ -104,7 +104,7 @@ if sys.argv[2] == "link":
 elif sys.argv[2] == "replace":
     Path.replace = die
 else:
-    local.sync_directory = die
+    local_store.sync_directory = die
 trio.run(LocalStore(Path(sys.argv[1])).create if sys.argv[2] != "replace" else
          lambda key, body: LocalStore(Path(sys.argv[1])).put(key, [body]), "log", b"x" * 100_000)
 """

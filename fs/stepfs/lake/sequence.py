@@ -87,8 +87,11 @@ async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
             return
         if outcome != Lost(taken=False):
             break
-    why = outcome.why if isinstance(outcome, Unknown) else ""
-    raise StoreUnreachableError(f"{store.url}: the store does not say that {key} was written{why}; {advice}")
+    if isinstance(outcome, Unknown):
+        raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; {advice}")
+    raise StoreUnreachableError(
+        f"{store.url}: the store calls {key} taken and does not show what was written; {advice}"
+    )
 
 
 async def last_number(store: Store, prefix: str) -> int | None:
