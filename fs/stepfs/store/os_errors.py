@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -37,3 +39,12 @@ def explain(error: OSError, root: Path, doing: str) -> StepfsError:
     if error.errno == errno.ENAMETOOLONG:
         return UsageError(f"{what}; use a shorter directory")
     return StoreUnreachableError(f"{what} (errno {error.errno}); check the file system and retry")
+
+
+@contextmanager
+def explained(root: Path, doing: str) -> Iterator[None]:
+    """What is raised inside as an `OSError` leaves as the error that `explain` makes of it."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, root, doing) from error

@@ -18,8 +18,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -30,7 +30,7 @@ from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progre
 from stepfs.store.local.files import collect_stale, file_system_time_s, fill, links, sync_directory, write_all
 from stepfs.store.local.listing import list_keys
 from stepfs.store.names import check_key, check_prefix
-from stepfs.store.os_errors import explain
+from stepfs.store.os_errors import explained
 
 THREADS_MAX: Final = 16
 _TEMPORARY: Final = ".stepfs-tmp"
@@ -97,7 +97,7 @@ class LocalStore:
         """Nothing is held between calls."""
 
     def _get(self, key: str, bytes_max: int) -> bytes | None:
-        with self._explained(f"read {key}"):
+        with explained(self.root, f"read {key}"):
             self._sync_again(self.root / key)
             handle = self._open(key)
             if handle is None:
@@ -112,7 +112,7 @@ class LocalStore:
                 os.close(handle)
 
     def _read_into(self, key: str, offset: int, buffer: memoryview, landed: Progress) -> int | None:
-        with self._explained(f"read {key}"):
+        with explained(self.root, f"read {key}"):
             handle = self._open(key)
             if handle is None:
                 return None
@@ -152,7 +152,7 @@ class LocalStore:
 
     def _create(self, key: str, body: bytes) -> Put:
         target = self.root / key
-        with self._explained(f"create {key}"):
+        with explained(self.root, f"create {key}"):
             if os.path.lexists(target):
                 return Put.EXISTS
             temporary = self._write_temporary([body])
@@ -198,7 +198,7 @@ class LocalStore:
 
     def _put(self, key: str, parts: Sequence[Buffer]) -> None:
         target = self.root / key
-        with self._explained(f"write {key}"):
+        with explained(self.root, f"write {key}"):
             temporary = self._write_temporary(parts)
             try:
                 for _ in range(_RACES_MAX):
@@ -215,7 +215,7 @@ class LocalStore:
         raise RefusedError(f"cannot write {key}: its directory or temporary file keeps vanishing")
 
     def _list(self, prefix: str, after: str, limit: int | None, ages: bool) -> Listing:
-        with self._explained(f"list {prefix or 'the lake'}"):
+        with explained(self.root, f"list {prefix or 'the lake'}"):
             now_s = file_system_time_s(self.root / _TEMPORARY) if ages else None
             found = list_keys(self.root, prefix, after, limit, now_s=now_s)
             if not found:
@@ -225,7 +225,7 @@ class LocalStore:
     def _delete(self, keys: Sequence[str]) -> None:
         directories: set[PurePosixPath] = set()
         for key in keys:
-            with self._explained(f"delete {key}"):
+            with explained(self.root, f"delete {key}"):
                 try:
                     (self.root / key).unlink()
                 except (FileNotFoundError, NotADirectoryError):
@@ -294,10 +294,3 @@ class LocalStore:
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
-
-    @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise explain(error, self.root, doing) from error
