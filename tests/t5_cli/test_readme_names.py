@@ -40,6 +40,17 @@ def test_resuming_is_shown_whole_in_few_lines():
     assert len([line for line in block.splitlines()[1:] if line.strip() and "import" not in line]) <= 20
 
 
+def test_measured_figures_stand_beside_others_with_target_and_machine():
+    section = README[README.index("## Measured") : README.index("## Install")]
+    header, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
+    for peer in ("rclone", "JuiceFS", "boto3", "ext4", "target"):
+        assert peer in header
+    assert len(rows) >= 10
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert all(len(row) == header.count("|") - 1 and row[0] and row[1] and row[-1] for row in cells)
+    assert all(word in section for word in ("2 cores", "GHz", "Linux", "load", "scripts/bench_read"))
+
+
 def test_how_a_group_ends_is_said_where_groups_are():
     section = README[README.index("* `--group` names the run") :]
     assert "--retire" in section[:400]
