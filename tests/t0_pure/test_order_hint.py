@@ -110,7 +110,7 @@ def shuffled(count=1000, *, epoch=0, at=0):
 
 def planned(streams, *, window=4, now=0.0, first=0, frontier=ALL, told=()):
     plan = streams.plan(
-        told=frozenset(told),
+        hinted=frozenset(told),
         window_of=lambda _: window,
         first=Step(first),
         frontier=Step(frontier),

@@ -13,11 +13,11 @@ from stepfs.data.prefetch.window import HORIZON_S, StepRate, plan_ahead, plan_st
 from stepfs.format.ids import SliceIndex, Step
 
 
-def plan(position, *, window=8, first=0, frontier=10_000, told=(), fixed=True):
+def plan(position, *, window=8, first=0, frontier=10_000, hinted=(), fixed=True):
     return plan_ahead(
         position.runs(),
         position.opened,
-        told=frozenset(told),
+        hinted=frozenset(hinted),
         window=window,
         first=Step(first),
         frontier=Step(frontier),
@@ -100,11 +100,11 @@ def test_a_second_pass_is_fetched_ahead_too():
 
 
 def test_told_slices_come_before_anything_is_opened():
-    told = frozenset(indices(4, 5))
-    assert plan_start(told, window=2, first=Step(7), frontier=Step(100)) == [(7, (4, 5)), (8, (4, 5))]
-    assert plan_start(told, window=4, first=Step(7), frontier=Step(7)) == [(7, (4, 5))]
+    hinted = frozenset(indices(4, 5))
+    assert plan_start(hinted, window=2, first=Step(7), frontier=Step(100)) == [(7, (4, 5)), (8, (4, 5))]
+    assert plan_start(hinted, window=4, first=Step(7), frontier=Step(7)) == [(7, (4, 5))]
     assert plan_start(frozenset(), window=4, first=Step(0), frontier=Step(7)) == []
-    assert plan(after((0, 4)), window=1, told=told) == [(0, (5,)), (1, (4, 5))]
+    assert plan(after((0, 4)), window=1, hinted=hinted) == [(0, (5,)), (1, (4, 5))]
 
 
 def test_the_window_follows_pace_latency_and_budget():

@@ -102,7 +102,7 @@ async def test_told_slices_are_there_before_the_first_open(nursery, autojump_clo
     world = World()
     for _ in range(10):
         world.add_step([64 * KIB] * 8)
-    node = Node(world, told=indices(2, 3), start=Step(4), window=3)
+    node = Node(world, hinted=indices(2, 3), start=Step(4), window=3)
     await nursery.start(node.run)
     await quiet()
     assert [node.slices.holds(Step(step), SliceIndex(2)) for step in range(8)] == [False] * 4 + [True] * 3 + [

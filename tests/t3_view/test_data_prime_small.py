@@ -91,14 +91,14 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
             await trio.sleep(0.005)
     await trio.testing.wait_all_tasks_blocked(0.05)
     looks = 0
-    wished = slices.wished
+    prefetch_requests = slices.prefetch_requests
 
     def counted():
         nonlocal looks
         looks += 1
-        return wished()
+        return prefetch_requests()
 
-    monkeypatch.setattr(slices, "wished", counted)
+    monkeypatch.setattr(slices, "prefetch_requests", counted)
     for entry in entries:
         for index in range(32):
             slices.open(entry, SliceIndex(index)).close()

@@ -37,9 +37,9 @@ def test_resident_after_writing_and_gone_after_dropping(file):
 
 
 def test_mincore_agrees_where_cachestat_is_missing(file, monkeypatch):
-    told = residency.resident_bytes(file, SIZE)
+    hinted = residency.resident_bytes(file, SIZE)
     monkeypatch.setattr(residency, "_SYS_CACHESTAT", 100_000)
-    assert residency.resident_bytes(file, SIZE) == told
+    assert residency.resident_bytes(file, SIZE) == hinted
 
 
 def test_an_empty_file_is_whole(tmp_path, monkeypatch):

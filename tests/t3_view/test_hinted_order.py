@@ -82,7 +82,7 @@ async def test_a_wrong_hint_costs_a_window_and_no_bytes_differ(nursery, autojump
 
 
 async def test_prefetch_0_ignores_hints(nursery, autojump_clock):
-    node = Node(lake(400, 2), window=0, told=indices(0))
+    node = Node(lake(400, 2), window=0, hinted=indices(0))
     await nursery.start(node.run)
     node.prefetcher.accept(ShuffleHint(shuffled(400), 0))
     await quiet()
@@ -100,7 +100,7 @@ async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_
 
     monkeypatch.setattr(world, "entry_if_loaded", lambda step: world.entries[step] if step < 200 else None)
     monkeypatch.setattr(world, "lone_entry", lone_entry)
-    node = Node(world, window=20, told=indices(0))
+    node = Node(world, window=20, hinted=indices(0))
     await nursery.start(node.run)
     order = shuffled(400)
     node.prefetcher.accept(ShuffleHint(order, 0))

@@ -47,8 +47,8 @@ async def test_the_kernel_is_told_the_size_of_what_it_believed_to_be_empty(autoj
 
 async def test_what_is_stored_is_the_true_byte():
     """Somebody else may have read that page already: another byte would be served from then on."""
-    told = []
-    sizes = PendingSizes(lambda inode, offset, data: told.append((inode, offset, bytes(data))))
+    hinted = []
+    sizes = PendingSizes(lambda inode, offset, data: hinted.append((inode, offset, bytes(data))))
 
     async def last_byte():
         return memoryview(b"x")
@@ -56,7 +56,7 @@ async def test_what_is_stored_is_the_true_byte():
     for inode, size in ((1, 1), (2, 4096), (3, 0), (4, 2)):
         sizes.note(inode)
         await sizes.settle(inode, size, last_byte)
-    assert told == [(1, 0, b"x"), (2, 4095, b"x"), (4, 1, b"x")]
+    assert hinted == [(1, 0, b"x"), (2, 4095, b"x"), (4, 1, b"x")]
 
 
 async def test_a_slice_that_cannot_be_read_is_opened_all_the_same():

@@ -166,7 +166,7 @@ def test_random_steps_are_hardly_ever_taken_for_order(steps):
             frontier = Step(steps - 1)
             runs = ordered_runs(position.runs(), position.order, first=Step(0), frontier=frontier)
             ahead = plan_ahead(
-                runs, position.opened, told=frozenset(), window=64, first=Step(0), frontier=frontier
+                runs, position.opened, hinted=frozenset(), window=64, first=Step(0), frontier=frontier
             )
             fetched |= {step for step, _ in ahead}
         wasted += len(fetched - set(order))

@@ -29,7 +29,7 @@ class BlockLoader:
     def __init__(
         self,
         cache: Cache,
-        agenda: FetchQueue,
+        queue: FetchQueue,
         sources: Sequence[Source],
         *,
         concurrency: ConcurrencyLimit,
@@ -38,7 +38,7 @@ class BlockLoader:
         """`concurrency` limits the loads under way. `loaded` is called for each block that became READY."""
         self.planned = trio.Event()  # set and replaced after each look at the queue
         self._cache = cache
-        self._queue = agenda
+        self._queue = queue
         self._sources = sources
         self._concurrency = concurrency
         self._loaded = loaded

@@ -1,7 +1,7 @@
-"""What to fetch next: demands of open files, then wishes, planned as late as possible so that neighbours join.
+"""What to fetch next: demands of open files, then prefetch requests, planned as late as possible so that neighbours join.
 
-Without I/O and without waiting. Demands of one turn of the loop are planned together, with the wishes for the same
-step; wishes one step at a time, whenever the queue is empty. A wish that was opened since it was made is a demand
+Without I/O and without waiting. Demands of one turn of the loop are planned together, with the prefetch requests for
+the same step; prefetch requests one step at a time, whenever the queue is empty. A request opened since it was made is a demand
 that may be served and gone by now, so it is void; one that failed lately rests, or a missing object would be asked
 for in a loop.
 """
@@ -38,8 +38,8 @@ class FetchQueue:
         self._on_disk = on_disk
         self._demands: dict[Step, tuple[StepEntry, set[SliceIndex]]] = {}
         self.prefetch_requests: list[PrefetchRequest] = []
-        self._planned = 0  # wishes before it were planned
-        self._opened_since: set[Key] = set()  # opened since the wishes were made
+        self._planned = 0  # requests before it were planned
+        self._opened_since: set[Key] = set()  # since the requests were made
         self._rest: dict[Key, float] = {}
         self._queue: list[Block] = []
 
@@ -59,7 +59,7 @@ class FetchQueue:
                 self._cache.drop(block)
 
     def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> None:
-        """Replace the wishes, nearest first; what was queued for former ones is dropped."""
+        """Replace the prefetch requests, nearest first; what was queued for former ones is dropped."""
         self.prefetch_requests = list(prefetch_requests)
         self._planned = 0
         self._opened_since.clear()
@@ -73,7 +73,7 @@ class FetchQueue:
                 self._cache.drop(block)
 
     def replan(self) -> None:
-        """Something that was at hand, or thought to be, is gone: look at all wishes again."""
+        """Something that was at hand, or thought to be, is gone: look at all requests again."""
         self._planned = 0
 
     def forget_below(self, step: Step) -> None:
@@ -110,7 +110,7 @@ class FetchQueue:
         self._queue += self._cache.plan(entry, fetched)
 
     def _outstanding(self, request: PrefetchRequest) -> list[SliceIndex]:
-        """What of a wish is neither granted by now, nor resting, nor where readers find it without us."""
+        """What of a request is neither opened since, nor resting after a failure, nor in the page cache."""
         entry, requested = request
         step, opened_since, primed = entry.step, self._opened_since, self._primed()
         outstanding = [

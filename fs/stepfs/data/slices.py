@@ -157,12 +157,12 @@ class Slices:
         self._make_idle()
         self.changed()
 
-    def wished(self) -> Sequence[PrefetchRequest]:
-        """The wishes that stand, nearest first."""
+    def prefetch_requests(self) -> Sequence[PrefetchRequest]:
+        """The prefetch requests, nearest first."""
         return self._queue.prefetch_requests
 
     def again(self) -> None:
-        """What was thought to be in the page cache is not: plan the wishes afresh."""
+        """What was thought to be in the page cache is not: plan the prefetch requests afresh."""
         self._queue.replan()
         self._loader.notify()
 

@@ -86,7 +86,7 @@ class Assembly:
             self.slices,
             _CommittedSteps(self.tree, reader),
             window=options.prefetch_steps,
-            told=hinted_slices(options, self.ranks),
+            hinted=hinted_slices(options, self.ranks),
             start=None if options.steps is None else Step(options.steps.start),
         )
         self.slices.on_reading = self.prefetcher.note_open
@@ -214,9 +214,9 @@ def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
 
 def hinted_slices(options: MountOptions, ranks: RankMap) -> tuple[SliceIndex, ...]:
     """The slices that `--ranks` names."""
-    told = options.ranks or ()
-    if told and told[-1] >= ranks.world:
+    hinted = options.ranks or ()
+    if hinted and hinted[-1] >= ranks.world:
         raise UsageError(
-            f"--ranks names rank {told[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})"
+            f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})"
         )
-    return tuple(sorted({ranks.slice_of(rank) for rank in told}))
+    return tuple(sorted({ranks.slice_of(rank) for rank in hinted}))

@@ -74,7 +74,7 @@ class DiskCache:
             if consumed and key in self._files:
                 self._consumed[key] = None
 
-    def make_room(self, key: Key, size: int, relied: Callable[[Key], bool]) -> list[str] | None:
+    def make_room(self, key: Key, size: int, is_last_copy: Callable[[Key], bool]) -> list[str] | None:
         """Names to remove so that a slice fits; None if it may not displace what is here.
 
         Consumed files go first, then those the readers passed over, then the farthest ahead; never one that is nearer,
@@ -82,7 +82,7 @@ class DiskCache:
         """
         names: list[str] = []
         while self.used + size > self.limit:
-            victim = self._victim(key[0], relied)
+            victim = self._victim(key[0], is_last_copy)
             if victim is None:
                 return None
             names.append(self.forget(victim))
@@ -182,7 +182,7 @@ class DiskCache:
     def _unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._directory)
 
-    def _victim(self, step: Step, relied: Callable[[Key], bool]) -> Key | None:
+    def _victim(self, step: Step, is_last_copy: Callable[[Key], bool]) -> Key | None:
         passed = (key for key in self._files if key[0] < self.low)
         for key in itertools.chain(self._consumed, passed):
             if key not in self._pins:
@@ -190,7 +190,7 @@ class DiskCache:
         for key in sorted(self._files, reverse=True):
             if key[0] <= step:
                 return None
-            if key not in self._pins and not relied(key):
+            if key not in self._pins and not is_last_copy(key):
                 return key
         return None
 

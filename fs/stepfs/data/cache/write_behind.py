@@ -32,13 +32,13 @@ class WriteBehind:
         disk: DiskCache | None,
         counts: DataCounts,
         changed: Callable[[HeldSlice], None],
-        relied: Callable[[Key], bool],
+        is_last_copy: Callable[[Key], bool],
     ) -> None:
-        """`changed` is told of every slice that became loadable from disk; `relied` tells last copies."""
+        """`changed` is told of every slice that became loadable from disk; `is_last_copy` spares what only the disk has."""
         self.disk = disk
         self._counts = counts
         self._changed = changed
-        self._relied = relied
+        self._is_last_copy = is_last_copy
         self._queue: deque[HeldSlice] = deque(maxlen=_QUEUE_MAX)
         self._doomed: list[str] = []
         self._wake = trio.Event()
@@ -115,7 +115,7 @@ class WriteBehind:
         key, ref = held.key, held.ref
         if trio.current_time() < self._rest_until or held.consumed or not held.ready or disk.holds(key, ref):
             return
-        names = disk.make_room(key, ref.length, self._relied)
+        names = disk.make_room(key, ref.length, self._is_last_copy)
         if names is None:
             return
         self._queue_removal(names)

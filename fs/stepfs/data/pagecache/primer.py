@@ -52,8 +52,8 @@ class Primer:
         self._order = PageOrder()  # what is dropped when room is needed
         self._evicted: set[Key] = set()  # were primed before
         self._refused: set[Key] = set()  # could not be primed: not shown here, or the kernel would not
-        self._todo: deque[HeldSlice] = deque()  # ready and wished, nearest first, as of the last look
-        self._stale = True  # the wishes, or what is ready, may differ from then
+        self._todo: deque[HeldSlice] = deque()  # ready and requested, nearest first, as of the last look
+        self._stale = True  # the requests, or what is ready, may differ from then
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
         self._threads = MountThreads()
@@ -80,7 +80,7 @@ class Primer:
         return self._primed.keys()
 
     def changed(self) -> None:
-        """A slice became ready, readers moved, or memory is short: all wishes are looked at again."""
+        """A slice became ready, readers moved, or memory is short: all requests are looked at again."""
         self._stale = True
         self._wake.set()
 
@@ -92,7 +92,7 @@ class Primer:
     def closed(self, key: Key, *, awaited: bool = False) -> None:
         """A file was closed: its pages may go when room is needed.
 
-        Thousands of small files are closed per second: this looks at nothing that costs more the more is wished.
+        Thousands of small files are closed per second: the cost must not grow with the number of prefetch requests.
         """
         primed = self._primed.get(key)
         if primed is not None:
@@ -142,7 +142,7 @@ class Primer:
 
         Looking costs an open; of many small files a few are asked, and all of them once one is not whole.
         """
-        for entry, indices in self._slices.wished()[:1]:
+        for entry, indices in self._slices.prefetch_requests()[:1]:
             for index in self._to_look_at(entry.step, indices):
                 primed = self._primed.get((entry.step, index))
                 if primed is not None and not primed.checked:
@@ -190,7 +190,7 @@ class Primer:
         return bool(batch)
 
     def _candidates(self) -> Iterator[HeldSlice]:
-        for entry, indices in self._slices.wished():
+        for entry, indices in self._slices.prefetch_requests():
             for index in indices:
                 key = entry.step, index
                 if key in self._primed or key in self._refused:

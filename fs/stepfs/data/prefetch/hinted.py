@@ -126,7 +126,7 @@ class HintedStreams:
     def plan(
         self,
         *,
-        told: frozenset[SliceIndex],
+        hinted: frozenset[SliceIndex],
         window_of: Callable[[int], int],
         first: Step,
         frontier: Step,
@@ -135,7 +135,7 @@ class HintedStreams:
         """Announced steps of [first, frontier] that will be opened next, nearest first. `window_of` says how many
         steps ahead for so many slices a step."""
         live = [s for s in self._streams if not s.ended and now - s.touched_at < EXPIRES_S]
-        slices = {id(stream): told or stream.slices() or self._usual for stream in live}
+        slices = {id(stream): hinted or stream.slices() or self._usual for stream in live}
         wanted = sum(map(len, slices.values()))
         if not wanted:
             return []

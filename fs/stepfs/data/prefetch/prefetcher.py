@@ -1,4 +1,4 @@
-"""Fetch ahead what this node will open next: which slices is learned from opens, or told by `--ranks`.
+"""Fetch ahead what this node will open next: which slices is learned from opens, or given by `--ranks`.
 
 Thin: `position` knows where the readers are, `ahead` decides, `slices` fetches. A task of its own, because the index
 segment of a step may have to be read first.
@@ -49,7 +49,7 @@ class Steps(Protocol):
 
 
 class Prefetcher:
-    """Turns opens into wishes."""
+    """Turns opens into prefetch requests."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Prefetcher:
         steps: Steps,
         *,
         window: int | None = None,
-        told: Collection[SliceIndex] = (),
+        hinted: Collection[SliceIndex] = (),
         start: Step | None = None,
     ) -> None:
-        """`window`: steps ahead, fixed (0: none); None adapts. `told`: slices this node reads (`--ranks`). `start`:
+        """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
         where reading will begin, fetched before the first open; default the first live step."""
         self.window = WINDOW_MIN if window is None else window  # in use now
         self.position = AccessHistory()
@@ -69,10 +69,10 @@ class Prefetcher:
         self._slices = slices
         self._steps = steps
         self._fixed = window is not None
-        self._told = frozenset(told)
+        self._hinted = frozenset(hinted)
         self._start = start
         self._alone: set[Step] = set()  # announced ones in the newest plan
-        self._learned = set(self._told)
+        self._learned = set(self._hinted)
         self._learned_at = float("-inf")
         self._rest: dict[int, float] = {}  # segments that are damaged → when to look at them again
         self._wake = trio.Event()
@@ -126,9 +126,9 @@ class Prefetcher:
             return []
         opened = self.position.runs()
         runs = ordered_runs(opened, self.position.order, first=first, frontier=frontier)
-        learned = sum(len(self._told or run.indices) for run in runs)
+        learned = sum(len(self._hinted or run.indices) for run in runs)
         hinted = self.hints.plan(
-            told=self._told,
+            hinted=self._hinted,
             window_of=lambda announced: self._affordable(learned + announced),
             first=first,
             frontier=frontier,
@@ -137,13 +137,13 @@ class Prefetcher:
         self._alone = {step for step, _ in hinted}
         if not opened and not hinted:
             start = first if self._start is None else max(first, self._start)
-            return plan_start(self._told, window=self.window, first=start, frontier=frontier)
+            return plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
         if not hinted:
             self._affordable(learned)
         plan = plan_ahead(
             runs,
             self.position.opened,
-            told=self._told,
+            hinted=self._hinted,
             window=self.window,
             first=first,
             frontier=frontier,

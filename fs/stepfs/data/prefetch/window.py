@@ -57,7 +57,7 @@ def plan_ahead(
     runs: Sequence[AccessRun],
     opened: Opened,
     *,
-    told: frozenset[SliceIndex],
+    hinted: frozenset[SliceIndex],
     window: int,
     first: Step,
     frontier: Step,
@@ -73,7 +73,7 @@ def plan_ahead(
         ahead = window if fixed else min(window, 1 << min(len(run.steps), 12))
         for number in range(run.low, run.high + ahead * run.stride + 1, run.stride):
             step = Step(number)
-            missing = (told or run.indices).difference(opened(step))
+            missing = (hinted or run.indices).difference(opened(step))
             if missing and first <= step <= frontier:
                 distance = max(0, (step - run.high) // run.stride)
                 distances[step] = min(distance, distances.get(step, distance))
@@ -82,12 +82,12 @@ def plan_ahead(
     return _cut([(step, tuple(sorted(wanted[step]))) for step in order])
 
 
-def plan_start(told: frozenset[SliceIndex], *, window: int, first: Step, frontier: Step) -> Plan:
-    """Before the first open, when the slices are told: the steps where reading will begin."""
-    if not told:
+def plan_start(hinted: frozenset[SliceIndex], *, window: int, first: Step, frontier: Step) -> Plan:
+    """Before the first open, when the slices are known: the steps where reading will begin."""
+    if not hinted:
         return []
     stop = min(first + window, frontier + 1)
-    return _cut([(Step(step), tuple(sorted(told))) for step in range(first, stop)])
+    return _cut([(Step(step), tuple(sorted(hinted))) for step in range(first, stop)])
 
 
 def _cut(plan: Plan) -> Plan:
