@@ -6,7 +6,7 @@ for events, looks for instruments and makes three objects to deliver one `None`.
 moves and the same task goes on. Every decision with a random part is made as trio makes it under its switch for
 Hypothesis, so a seed's interleaving is the one that trio's own loop gives it (`test_virtual_loop.py` compares them).
 
-Left out: instruments, guest mode and `wait_all_tasks_blocked`. Threads and files are served when nothing else is due.
+Left out: instruments and guest mode. Threads and files are served when nothing else is due.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class _Passes:
         runner, ready, shuffle = self.runner, self.runner.runq, _trio._r.shuffle
         while runner.tasks:
             idle = not ready
+            if idle and self.wake_watchers():
+                continue
             if idle and not self.pauses and self.deadline() == math.inf:
                 runner.io_manager.process_events((yield _WAIT_S_MAX))
             elif self.is_called():
@@ -136,6 +138,17 @@ class _Passes:
                 task = batch.pop()
                 _trio.GLOBAL_RUN_CONTEXT.task = task
                 self.step(task, alone=not batch)
+
+    def wake_watchers(self) -> bool:
+        """Wake those of `wait_all_tasks_blocked`: they come before the clock jumps."""
+        watchers = self.runner.waiting_for_idle
+        if not watchers or self.is_called():
+            return False
+        cushion = watchers.keys()[0][0]
+        while watchers and watchers.keys()[0][0] == cushion:
+            _, task = watchers.popitem(0)
+            self.runner.reschedule(task)
+        return True
 
     def is_called(self) -> bool:
         """By another thread, or by a signal."""
