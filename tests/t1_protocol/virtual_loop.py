@@ -214,6 +214,7 @@ class _Passes:
         if (
             alone
             and not runner.runq
+            and not runner.waiting_for_idle
             and (not pauses or pauses[0][0] > until)
             and self.deadline() > until
             and not task._cancel_status.effectively_cancelled
