@@ -26,6 +26,7 @@ KNOWN: Final = frozenset(
         "CHECKPOINT",
         "CHECKPOINT_DIR",
         "CHECK_PAYLOAD",
+        "CONNECTIONS",
         "CONTENT",
         "DEBUG",
         "DIR",
