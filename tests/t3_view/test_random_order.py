@@ -58,7 +58,7 @@ async def test_random_order_fetches_what_is_read(nursery, autojump_clock, steps,
     nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("options", [{"told": indices(0, 1, 2, 3)}, {"window": 8}])
+@pytest.mark.parametrize("options", [{"hinted": indices(0, 1, 2, 3)}, {"window": 8}])
 async def test_options_for_readers_in_order_cost_little_in_random_order(nursery, autojump_clock, options):
     world = lake(3000, 4)
     node = Node(world, **options)
