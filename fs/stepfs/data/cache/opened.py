@@ -30,9 +30,7 @@ class OpenSlices:
 
     def __init__(self) -> None:
         self.idle: dict[Key, HeldSlice] = {}
-        self._recent: OrderedDict[HeldSlice, None] = (
-            OrderedDict()
-        )  # least recently opened or found reading first
+        self._recent: OrderedDict[HeldSlice, None] = OrderedDict()  # least recently opened or reading first
         self._steps: Counter[Step] = Counter()  # of `_recent`
         self._bytes = 0  # of `_recent`
         self._newest = Step(0)  # its ranks open it one after another, before they read

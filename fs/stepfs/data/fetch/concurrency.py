@@ -26,9 +26,7 @@ CONNECTIONS_MAX: Final = 64  # unless the user says otherwise
 CONNECTIONS_LIMIT: Final = 128  # what the user may say: each is a thread
 _CONNECTIONS_MIN: Final = 4
 _SAMPLES_MIN: Final = 8
-_LOADED: Final = (
-    0.7  # share of the limit that must be under way at some time during a GET: else it tells nothing
-)
+_LOADED: Final = 0.7  # share of the limit that must be under way during a GET: else it tells nothing
 _UP_FIRST: Final = 2.0
 _UP: Final = 1.5
 _DOWN: Final = 0.75

@@ -51,9 +51,7 @@ class LoneEntries:
         self._entries: OrderedDict[Step, StepEntry] = OrderedDict()
         self._recent: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._asked: Counter[SegmentIndex] = Counter()
-        self._unusable: set[SegmentIndex] = (
-            set()
-        )  # no such object (an older stepfs wrote the segment), or damaged
+        self._unusable: set[SegmentIndex] = set()  # no such object (an older writer), or damaged
         self._history = 0  # how often everything was forgotten
 
     def get(self, step: Step) -> StepEntry | None:

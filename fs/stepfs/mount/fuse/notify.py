@@ -25,6 +25,12 @@ from stepfs.view.naming import rank_name, step_name
 from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Tree
 
+_log = logging.getLogger("stepfs.mount")
+
+_BATCH: Final = 512  # names withdrawn at a time
+
+Invalidate = Callable[[int, bytes], None]
+
 
 class KernelPageCache:
     """Implements `stepfs.data.pagecache.primer.PageCache`."""
@@ -42,13 +48,6 @@ class KernelPageCache:
     def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
         """Put verified bytes where a reader's first read finds them; OSError if the kernel does not want them."""
         pyfuse3.notify_store(inode, offset, data)  # type: ignore[arg-type]  # any contiguous buffer
-
-
-_log = logging.getLogger("stepfs.mount")
-
-_BATCH: Final = 512
-
-Invalidate = Callable[[int, bytes], None]
 
 
 class Withdrawal:
