@@ -9,6 +9,7 @@ from data_doubles import World
 from data_pages import Pages
 
 from stepfs.data.cache.disk import DiskCache
+from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.pagecache import primer as prime_module
 from stepfs.data.pagecache.primer import Primer
 from stepfs.data.prefetch.prefetcher import Prefetcher
@@ -254,3 +255,24 @@ async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, 
         assert not disk.is_pinned((Step(0), INDEX))
         inner.cancel_scope.cancel()
     disk.close()
+
+
+async def test_a_file_that_is_only_opened_and_closed_is_fetched_ahead_all_the_same(nursery, autojump_clock):
+    """A look at a file, as mincore(2) needs one, before its GET is planned or while it waits for a connection."""
+    world = World()
+    entry = world.add_step([512 * KIB] * 3)
+    last = SliceIndex(2)
+    slices = Slices(
+        world.store,
+        memory_bytes=64 * MIB,
+        opened_are_kept=True,
+        concurrency=ConcurrencyLimit(1, fixed=True),
+    )
+    world.store.behave = lambda _number, _offset, _size: 1.0
+    await nursery.start(slices.run)
+    slices.prefetch([(entry, [INDEX, last])])
+    slices.open(entry, last).close()
+    await until(lambda: world.store.requests)
+    slices.open(entry, last).close()
+    await until(lambda: slices.holds(Step(0), last))
+    assert len(world.store.requests) == 2

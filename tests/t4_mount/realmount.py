@@ -143,9 +143,9 @@ def running(pid: int) -> bool:
     return " Z " not in Path(f"/proc/{pid}/stat").read_text()
 
 
-def until(done: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for what another process does; the only clock here is the real one."""
+def until(done: Callable[[], bool], timeout_s: float, what: str | Callable[[], str]) -> None:
+    """Wait for what another process does; the only clock here is the real one. `what` fails, told when it does."""
     deadline = time.monotonic() + timeout_s
     while not done():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(0.01)

@@ -39,7 +39,7 @@ def read(path):
 def primed(mount, step, rank, size):
     """Until the file is whole in the page cache, as the kernel says right now."""
     path = mount.file(step, rank)
-    until(lambda: resident_bytes(path, size) == size, 30, f"{path} is not primed: {mount.status()['data']}")
+    until(lambda: resident_bytes(path, size) == size, 30, lambda: f"{path} is not primed: {mount.status()}")
     return path
 
 

@@ -1,9 +1,9 @@
 """What to fetch next: demands of open files, then prefetch requests, planned as late as possible so that neighbours join.
 
 Without I/O and without waiting. Demands of one turn of the loop are planned together, with the prefetch requests for
-the same step; prefetch requests one step at a time, whenever the queue is empty. A request opened since it was made is a demand
-that may be served and gone by now, so it is void; one that failed lately rests, or a missing object would be asked
-for in a loop.
+the same step; prefetch requests one step at a time, whenever the queue is empty. A request demanded or read since it was made
+may be served and gone by now, so it is void; one that failed lately rests, or a missing object would be asked for in a
+loop.
 """
 
 from __future__ import annotations
@@ -39,30 +39,33 @@ class FetchQueue:
         self._demands: dict[Step, tuple[StepEntry, set[SliceIndex]]] = {}
         self.prefetch_requests: list[PrefetchRequest] = []
         self._planned = 0  # requests before it were planned
-        self._opened_since: set[Key] = set()  # since the requests were made
+        self._served_since: set[Key] = set()  # demanded or read, since the requests were made
         self._rest: dict[Key, float] = {}
         self._queue: list[Block] = []
 
     def demand(self, held: HeldSlice) -> None:
         """An open file needs all of this slice."""
         self._demands.setdefault(held.entry.step, (held.entry, set()))[1].add(held.index)
+        self.note_reading(held)
 
-    def opened(self, held: HeldSlice) -> None:
-        self._opened_since.add(held.key)
+    def note_reading(self, held: HeldSlice) -> None:
+        """A reader has the slice, or demands it. One that only opens it, to look or to map it, takes nothing."""
+        self._served_since.add(held.key)
 
     def closed(self, held: HeldSlice) -> None:
-        """Nobody reads it any more: what was not started is not worth fetching."""
+        """Nobody reads it any more: what was not started is not worth fetching, unless it was only looked at."""
         if held.entry.step in self._demands:
             self._demands[held.entry.step][1].discard(held.index)
-        for block in self._queue:
-            if held in block.owners and block.state is State.QUEUED and not block.pinned:
-                self._cache.drop(block)
+        if held.key in self._served_since:
+            for block in self._queue:
+                if held in block.owners and block.state is State.QUEUED and not block.pinned:
+                    self._cache.drop(block)
 
     def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> None:
         """Replace the prefetch requests, nearest first; what was queued for former ones is dropped."""
         self.prefetch_requests = list(prefetch_requests)
         self._planned = 0
-        self._opened_since.clear()
+        self._served_since.clear()
         requested = {(entry.step, index) for entry, indices in self.prefetch_requests for index in indices}
         for block in self._queue:
             if (
@@ -110,11 +113,11 @@ class FetchQueue:
         self._queue += self._cache.plan(entry, fetched)
 
     def _outstanding(self, request: PrefetchRequest) -> list[SliceIndex]:
-        """What of a request is neither opened since, nor resting after a failure, nor in the page cache."""
+        """What of a request is neither served since, nor resting after a failure, nor in the page cache."""
         entry, requested = request
-        step, opened_since, primed = entry.step, self._opened_since, self._primed()
+        step, served_since, primed = entry.step, self._served_since, self._primed()
         outstanding = [
-            index for index in requested if (step, index) not in primed and (step, index) not in opened_since
+            index for index in requested if (step, index) not in primed and (step, index) not in served_since
         ]
         if self._rest:
             now = trio.current_time()

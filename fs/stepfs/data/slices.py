@@ -84,7 +84,6 @@ class Slices:
         if self._readers.note_open(held.key):
             self._expect_readers()
         self._pin(held)
-        self._queue.opened(held)
         self._opens += 1
         self._opened_bytes += held.length
         if held.ready or self.spill.holds(held) or held.key in self._primed():
@@ -94,7 +93,7 @@ class Slices:
             if not self._is_kept(entry.step):
                 self._demand(held)
         if held.key in self._primed():
-            self.on_reading(*held.key)  # no READ will tell
+            self._note_reading(held)  # no READ will tell
         if self._is_kept(entry.step):
             self._open.add(held)
             self._make_idle()
@@ -102,7 +101,7 @@ class Slices:
 
     def begin_reading(self, held: HeldSlice) -> None:
         """The first READ of a handle, or the first after it was idle."""
-        self.on_reading(*held.key)
+        self._note_reading(held)
         self._pin(held)
         if self._is_kept(held.entry.step):
             self._open.add(held)
@@ -133,6 +132,10 @@ class Slices:
         if not held.pins:
             self.cache.pin(held)
             self.spill.pin(held)
+
+    def _note_reading(self, held: HeldSlice) -> None:
+        self.on_reading(*held.key)
+        self._queue.note_reading(held)
 
     def _demand(self, held: HeldSlice) -> None:
         self._queue.demand(held)
