@@ -20,7 +20,7 @@ class Layers:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("layers")
         for layer in sorted(self.seconds):
-            terminalreporter.write_line(f"{layer:24}{self.tests[layer]:6} tests{self.seconds[layer]:9.1f} s")
+            terminalreporter.write_line(f"{layer:28}{self.tests[layer]:6} tests{self.seconds[layer]:9.1f} s")
 
 
 def pytest_configure(config: pytest.Config) -> None:

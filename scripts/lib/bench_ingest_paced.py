@@ -1,5 +1,5 @@
-"""What pacing costs at 16 to 1,000 producers and 10 to 100 ms of exposure: the discrete-event model of tests/pacemodel.py
-around the real `Pacer`.
+"""What pacing costs at 16 to 1,000 producers and 10 to 100 ms of exposure: the discrete-event model
+of tests/support/pacemodel.py around the real `Pacer`.
 
 All producers start together, never run out of batches, and keep the default `max_delay`. A quarter of the run is warm-up.
 Real producers in virtual time (bench_ingest_simulated.py) take minutes from a hundred on.

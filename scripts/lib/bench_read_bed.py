@@ -29,7 +29,7 @@ from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
-sys.path.insert(0, str(LIB.parents[1] / "tests"))
+sys.path.insert(0, str(LIB.parents[1] / "tests/support"))
 
 import servers
 

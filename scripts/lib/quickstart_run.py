@@ -127,7 +127,7 @@ def lake_url(directory: Path) -> Iterator[str]:
     if "--s3" not in sys.argv[1:]:
         yield (directory / "lake").as_uri()
         return
-    sys.path.insert(0, str(LIB.parents[1] / "tests"))
+    sys.path.insert(0, str(LIB.parents[1] / "tests/support"))
     import servers  # noqa: PLC0415  (how tests start SeaweedFS is how it is started)
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-_TESTS = str(Path(__file__).resolve().parents[2] / "tests" / "t1_protocol")
+_TESTS = str(Path(__file__).resolve().parents[2] / "tests/simulator")
 sys.path.insert(0, _TESTS)
 
 from cluster import simulate  # noqa: E402

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/support"))
 
 from faultproxy import CONFLICT_409, KNOWN, FaultProxy, Trouble, delayed
 from httpframes import Message

@@ -148,8 +148,7 @@ def load_forked(directory: str) -> None:
 def test_a_forked_dataloader_with_four_workers(reading):
     with reading(".pt", pt) as mount:
         code = f"import test_loaders; test_loaders.load_forked({str(mount.directory)!r})"
-        paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=env, check=False
         )

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import faultproxy
 import pytest
 import servers
 from realmount import make_lake, mounted, payload, produce, until
 
 from stepfs_producer import Producer
 
-PROXY = Path(__file__).resolve().parents[1] / "faultproxy.py"
+PROXY = Path(faultproxy.__file__)
 READ = "import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
 AT_HAND_S = 5.0  # on a machine that does many other things; from the store nothing would come at all
 ALLOWED = ["cannot follow the lake", "the store answers again", "cannot read the record of group"]

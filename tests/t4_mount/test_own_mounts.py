@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ownmounts
 import pytest
 from realmount import make_lake, mounted
 
@@ -34,5 +35,5 @@ def test_a_process_that_runs_tests_sees_no_mount_that_was_there_before(file_url,
     """A copy of a neighbour's mount would be looked at, too, and soon be a dead one."""
     make_lake(file_url)
     with mounted(file_url, tmp_path / "m"):
-        path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        path = {**os.environ, "PYTHONPATH": str(Path(ownmounts.__file__).parent)}
         subprocess.run([sys.executable, "-c", SEES_MOUNTS], check=True, env=path, timeout=60)

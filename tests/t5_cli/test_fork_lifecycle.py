@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import trio
 from lakes import stepfs
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "t4_mount"))
-
 from realmount import Mount, mounted, payload, produce, until
 
 from stepfs.format.keys import data_prefix

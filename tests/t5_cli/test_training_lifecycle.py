@@ -18,9 +18,6 @@ from pathlib import Path
 import pytest
 import trio
 from lakes import stepfs
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "t4_mount"))
-
 from realmount import STEPFS, mounted, payload, until
 
 from stepfs.format.ids import Step

@@ -1,7 +1,8 @@
 """A proxy in front of a real S3 server that loses, delays, damages and refuses requests on demand.
 
 Bytes pass unchanged, the Host header too: clients sign for the proxy's address, which the server accepts. Also a
-program for torture runs: `python tests/faultproxy.py UPSTREAM_PORT --seed 7 --probability 'lost response=0.01'`.
+program for torture runs:
+`python tests/support/faultproxy.py UPSTREAM_PORT --seed 7 --probability 'lost response=0.01'`.
 """
 
 from __future__ import annotations

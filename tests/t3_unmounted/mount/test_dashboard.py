@@ -21,7 +21,7 @@ from stepfs.mount.status import metrics, scrape
 from stepfs.store.api import Counts
 
 DASHBOARD = json.loads(
-    (Path(__file__).parents[2] / "scripts/deploy/grafana-dashboard.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[3] / "scripts/deploy/grafana-dashboard.json").read_text(encoding="utf-8")
 )
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 SCRAPED = {"instance", "job"}  # labels that Prometheus adds
