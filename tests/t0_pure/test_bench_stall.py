@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/lib"))
-
-from bench_slow_store import TokenBucket
-from bench_train_accelerator import judge
+from bench.slow_store import TokenBucket
+from bench_train.accelerator import judge
 
 
 def test_connections_share_one_bandwidth_in_the_order_they_ask():

@@ -16,9 +16,8 @@ from stepfs_producer.plan.tokenize import ByteTokenizer
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts/lib")
-    return importlib.import_module("quickstart_audit")
+def script() -> ModuleType:
+    return importlib.import_module("quickstart.audit")
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import tools
 
-SCRIPT = Path(__file__).parents[2] / "scripts/lib" / "bench_ingest_run.py"
 SMALLEST = ["--quick", "--producers", "2", "--intervals", "0.1", "--seconds", "1", "--rate", "20"]
 
 
@@ -32,9 +31,8 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()
     done = subprocess.run(
-        [
-            sys.executable,
-            str(SCRIPT),
+        tools.command(
+            "bench_ingest",
             *SMALLEST,
             "--only",
             "growth,pace,paced",
@@ -44,7 +42,8 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
             str(out),
             "--scratch",
             str(scratch),
-        ],
+        ),
+        env=tools.environment(),
         check=False,
         capture_output=True,
         text=True,
@@ -74,7 +73,8 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: signal.Signals) -> None:
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *SMALLEST, "--only", "pace", "--scratch", str(tmp_path)],
+        tools.command("bench_ingest", *SMALLEST, "--only", "pace", "--scratch", str(tmp_path)),
+        env=tools.environment(),
         stderr=subprocess.PIPE,
         text=True,
     )

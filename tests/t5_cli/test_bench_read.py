@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts/lib"
+import tools
 
 
 def bench(program, *arguments, out):
-    command = [sys.executable, str(SCRIPTS / program), "--quick", *arguments, "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    command = tools.command(program, "--quick", *arguments, "--out", str(out))
+    with subprocess.Popen(
+        command, env=tools.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         try:
             printed, said = running.communicate(timeout=100)
         except subprocess.TimeoutExpired:
@@ -28,7 +27,7 @@ def bench(program, *arguments, out):
 
 @pytest.mark.slow
 def test_bench_read_prints_and_keeps_its_rows(tmp_path):
-    document, printed = bench("bench_read_run.py", "--only", "counts", out=tmp_path)
+    document, printed = bench("bench_read", "--only", "counts", out=tmp_path)
     rows = {row["what"]: row for row in document["rows"]}
     assert set(document["figures"]) == {"counts", "load before counts"}
     # Counts are exact on any machine.
@@ -40,7 +39,7 @@ def test_bench_read_prints_and_keeps_its_rows(tmp_path):
 
 @pytest.mark.slow
 def test_bench_train_compares_both_sides(tmp_path):
-    document, printed = bench("bench_train_run.py", "--only", "images", "--share", "0.8", out=tmp_path)
+    document, printed = bench("bench_train", "--only", "images", "--share", "0.8", out=tmp_path)
     (stalls,) = (found for name, found in document["figures"].items() if name.startswith("stall, "))
     assert {run["side"] for run in stalls["runs"]} == {"mount", "colocated"}
     assert "stall at 80% of the store's bandwidth" in printed
@@ -49,7 +48,7 @@ def test_bench_train_compares_both_sides(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_row_can_be_measured(tmp_path):
-    command = [sys.executable, str(SCRIPTS / "bench_read_run.py"), "--quick", "--long", "--soak", "0.2"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
+    command = tools.command("bench_read", "--quick", "--long", "--soak", "0.2", "--out", str(tmp_path))
+    done = subprocess.run(command, env=tools.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {row["held"] for row in json.loads((tmp_path / "bench_read.json").read_text())["rows"]}

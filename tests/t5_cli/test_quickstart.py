@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+import tools
 
 
 @pytest.mark.timeout(420)
@@ -19,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_the_quickstart_holds_what_its_table_says(options):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/lib" / "quickstart_run.py"), *options],
+        tools.command("quickstart", *options),
+        env=tools.environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tools
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts/lib"
-sys.path.insert(0, str(SCRIPTS))
-
-from torture_audit import Audit, audit_journals  # noqa: E402
-from torture_cast import Actor  # noqa: E402
-from torture_records import Journal, Origin, payload, recognise  # noqa: E402
-from torture_stage import Stage  # noqa: E402
+from torture.audit import Audit, audit_journals
+from torture.processes import Actor
+from torture.records import Journal, Origin, payload, recognise
+from torture.run import Stage
 
 Edit = Callable[[list[dict]], object]
 
 
 @pytest.mark.timeout(180)
 def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(SCRIPTS / "torture_run.py"),
-        "--store",
-        "file",
-        "--kills",
-        "8",
-        "--seed",
-        "4",
-    ]
+    command = tools.command("torture", "--store", "file", "--kills", "8", "--seed", "4")
     command += ["--producers", "2", "--readers", "2", "--every", "0.7", "--rate", "8", "--json"]
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+        command, check=False, capture_output=True, text=True, env=tools.environment(TMPDIR=str(tmp_path))
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -54,12 +41,12 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "torture_run.py"), "--store", "file", "--producers", "1"]
+    command = tools.command("torture", "--store", "file", "--producers", "1")
     with subprocess.Popen(
         [*command, "--readers", "1"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env=tools.environment(TMPDIR=str(tmp_path)),
     ) as run:
         deadline = time.monotonic() + 60
         while not any('"sha"' in line for line in read_so_far(tmp_path)):

@@ -1,0 +1,95 @@
+"""The machine under a benchmark: commands, memory, caches, and what a process has used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+BIN = Path(sysconfig.get_path("scripts"))
+SCRIPTS = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+COMMAND_S = 120.0
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def program(module: str, *arguments: str) -> list[str]:
+    """The command line of a module of `scripts/lib`."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def run(
+    command: list[str], *, env: dict[str, str] | None = None, timeout_s: float = 600.0
+) -> subprocess.CompletedProcess[str]:
+    """A command that must succeed."""
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=env,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        name = " ".join(Path(word).name for word in command[:3])
+        raise SystemExit(f"benchmark: {name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done
+
+
+def let_go(directory: Path) -> None:
+    """No mount stays behind, whatever state it is in."""
+    if is_mounted(directory):
+        with suppress(subprocess.TimeoutExpired):
+            command = [str(BIN / "stepfs"), "unmount", str(directory)]
+            subprocess.run(command, check=False, timeout=COMMAND_S, capture_output=True)
+    if is_mounted(directory):
+        subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False)
+
+
+def is_mounted(directory: Path) -> bool:
+    return f" {directory} " in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+
+def until(done: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU a process has used, in user space and in the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+
+
+def rss(pid: int) -> int:
+    """Resident bytes of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def touch_memory(size: int) -> None:
+    """First touch of free memory is slow on virtual machines: have it behind us."""
+    with mmap.mmap(-1, size) as memory:
+        for offset in range(0, size, mmap.PAGESIZE):
+            memory[offset] = 1
+
+
+def drop_caches() -> bool:
+    """Empty the page cache; False without the right."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""What writing to a lake costs and yields."""

@@ -1,0 +1,1 @@
+"""What reading through a mount costs, beside other mounts and plain GETs."""

@@ -1,0 +1,175 @@
+"""Every row of "reads at memory speed", measured: ours, its bound, what it is measured against, and the limits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.bed import Bed, Plan
+from bench.machine import touch_memory
+from bench.report import ROOT, Report, Row, load, median
+from bench_read.peers import Peers
+from bench_read.rows.cold import Cold
+from bench_read.rows.counts import counts
+from bench_read.rows.cpu import cpu
+from bench_read.rows.faults import faults
+from bench_read.rows.large_files import Large
+from bench_read.rows.larger_than_memory import large as beyond
+from bench_read.rows.latency import latency
+from bench_read.rows.long_lake import long_lake
+from bench_read.rows.mapped import mapped
+from bench_read.rows.random_order import random_order
+from bench_read.rows.small_files import Small
+from bench_read.rows.soak import soak
+from bench_read.rows.stubs import fio, no_kernel, no_store
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STAGES = {
+    "limits": "memory copy and page cache: what nothing can beat",
+    "primed": "first and second read of a primed file, beside peers; np.load, torch.load, mapped reads",
+    "unprimed": "from the daemon's memory",
+    "cold": "nothing fetched ahead, beside peers and plain GETs",
+    "cpu": "the daemon's CPU per GB",
+    "small": "thousands of small files through a DataLoader, beside peers",
+    "readers": "8 ranks × 4 workers",
+    "random": "steps in random order, beside plain ranged GETs; and with the order announced",
+    "mapped": "steps beside files that are mapped and never touched",
+    "large": "one slice larger than the memory budget; the daemon's CPU by thread",
+    "counts": "bytes and requests per byte delivered",
+    "latency": "commit → readable",
+    "stall": "a training loop at 80 % of the store's bandwidth (more of it: scripts/bench_train)",
+    "faults": "hanging, lossy and slow stores",
+    "stubs": "without a kernel, without a store",
+    "fio": "published fio jobs, if fio is installed",
+    "long": "10⁶ steps (only with --long or --only long)",
+    "soak": "under a memory limit (only with --soak or --only soak)",
+}
+_SOAK_MINUTES = 15.0
+
+
+def parse() -> argparse.Namespace:
+    listed = "\n".join(f"  {name:10}{what}" for name, what in STAGES.items())
+    parser = argparse.ArgumentParser(
+        prog="bench_read",
+        description=f"{__doc__}\n\nrows:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="show that it works; measures nothing")
+    parser.add_argument("--only", nargs="+", choices=list(STAGES), metavar="ROW", help="these rows")
+    parser.add_argument(
+        "--peers", action="store_true", help="install JuiceFS into .bench/peers and measure it"
+    )
+    parser.add_argument(
+        "--long",
+        nargs="?",
+        const="",
+        metavar="LAKE",
+        help="the row of 10⁶ steps; LAKE was made by make_long_lake",
+    )
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="soak under a cgroup memory limit")
+    parser.add_argument("--rounds", type=int, help="measurements of each side; default 5")
+    parser.add_argument(
+        "--urgent",
+        action="store_true",
+        help="readers before all other programs (root): for a machine that is busy",
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / ".bench", help="default: .bench/")
+    return parser.parse_args()
+
+
+def main() -> str | None:
+    options = parse()
+    failed: list[str] = []
+    asked = {"long": options.long is not None, "soak": options.soak is not None}
+    wanted = options.only or [name for name in STAGES if asked.get(name, True)]
+    plan = Plan.quick() if options.quick else Plan()
+    plan = replace(plan, urgent=options.urgent, rounds=options.rounds or plan.rounds)
+    report = Report("bench_read", "Reads at memory speed")
+    with ExitStack() as stack:
+        bed = Bed(report, plan, stack)
+        report.say(f"touching {plan.touch_bytes >> 20} MiB of memory")
+        touch_memory(plan.touch_bytes)
+        stages = _stages(bed, options)
+        for name in STAGES:
+            if name in wanted:
+                report.say(f"[bold]{name}[/bold] (load {load()})")
+                report.figures[f"load before {name}"] = load()
+                try:
+                    stages[name]()
+                except Exception as error:  # noqa: BLE001 - half an hour of other rows must not go with one
+                    traceback.print_exc()
+                    report.add(Row(name, "failed", str(error) or type(error).__name__, held=False))
+                    failed.append(name)
+    report.finish(options.out, lambda figure: draw(figure, report))
+    return f"bench_read: {', '.join(failed)} failed" if failed else None
+
+
+def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
+    peers = Peers(bed, install=options.peers)
+    large, small = Large(bed, peers), Small(bed, peers)
+
+    def stubs() -> None:
+        no_kernel(bed, large)
+        no_store(bed)
+
+    def stall() -> None:
+        from bench_train.stall import Size  # noqa: PLC0415 - torch, and what other rows do not need
+        from bench_train.stall import stall as measure  # noqa: PLC0415
+
+        size = Size.quick() if options.quick else Size()
+        measure(bed, ("images",), (0.8,), size, colocated=False)
+
+    return {
+        "limits": large.limits,
+        "primed": large.primed,
+        "unprimed": large.unprimed,
+        "cold": Cold(bed, peers, large).measure,
+        "cpu": lambda: cpu(bed),
+        "small": small.first_reads,
+        "readers": small.many_readers,
+        "random": lambda: random_order(bed),
+        "mapped": lambda: mapped(bed),
+        "large": lambda: beyond(bed),
+        "counts": lambda: counts(bed),
+        "latency": lambda: latency(bed),
+        "stall": stall,
+        "faults": lambda: faults(bed),
+        "stubs": stubs,
+        "fio": lambda: fio(bed, large),
+        "long": lambda: long_lake(bed, options.long or None),
+        "soak": lambda: soak(bed, options.soak or _SOAK_MINUTES),
+    }
+
+
+def draw(figure: Figure, report: Report) -> None:
+    """Speeds by side, one panel per kind of read."""
+    panels = {
+        name: found
+        for name, found in report.figures.items()
+        if name in {"primed", "unprimed", "cold, server warm", "small files per s"}
+    }
+    if not panels:
+        figure.suptitle(f"{report.title}: see the table")
+        return
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for one, (name, found) in zip(axes, panels.items(), strict=True):
+        if name == "small files per s":
+            heights = {side: median(values) for side, values in found.items()}
+        else:
+            heights = {side: 1 / median(values) for side, values in found.items()}
+            most = max(heights.values())
+            heights = {side: value / most for side, value in heights.items()}
+        one.barh(list(heights), list(heights.values()))
+        one.set_title(name if name == "small files per s" else f"{name}: speed, fastest = 1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

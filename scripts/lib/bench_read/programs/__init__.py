@@ -1,0 +1,1 @@
+"""Programs that a row starts in processes of their own."""

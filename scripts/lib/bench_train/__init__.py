@@ -1,0 +1,1 @@
+"""How long a training loop waits for its data."""

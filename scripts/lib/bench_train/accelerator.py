@@ -1,0 +1,132 @@
+"""The stall as an accelerator causes it: a trainer that sleeps for its compute time, a store behind a token bucket.
+
+Neither competes for this machine's cores with the mount, so that prefetching is measured and not the cores. A step is
+one file of 4 MiB; the trainer takes 95 % of the bandwidth. Stall is the wait for data, less what a second read of the
+same files takes, as a share of all time, after the first steps: filling the first lead is a row of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bench.bed import Bed
+from bench.machine import MIB, program, run
+from bench.report import Row, at_most, busy_share, cpu_ticks, load, median
+
+STALL_PERCENT_MAX = 1.0
+LATENCY_S = 0.02
+_DISTINCT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Bytes of a step, how many, how many of them are the beginning; the store's bytes per second, the trainer's share."""
+
+    step_bytes: int = 4 * MIB
+    steps: int = 310
+    beginning: int = 10
+    bandwidths: tuple[float, ...] = (50e6, 100e6)
+    share: float = 0.95
+    rounds: int = 3
+
+    @classmethod
+    def quick(cls) -> Pace:
+        return cls(step_bytes=MIB, steps=24, beginning=4, bandwidths=(100e6,), rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """One run, judged."""
+
+    stall: float  # share of the time after the beginning
+    beginning_s: float  # waited in the first steps
+    longest_s: float
+    copy_share: float
+
+
+def judge(waits: Sequence[float], copies: Sequence[float], *, period_s: float, beginning: int) -> Waited:
+    """Waits less the usual copy. `period_s`: what a step takes that waits for nothing but its copy."""
+    copy_s = median(copies)
+    stalls = [wait - copy_s for wait in waits]
+    after = stalls[beginning:]
+    return Waited(
+        stall=sum(after) / (sum(after) + len(after) * period_s),
+        beginning_s=sum(stalls[:beginning]),
+        longest_s=max(after),
+        copy_share=copy_s / period_s,
+    )
+
+
+@contextmanager
+def slowed(upstream_url: str, bytes_per_s: float, latency_s: float) -> Iterator[str]:
+    """The URL of the store behind a token bucket."""
+    port = upstream_url.rpartition(":")[2]
+    command = program("bench.slow_store", port, str(bytes_per_s), str(latency_s))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+            process.wait(10)
+
+
+def accelerator(bed: Bed, pace: Pace) -> None:
+    """Two rows per bandwidth: the stall after the beginning, and what the beginning costs."""
+    draw = random.Random(9)
+    bodies = [draw.randbytes(pace.step_bytes) for _ in range(_DISTINCT)]
+    bed.report.say(f"accelerator: {pace.steps} steps of {pace.step_bytes / MIB:g} MiB")
+    url = bed.lake("sleeper", 1, ([body] for body in itertools.islice(itertools.cycle(bodies), pace.steps)))
+    for bandwidth in pace.bandwidths:
+        period_s = pace.step_bytes / (pace.share * bandwidth)
+        runs, busy = [], []
+        for _ in range(pace.rounds):
+            ticks = cpu_ticks()
+            waits, copies = _train(bed, url, pace, bandwidth, period_s)
+            busy.append(busy_share(ticks, cpu_ticks()))
+            runs.append(judge(waits, copies, period_s=period_s, beginning=pace.beginning))
+            bed.report.figures[f"accelerator, {bandwidth / 1e6:g} MB/s, {len(runs)}"] = {
+                "waits": [round(value, 5) for value in waits],
+                "copies": [round(value, 5) for value in copies],
+                "period s": period_s,
+                "machine busy": busy[-1],
+                "load": load(),
+            }
+        _rows(bed, pace, bandwidth, runs, median(busy))
+
+
+def _train(
+    bed: Bed, url: str, pace: Pace, bandwidth: float, period_s: float
+) -> tuple[list[float], list[float]]:
+    with (
+        slowed(bed.server.endpoint_url, bandwidth, LATENCY_S) as endpoint_url,
+        bed.mounted(url, "--endpoint-url", endpoint_url, "--memory-size", "1G") as mount,
+    ):
+        order = {
+            "paths": [[str(mount.path(step, 0))] for step in range(pace.steps)],
+            "step_bytes": pace.step_bytes,
+            "period_s": period_s,
+            "copy_s": pace.step_bytes / 2e9,
+        }
+        done = run(program("bench_train.sleeping_loop", json.dumps(order)))
+    found = json.loads(done.stdout)
+    return found["waits"], found["copies"]
+
+
+def _rows(bed: Bed, pace: Pace, bandwidth: float, runs: list[Waited], busy: float) -> None:
+    stall = median([run.stall for run in runs])
+    longest = max(run.longest_s for run in runs)
+    what = f"stall of a sleeping trainer at {pace.share:.0%} of {bandwidth / 1e6:g} MB/s"
+    text = f"longest wait {1e3 * longest:.0f} ms; copy {median([run.copy_share for run in runs]):.1%}, cores {busy:.0%} busy"
+    bed.report.add(at_most(STALL_PERCENT_MAX, what, f"{stall:.2%}", text, 100 * stall, "%"))
+    first_s = median([run.beginning_s for run in runs])
+    one_s = LATENCY_S + pace.step_bytes / bandwidth
+    against = f"one step alone {one_s:.2f} s, then a lead can only grow by 1 − {pace.share:g} a step"
+    bed.report.add(Row(f"  waited in the first {pace.beginning} steps", f"{first_s:.2f} s", against))

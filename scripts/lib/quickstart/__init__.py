@@ -1,0 +1,1 @@
+"""From an empty directory to a training loop that reads committed steps, with a table of checks."""

@@ -1,0 +1,1 @@
+"""Sweeps the simulator of `tests` over seeds, or replays one."""

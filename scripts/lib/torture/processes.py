@@ -1,0 +1,190 @@
+"""The processes of a torture run: each with a role, killed from outside and started again, and none left at the end.
+
+Every process is a process group of its own and dies with this one, even a killed one. A role knows which exit codes
+are the ordinary consequence of somebody else's death; any other is a fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torture.reader import MOUNT_LOST
+from torture.records import Tail
+
+_PR_SET_PDEATHSIG = 1
+FENCED = 7
+UNREACHABLE = 6
+_REAP_S = 20.0
+_SUPERVISED_PAUSE_S = 0.5
+TOLERATED = {
+    "producer": {UNREACHABLE},
+    "mount": {UNREACHABLE},
+    "reclaimer": {UNREACHABLE},
+    "reader": {MOUNT_LOST},
+    "sampler": {MOUNT_LOST},
+}
+_MUTE_S = 180.0  # a sampler notes something every 5 s unless a file or a directory does not answer
+_BUS_ERROR_S = 60.0  # so long after its mount's daemon was killed a mapping may still run into that
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def spawn(command: Sequence[str], log: Path, **environment: str) -> subprocess.Popen[bytes]:
+    """A process group of its own, its output in a log."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no Python lock
+        )
+
+
+def put_down(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to the whole group, and wait until it is gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(_REAP_S)
+
+
+@dataclass
+class Frozen:
+    """A stopped process, and when it may go on."""
+
+    process: subprocess.Popen[bytes]
+    wake_at: float
+    awake_at: float = 0.0
+
+
+@dataclass
+class Actor:
+    """One role, through all its incarnations."""
+
+    kind: str
+    name: str
+    command: list[str]
+    log: Path
+    journal: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    start_at: float | None = 0.0  # when to start it (again); None: not to be started
+    wanted: bool = True
+    frozen: Frozen | None = None  # itself, or for a producer its predecessor
+    endings: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    live_pid: int | None = None  # of the incarnation that last noted its start
+    noted_at: float = 0.0
+    killed_at: float = float("-inf")
+    mount: Actor | None = None  # of a sampler: the one that serves it
+    zombies_fenced: int = 0
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.journal) if self.journal else None
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def tend(self, now: float) -> None:
+        """Read its notes, notice its end, start it when that is due, wake what sleeps."""
+        for note in self._tail.new() if self._tail else []:
+            self.noted_at = now
+            if "fault" in note:
+                self.faults.append(f"{self.name}: {note['fault']}")
+            if "started" in note:
+                self.live_pid = note["pid"]
+        if self.process is not None and self.process.poll() is not None:
+            self._ended(self.process.returncode, now)
+        if self.process is None and self.wanted and self.start_at is not None and now >= self.start_at:
+            self.process = spawn(self.command, self.log, **self.environment)
+            self.started_at, self.start_at = now, None
+        if self.frozen is not None:
+            self._tend_frozen(self.frozen, now)
+        if self.kind == "sampler" and self.alive() and now - max(self.noted_at, self.started_at) > _MUTE_S:
+            self.faults.append(f"{self.name}: nothing answered it for {_MUTE_S:.0f} s")
+            self.end()
+
+    def kill(self, now: float, back_in_s: float) -> None:
+        assert self.process is not None
+        if self.frozen is not None and self.frozen.process is self.process:
+            self.frozen = None
+        put_down(self.process)
+        self.endings["kill -9"] += 1
+        self.killed_at = now
+        self.process, self.start_at = None, now + back_in_s
+
+    def freeze(self, now: float, for_s: float) -> None:
+        """SIGSTOP. A producer gets a successor at once; others just sleep."""
+        assert self.process is not None
+        assert self.frozen is None
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        self.frozen = Frozen(self.process, now + for_s)
+        self.endings["SIGSTOP"] += 1
+        if self.kind == "producer":
+            self.process, self.start_at = None, now
+
+    def may_freeze(self) -> bool:
+        """A producer only once it has noted its start: frozen before, it would rightly win when it wakes."""
+        settled = self.kind != "producer" or (self.process is not None and self.live_pid == self.process.pid)
+        return self.alive() and self.frozen is None and settled
+
+    def end(self) -> None:
+        """Whatever is left of it."""
+        self.wanted = False
+        for process in (self.process, self.frozen.process if self.frozen else None):
+            if process is not None and process.poll() is None:
+                put_down(process)
+
+    def _ended(self, code: int, now: float) -> None:
+        self.process = None
+        if code == 0 and self.kind in {"producer", "reader", "sampler"}:
+            self.wanted = False  # it has done all there was to do
+        elif self.wanted:
+            self.endings[f"exit code {code}"] += 1
+            if code not in TOLERATED[self.kind] and not self._lost_its_mapping(code, now):
+                self.faults.append(f"{self.name} ended with exit code {code}: {self.last_words()}")
+            self.start_at = now + _SUPERVISED_PAUSE_S
+
+    def _lost_its_mapping(self, code: int, now: float) -> bool:
+        killed_at = self.mount.killed_at if self.mount is not None else float("-inf")
+        return code == -signal.SIGBUS and now - killed_at < _BUS_ERROR_S
+
+    def _tend_frozen(self, frozen: Frozen, now: float) -> None:
+        zombie = frozen.process is not self.process
+        if not frozen.awake_at:
+            ready = not zombie or self.live_pid != frozen.process.pid
+            if now >= frozen.wake_at and ready:
+                frozen.awake_at = now
+                os.killpg(frozen.process.pid, signal.SIGCONT)
+                if not zombie:
+                    self.frozen = None
+        elif (code := frozen.process.poll()) is not None:
+            self.frozen = None
+            self.endings[f"woken: exit code {code}"] += 1
+            self.zombies_fenced += code == FENCED
+            if code != FENCED:
+                self.faults.append(
+                    f"{self.name}: a zombie ended with exit code {code}, not {FENCED} (fenced)"
+                )
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return " | ".join(lines[-3:])[-600:]
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]

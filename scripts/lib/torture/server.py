@@ -1,0 +1,122 @@
+"""The S3 server of a torture run: SeaweedFS that survives kill -9 on its ports and directory, behind a fault proxy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import servers
+
+from torture.processes import python, spawn
+
+_CONFIGURE = "fs.configure -locationPrefix=/buckets/ -fsync -apply\n"
+_PORTS = 6  # S3, master, volume, filer, admin; the proxy
+_PROXY_READY_S = 30.0
+
+
+class Server:
+    """SeaweedFS and, if any trouble is asked for, the proxy in front of it. A context manager."""
+
+    def __init__(self, directory: Path, *, seed: int, probabilities: str) -> None:
+        self._directory = directory
+        self._seed = seed
+        self._probabilities = probabilities
+        self._ports = servers.free_ports(_PORTS)
+        self._stack = ExitStack()
+        self._running = ExitStack()
+        self._server: servers.S3Server | None = None
+        self._proxy: subprocess.Popen[bytes] | None = None
+        self.back_at: float | None = None
+        self.counts = directory.parent / "proxy-counts.json"
+
+    def __enter__(self) -> Self:
+        self._stack.callback(lambda: self._running.close())  # noqa: PLW0108 - the one that runs by then
+        try:
+            self._start()
+            self._make_durable()
+            if self._probabilities:
+                self._start_proxy()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def environment(self) -> dict[str, str]:
+        """What clients need: the proxy's address where there is one."""
+        assert self._server is not None
+        port = self._ports[5] if self._proxy else self._ports[0]
+        return self._server.environment() | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}"}
+
+    def url(self) -> str:
+        return f"s3://{servers.BUCKET}/torture"
+
+    def alive(self) -> bool:
+        return self._server is not None
+
+    def kill(self, now: float, back_in_s: float) -> None:
+        assert self._server is not None
+        os.killpg(self._server.process.pid, signal.SIGKILL)
+        self._server.process.wait()
+        self._running.close()
+        self._server, self.back_at = None, now + back_in_s
+
+    def tend(self, now: float) -> None:
+        """Start it again when that is due; returns when it answers."""
+        if self.back_at is not None and now >= self.back_at:
+            self.back_at = None
+            self._start()
+        if self._server is not None and self._server.process.poll() is not None:
+            raise RuntimeError(f"SeaweedFS ended by itself, see {self._directory}/server.log")
+        if self._proxy is not None and self._proxy.poll() is not None:
+            raise RuntimeError(f"the fault proxy ended by itself, see {self._directory.parent}/proxy.log")
+
+    def be_honest(self) -> None:
+        """No more trouble from the proxy."""
+        if self._proxy is not None:
+            self._proxy.send_signal(signal.SIGUSR1)
+
+    def _start(self) -> None:
+        self._running = ExitStack()
+        self._server = self._running.enter_context(servers.seaweedfs(self._directory, ports=self._ports[:5]))
+
+    def _make_durable(self) -> None:
+        """Without this SeaweedFS acknowledges before the bytes are on the disk."""
+        _, master, _, filer, _, _ = self._ports
+        command = [
+            servers.program("weed"),
+            "shell",
+            f"-master=127.0.0.1:{master}",
+            f"-filer=127.0.0.1:{filer}",
+        ]
+        done = subprocess.run(
+            command, input=_CONFIGURE, capture_output=True, text=True, timeout=60, check=False
+        )
+        if done.returncode != 0 or '"fsync":true' not in "".join(done.stdout.split()):
+            raise RuntimeError(f"weed shell: {done.stdout[-500:]} {done.stderr[-500:]}")
+
+    def _start_proxy(self) -> None:
+        log = self._directory.parent / "proxy.log"
+        words = [
+            str(self._ports[0]),
+            str(self.counts),
+            "--port",
+            str(self._ports[5]),
+            "--seed",
+            str(self._seed),
+        ]
+        words += ["--probabilities", self._probabilities]
+        self._proxy = spawn(python("torture.proxy", *words), log)
+        self._stack.callback(lambda proxy: (proxy.kill(), proxy.wait()), self._proxy)
+        deadline = time.monotonic() + _PROXY_READY_S
+        while not self.counts.exists():
+            if self._proxy.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the fault proxy did not start: {log.read_text()[-1000:]}")
+            time.sleep(0.05)

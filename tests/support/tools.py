@@ -1,0 +1,20 @@
+"""The tools of `scripts/lib` as tests start them: with the path that their wrappers in `scripts/` set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_PATH = (ROOT / "scripts/lib", ROOT / "tests/support", ROOT / "tests/simulator")  # as in scripts/lib/run
+
+
+def command(tool: str, *arguments: str) -> list[str]:
+    """`scripts/TOOL`, without the set-up that it begins with."""
+    return [sys.executable, "-m", tool, *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a tool needs to find its packages, and so does every program that it starts."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PATH)), **more}
