@@ -12,6 +12,7 @@ from stepfs.errors import AbsentError, UsageError
 if TYPE_CHECKING:
     from stepfs.lake.log.reader import LogReader
     from stepfs.store.api import Store
+    from stepfs.store.options import StoreOptions
 
 
 def is_lake(argument: str) -> bool:
@@ -19,13 +20,13 @@ def is_lake(argument: str) -> bool:
     return "://" in argument
 
 
-def lake_of(target: str, endpoint_url: str | None) -> tuple[str, str | None]:
-    """The lake that LAKE or DIR names, and the server it is on.
+def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
+    """The lake that LAKE or DIR names, and how its store is reached.
 
     `UsageError` that offers a URL if the directory is not a mount, `StepfsError` if its daemon does not answer.
     """
     if is_lake(target):
-        return target, endpoint_url
+        return target, options
     from stepfs.checkpoints.record import mounted_lake
 
     try:
@@ -34,26 +35,26 @@ def lake_of(target: str, endpoint_url: str | None) -> tuple[str, str | None]:
         raise UsageError(
             f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {_as_url(target)}"
         ) from None
-    return mounted.lake, endpoint_url or mounted.endpoint_url
+    return mounted.lake, options.at_endpoint(mounted.endpoint_url)
 
 
-def watched_store(url: str, endpoint_url: str | None) -> Store:
+def watched_store(url: str, options: StoreOptions) -> Store:
     """The store of a URL, for a command: when it does not answer, a line says so, and the command ends (exit code 6)."""
     from stepfs.cli.failure import announce
     from stepfs.store.opening import open_store
     from stepfs.store.silence import Silence
 
-    return open_store(url, endpoint_url=endpoint_url, silence=Silence(announce))
+    return open_store(url, options=options, silence=Silence(announce))
 
 
 @asynccontextmanager
-async def opened_store(lake: str, endpoint_url: str | None) -> AsyncIterator[Store]:
+async def opened_store(lake: str, options: StoreOptions) -> AsyncIterator[Store]:
     """The store of a lake's URL; `UsageError` that offers the URL when a directory was given instead."""
     import trio
 
     if not is_lake(lake):
         raise UsageError(f"{lake!r} is not a lake; a lake is a URL, such as {_as_url(lake)}")
-    store = watched_store(lake, endpoint_url)
+    store = watched_store(lake, options)
     try:
         yield store
     finally:
@@ -62,12 +63,12 @@ async def opened_store(lake: str, endpoint_url: str | None) -> AsyncIterator[Sto
 
 
 @asynccontextmanager
-async def opened_log(lake: str, endpoint_url: str | None) -> AsyncIterator[LogReader]:
+async def opened_log(lake: str, options: StoreOptions) -> AsyncIterator[LogReader]:
     """The log of an existing lake, read up to its head; `AbsentError` if there is no lake."""
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
 
-    async with opened_store(lake, endpoint_url) as store:
+    async with opened_store(lake, options) as store:
         yield await LogReader.open(store, await open_lake(store))
 
 

@@ -203,8 +203,7 @@ class _CommittedSteps:
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
     """A store that this mount reads."""
-    reads = options.connections
-    return open_store(url, endpoint_url=options.endpoint_url, silence=silence, reads_at_once=reads)
+    return open_store(url, options=options.store_options, silence=silence)
 
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
+from stepfs.store.options import StoreOptions
 from stepfs.view.naming import RANK_MAX, STEP_MAX
 
 _SIZE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -56,6 +57,11 @@ class MountOptions:
     metrics_address: str = "127.0.0.1"
     prime: bool = True
     deadline_s: float = DEADLINE_S
+
+    @property
+    def store_options(self) -> StoreOptions:
+        """How this mount reaches its stores."""
+        return StoreOptions(self.endpoint_url, self.connections)
 
     def to_json(self) -> str:
         """For the pipe to the daemon."""

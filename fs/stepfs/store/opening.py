@@ -12,6 +12,7 @@ from stepfs.format.arguments import check_text
 from stepfs.store.api import Store
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.names import check_key
+from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -21,14 +22,14 @@ def open_store(
     url: str,
     *,
     endpoint_url: str | None = None,
+    options: StoreOptions | None = None,
     silence: Silence | None = None,
-    reads_at_once: int | None = None,
 ) -> Store:
     """The store of `file:///directory` or `s3://bucket/prefix`; `UsageError` for anything else.
 
-    `endpoint_url` names an S3-compatible server; without it the AWS chain decides (AWS_ENDPOINT_URL_S3, …). `silence`
-    watches its requests for somebody who waits. `reads_at_once`: ranged reads that a mount may send at a time.
+    `endpoint_url` is short for `StoreOptions(endpoint_url)`. `silence` watches the requests of a command that waits.
     """
+    options = (options or StoreOptions()).at_endpoint(endpoint_url)
     scheme, separator, rest = check_text(url, "the lake", "file:///directory").partition("://")
     if not separator:
         raise UsageError(f"{url!r} has no scheme; write file:///directory or s3://bucket/prefix")
@@ -38,9 +39,13 @@ def open_store(
         bucket, prefix = _bucket_and_prefix(url, rest)
         from stepfs.store.s3.s3_store import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
 
-        if reads_at_once is None:
-            return S3Store(bucket, prefix, endpoint_url=endpoint_url, silence=silence)
-        return S3Store(bucket, prefix, endpoint_url=endpoint_url, silence=silence, data_threads=reads_at_once)
+        return S3Store(
+            bucket,
+            prefix,
+            endpoint_url=options.endpoint_url,
+            data_threads=options.connections,
+            silence=silence,
+        )
     raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write file:///directory or s3://bucket/prefix")
 
 

@@ -13,6 +13,7 @@ from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.api import Store
+from stepfs.store.options import StoreOptions
 from stepfs_producer.tgb_writer import unpack_position
 
 
@@ -20,7 +21,7 @@ async def ensure_lake(
     url: str,
     slices: int | None,
     ext: str | None,
-    endpoint_url: str | None,
+    store_options: StoreOptions,
     *,
     check_ext: Callable[[str], object],
 ) -> LakeIdentity:
@@ -28,7 +29,7 @@ async def ensure_lake(
 
     `check_ext` raises for an extension that cannot be produced, before it becomes that of a new lake.
     """
-    async with opened_store(url, endpoint_url) as store:
+    async with opened_store(url, store_options) as store:
         try:
             identity = await open_lake(store)
         except AbsentError as error:
@@ -46,10 +47,10 @@ async def ensure_lake(
         return identity
 
 
-async def committed_positions(url: str, endpoint_url: str | None) -> dict[str, object]:
+async def committed_positions(url: str, store_options: StoreOptions) -> dict[str, object]:
     """Producer id → the position of its last commit, of every producer that has committed."""
     positions = {}
-    async with opened_log(url, endpoint_url) as log:
+    async with opened_log(url, store_options) as log:
         for producer_id, known in log.state.producers.items():
             with suppress(CorruptError):  # of another program's producer; what it means is not ours to judge
                 positions[producer_id] = unpack_position(known.position)

@@ -16,6 +16,7 @@ from stepfs.cli.columns import printable
 from stepfs.cli.failure import announce, say
 from stepfs.errors import UsageError
 from stepfs.store.opening import open_store
+from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
 from stepfs_producer import Producer, limits
 from stepfs_producer.cli.ensure_lake import committed_positions, ensure_lake
@@ -51,7 +52,7 @@ class TextRun:
     text_field: str
     limit_steps: int | None
     steps_per_second: float | None
-    endpoint_url: str | None
+    store_options: StoreOptions
     as_json: bool
 
 
@@ -67,14 +68,14 @@ def produce_text(run: TextRun) -> int:
         )
     check_ext = partial(encoder_for, vocabulary=tokenizer.vocabulary)
     identity = trio.run(
-        partial(ensure_lake, run.lake, run.slices, run.ext, run.endpoint_url, check_ext=check_ext)
+        partial(ensure_lake, run.lake, run.slices, run.ext, run.store_options, check_ext=check_ext)
     )
     shape = Shape(identity.slices, run.batch_size, run.seq_len, identity.ext)
     producer_id = run.producer_id or default_id(shard)
     resumed = partial(resume, source=source, shard=shard, tokenizer=tokenizer.identity)
 
     def look() -> None:
-        positions = trio.run(committed_positions, run.lake, run.endpoint_url)
+        positions = trio.run(committed_positions, run.lake, run.store_options)
         resumed(positions.get(producer_id))
         refuse_other_shape(positions, producer_id, shape)
         refuse_resharding(positions, producer_id, source)
@@ -91,7 +92,7 @@ def produce_text(run: TextRun) -> int:
     started = time.monotonic()
     with (
         Stopping() as stopping,
-        _patient_producer(run.lake, producer_id, run.endpoint_url) as producer,
+        _patient_producer(run.lake, producer_id, run.store_options) as producer,
     ):
         start = resumed(producer.position)
         refuse_other_shape({producer_id: producer.position}, producer_id, shape)
@@ -134,10 +135,10 @@ def produce_text(run: TextRun) -> int:
 
 
 @contextmanager
-def _patient_producer(lake: str, producer_id: str, endpoint_url: str | None) -> Iterator[Producer]:
+def _patient_producer(lake: str, producer_id: str, store_options: StoreOptions) -> Iterator[Producer]:
     """A producer that says when its store is silent. Once it has begun it bears an outage, as its pipeline is worth keeping."""
     silence = Silence(announce)
-    store = open_store(lake, endpoint_url=endpoint_url, silence=silence)
+    store = open_store(lake, options=store_options, silence=silence)
     try:
         with Producer(lake, producer_id=producer_id, store=store) as producer:
             silence.be_patient(limits.GIVE_UP_AFTER_S)

@@ -10,6 +10,7 @@ import typer
 
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.errors import UsageError
+from stepfs.store.options import StoreOptions
 
 
 class TokenizerKind(enum.StrEnum):
@@ -142,7 +143,7 @@ def text(
                 text_field=text_field,
                 limit_steps=limit_steps,
                 steps_per_second=steps_per_second,
-                endpoint_url=endpoint_url,
+                store_options=StoreOptions(endpoint_url),
                 as_json=as_json,
             )
         )

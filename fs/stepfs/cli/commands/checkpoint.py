@@ -11,6 +11,7 @@ import typer
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
 from stepfs.errors import UsageError
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,25 +71,25 @@ def checkpoint(
     said = [drop, resumed, retire, keep is not None].count(True)
     if (next_step is None) != retire or said > 1:
         raise UsageError("give NEXT (with one of --keep K, --resumed, --drop if wanted), or --retire alone")
-    lake = target
+    lake, store_options = target, StoreOptions(endpoint_url)
     if not is_lake(target):
         mounted = mounted_lake(Path(target))
-        lake, endpoint_url = mounted.lake, endpoint_url or mounted.endpoint_url
+        lake, store_options = mounted.lake, store_options.at_endpoint(mounted.endpoint_url)
 
     async def change(log: LogReader) -> ConsumerRecord:
         if next_step is None:
             return await Group.of(log.store, log.identity, group).retire()
         return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
 
-    _show(group, trio.run(_changed, lake, endpoint_url, change), as_json=as_json)
+    _show(group, trio.run(_changed, lake, store_options, change), as_json=as_json)
 
 
 async def _changed(
-    lake: str, endpoint_url: str | None, change: Callable[[LogReader], Awaitable[ConsumerRecord]]
+    lake: str, store_options: StoreOptions, change: Callable[[LogReader], Awaitable[ConsumerRecord]]
 ) -> ConsumerRecord:
     from stepfs.cli.target import opened_log
 
-    async with opened_log(lake, endpoint_url) as log:
+    async with opened_log(lake, store_options) as log:
         return await change(log)
 
 

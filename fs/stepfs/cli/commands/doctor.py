@@ -11,6 +11,7 @@ import typer
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl
 from stepfs.cli.target import is_lake
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ def doctor(
     if target is not None and is_lake(target):
         import trio
 
-        findings += trio.run(_check_lake, target, endpoint_url)
+        findings += trio.run(_check_lake, target, StoreOptions(endpoint_url))
     lines = list(_lines(findings))
     for line in lines:
         typer.echo(line)
@@ -83,9 +84,9 @@ def _check_machine(target: str | None) -> list[Finding]:
     ]
 
 
-async def _check_lake(lake: str, endpoint_url: str | None) -> list[Finding]:
+async def _check_lake(lake: str, store_options: StoreOptions) -> list[Finding]:
     from stepfs.cli.target import opened_store
     from stepfs.doctor.lakes import check_lake
 
-    async with opened_store(lake, endpoint_url) as store:
+    async with opened_store(lake, store_options) as store:
         return [finding async for finding in check_lake(store)]

@@ -10,6 +10,7 @@ import typer
 from stepfs.cli.columns import printable
 from stepfs.cli.options import EndpointUrl
 from stepfs.errors import UsageError
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.fork_marker import Cut
@@ -69,7 +70,7 @@ def fork(
     if match is None and not until_damage:
         raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
     url, step = (match[1], int(match[2])) if match else (point, None)
-    trio.run(_fork, url, step, new, _skipped(skip), until, until_damage, endpoint_url)
+    trio.run(_fork, url, step, new, _skipped(skip), until, until_damage, StoreOptions(endpoint_url))
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:
@@ -100,7 +101,7 @@ async def _fork(
     skip: tuple[int, int | None] | None,
     until: int | None,
     until_damage: bool,
-    endpoint_url: str | None,
+    store_options: StoreOptions,
 ) -> None:
     from stepfs.cli.target import opened_store
     from stepfs.clock import SystemClock
@@ -109,7 +110,10 @@ async def _fork(
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
 
-    async with opened_store(parent_url, endpoint_url) as above, opened_store(new_url, endpoint_url) as store:
+    async with (
+        opened_store(parent_url, store_options) as above,
+        opened_store(new_url, store_options) as store,
+    ):
         parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
         cut = _cut(parent, step, skip, until)
         identity = await make_fork(parent, store, cut, SystemClock())

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.store.options import StoreOptions
 
 
 def init(
@@ -40,17 +41,17 @@ def init(
     """
     import trio
 
-    trio.run(_init, lake, slices, ext, check_payload, endpoint_url)
+    trio.run(_init, lake, slices, ext, check_payload, StoreOptions(endpoint_url))
 
 
-async def _init(lake: str, slices: int, ext: str, check_payload: bool, endpoint_url: str | None) -> None:
+async def _init(lake: str, slices: int, ext: str, check_payload: bool, store_options: StoreOptions) -> None:
     from stepfs.cli.failure import say
     from stepfs.cli.target import opened_store
     from stepfs.doctor.lakes import note_versions
     from stepfs.lake.identity import create_lake
     from stepfs.store.versioning import keeps_versions
 
-    async with opened_store(lake, endpoint_url) as store:
+    async with opened_store(lake, store_options) as store:
         identity = await create_lake(store, slices=slices, ext=ext, check_payload=check_payload)
         files = f"rank-00000{identity.ext}" + (
             f" … rank-{slices - 1:05d}{identity.ext}" if slices > 1 else ""

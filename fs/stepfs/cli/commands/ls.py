@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.snapshot import StepEntry
@@ -33,15 +34,15 @@ def ls(
 
     from stepfs.cli.target import lake_of
 
-    lake, endpoint_url = lake_of(target, endpoint_url)
-    trio.run(_ls, lake, step, as_json, endpoint_url)
+    lake, store_options = lake_of(target, StoreOptions(endpoint_url))
+    trio.run(_ls, lake, step, as_json, store_options)
 
 
-async def _ls(lake: str, step: int | None, as_json: bool, endpoint_url: str | None) -> None:
+async def _ls(lake: str, step: int | None, as_json: bool, store_options: StoreOptions) -> None:
     from stepfs.cli.target import opened_log
     from stepfs.format.ids import Step
 
-    async with opened_log(lake, endpoint_url) as log:
+    async with opened_log(lake, store_options) as log:
         if step is not None:
             await log.entry(Step(step))  # AbsentError names the steps there are
         if as_json:

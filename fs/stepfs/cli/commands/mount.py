@@ -11,6 +11,7 @@ from stepfs.cli.mount_checks import check_watching, warn_of_memory
 from stepfs.cli.options import EndpointUrl, Lake
 from stepfs.command_hint import command
 from stepfs.errors import RefusedError, StepfsError
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.mount.unmount import Daemon
@@ -290,5 +291,5 @@ async def _record(daemon: Daemon, group: str, next_step: int) -> None:
     from stepfs.checkpoints.record import record_checkpoint
     from stepfs.cli.target import opened_log
 
-    async with opened_log(daemon.lake, daemon.endpoint_url) as log:
+    async with opened_log(daemon.lake, StoreOptions(daemon.endpoint_url)) as log:
         await record_checkpoint(log, group, next_step)

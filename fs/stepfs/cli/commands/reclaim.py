@@ -12,6 +12,7 @@ from stepfs.cli.columns import size_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.errors import StoreUnreachableError, UsageError
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.reclaim.report import Report
@@ -70,7 +71,7 @@ def reclaim(
     if grace_s > _GRACE_S_MAX:
         raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
     options = _Options(dry_run, interval_s, max_percent, grace_s, as_json)
-    trio.run(_reclaim, lake, endpoint_url, options)
+    trio.run(_reclaim, lake, StoreOptions(endpoint_url), options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class _Options:
     as_json: bool
 
 
-async def _reclaim(lake: str, endpoint_url: str | None, options: _Options) -> None:
+async def _reclaim(lake: str, store_options: StoreOptions, options: _Options) -> None:
     import trio
 
     from stepfs.cli.target import opened_store, watched_store
@@ -90,8 +91,8 @@ async def _reclaim(lake: str, endpoint_url: str | None, options: _Options) -> No
     from stepfs.lake.origins import OriginStores
     from stepfs.lake.reclaim.run import Reclaimer
 
-    async with opened_store(lake, endpoint_url) as store:
-        origins = OriginStores(store, lambda url: watched_store(url, endpoint_url))
+    async with opened_store(lake, store_options) as store:
+        origins = OriginStores(store, lambda url: watched_store(url, store_options))
         reclaimer: Reclaimer | None = None
         while True:
             try:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.store.options import StoreOptions
 
 
 def retire_producer(
@@ -23,15 +24,15 @@ def retire_producer(
     """
     import trio
 
-    trio.run(_retire, lake, producer_id, as_json, endpoint_url)
+    trio.run(_retire, lake, producer_id, as_json, StoreOptions(endpoint_url))
 
 
-async def _retire(lake: str, producer_id: str, as_json: bool, endpoint_url: str | None) -> None:
+async def _retire(lake: str, producer_id: str, as_json: bool, store_options: StoreOptions) -> None:
     from stepfs.cli.target import opened_log
     from stepfs.clock import SystemClock
     from stepfs.lake.log.append import retire_producer
 
-    async with opened_log(lake, endpoint_url) as log:
+    async with opened_log(lake, store_options) as log:
         fresh = await retire_producer(log, producer_id, SystemClock())
         producer, sealed = log.state.producers[producer_id], log.state.sealed
     if as_json:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import typer
 
 from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.store.options import StoreOptions
 
 
 def seal(lake: Lake, endpoint_url: EndpointUrl = None) -> None:
     """Declare the lake complete: producers stop, readers that wait for more steps are told there are none."""
     import trio
 
-    trio.run(_seal, lake, endpoint_url)
+    trio.run(_seal, lake, StoreOptions(endpoint_url))
 
 
-async def _seal(lake: str, endpoint_url: str | None) -> None:
+async def _seal(lake: str, store_options: StoreOptions) -> None:
     from stepfs.cli.target import opened_log
     from stepfs.clock import SystemClock
     from stepfs.lake.log.append import seal as append_seal
 
-    async with opened_log(lake, endpoint_url) as log:
+    async with opened_log(lake, store_options) as log:
         fresh = await append_seal(log, SystemClock())
         typer.echo(f"{'sealed' if fresh else 'already sealed'}: {log.state.next_step} steps")

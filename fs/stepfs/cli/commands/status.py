@@ -14,6 +14,7 @@ import typer
 from stepfs.cli.columns import printable, size_text, state_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,12 +44,12 @@ def status(
     """
     import trio
 
-    trio.run(_status, target, as_json, watch, endpoint_url)
+    trio.run(_status, target, as_json, watch, StoreOptions(endpoint_url))
 
 
-async def _status(target: str, as_json: bool, watch: bool, endpoint_url: str | None) -> None:
+async def _status(target: str, as_json: bool, watch: bool, store_options: StoreOptions) -> None:
     reports = (
-        _lake_reports(target, endpoint_url) if is_lake(target) else _mount_reports(Path(target), live=watch)
+        _lake_reports(target, store_options) if is_lake(target) else _mount_reports(Path(target), live=watch)
     )
     redraw = watch and not as_json and sys.stdout.isatty()
     shown = None
@@ -64,7 +65,7 @@ async def _status(target: str, as_json: bool, watch: bool, endpoint_url: str | N
                 return
 
 
-async def _lake_reports(lake: str, endpoint_url: str | None) -> AsyncGenerator[Report, None]:
+async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerator[Report, None]:
     import trio
 
     from stepfs.cli.target import opened_log
@@ -72,7 +73,7 @@ async def _lake_reports(lake: str, endpoint_url: str | None) -> AsyncGenerator[R
     from stepfs.lake.floor import Floor
     from stepfs.lake.group_records import list_groups
 
-    async with opened_log(lake, endpoint_url) as log:
+    async with opened_log(lake, store_options) as log:
         floor = Floor(log.store, log.identity)  # kept: it says which groups are retired and need not be read
         while True:
             found = await list_groups(log.store, log.identity, floor)

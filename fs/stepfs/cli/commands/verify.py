@@ -15,6 +15,7 @@ from stepfs.cli.columns import printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.errors import CorruptError, StepfsError, UsageError
+from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.records import LakeIdentity
@@ -44,8 +45,8 @@ def verify(
 
     from stepfs.cli.target import lake_of
 
-    lake, endpoint_url = lake_of(target, endpoint_url)
-    result, lines = trio.run(_verify, lake, as_json, endpoint_url, content)
+    lake, store_options = lake_of(target, StoreOptions(endpoint_url))
+    result, lines = trio.run(_verify, lake, as_json, store_options, content)
     if as_json:
         from stepfs.format.ids import JSON_SCHEMA
 
@@ -65,7 +66,7 @@ def verify(
 
 
 async def _verify(
-    lake: str, as_json: bool, endpoint_url: str | None, content: bool
+    lake: str, as_json: bool, store_options: StoreOptions, content: bool
 ) -> tuple[Verification, list[str]]:
     from stepfs.cli.target import opened_store
     from stepfs.lake.identity import open_lake
@@ -73,11 +74,11 @@ async def _verify(
     from stepfs.lake.verify.metadata import group_names
 
     opened: list[LogReader] = []
-    result = await _found(lake, as_json, endpoint_url, opened, content)
+    result = await _found(lake, as_json, store_options, opened, content)
     if not result.errors:
         return result, []
     lake_id, groups, has_beginning = None, {}, bool(opened)
-    async with opened_store(lake, endpoint_url) as store:
+    async with opened_store(lake, store_options) as store:
         with suppress(StepfsError):
             identity = await open_lake(store)
             lake_id = identity.lake_id
@@ -107,7 +108,7 @@ async def _begins(store: Store, identity: LakeIdentity) -> bool:
 
 
 async def _found(
-    lake: str, as_json: bool, endpoint_url: str | None, opened: list[LogReader], content: bool
+    lake: str, as_json: bool, store_options: StoreOptions, opened: list[LogReader], content: bool
 ) -> Verification:
     """All damage. The log is put into `opened` if a reader reaches its head."""
     from stepfs.cli.target import opened_store, watched_store
@@ -119,7 +120,7 @@ async def _found(
 
     result, found = Verification(), []
     try:
-        async with opened_store(lake, endpoint_url) as store:
+        async with opened_store(lake, store_options) as store:
             identity = await open_lake(store)
             if content and not is_checkable(identity.ext):
                 raise UsageError(
@@ -132,7 +133,7 @@ async def _found(
             with _progress(total, quiet=as_json) as advance:
                 result = await verify_lake(
                     log,
-                    origin_store=lambda url: watched_store(url, endpoint_url),
+                    origin_store=lambda url: watched_store(url, store_options),
                     progress=advance,
                     content=content,
                 )

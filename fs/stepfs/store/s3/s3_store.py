@@ -65,7 +65,7 @@ class S3Store:
         endpoint_url: str | None = None,
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
         data_timeout_s: float = DATA_TIMEOUT_S,
-        data_threads: int = DATA_THREADS_MAX,
+        data_threads: int | None = None,
         silence: Silence | None = None,
     ) -> None:
         self.bucket = bucket
@@ -73,6 +73,7 @@ class S3Store:
         self.counts = Counts()
         self.server = ""  # the Server header of the last answer
         self._prefix = f"{prefix}/" if prefix else ""
+        data_threads = data_threads or DATA_THREADS_MAX
         self._clients = Clients(
             endpoint_url,
             commit_timeout_s=commit_timeout_s,

@@ -1,0 +1,19 @@
+"""How a store is reached: what a lake's URL does not say. Credentials are no part of it; they come from the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options of every kind of store; each kind ignores what it has no use for. The one place to add another."""
+
+    endpoint_url: str | None = (
+        None  # an S3-compatible server; None: the AWS chain decides (AWS_ENDPOINT_URL_S3, …)
+    )
+    connections: int | None = None  # ranged reads under way at a time; None: the store's own limit
+
+    def at_endpoint(self, endpoint_url: str | None) -> StoreOptions:
+        """These options, at that server unless they name one."""
+        return StoreOptions(self.endpoint_url or endpoint_url, self.connections)
