@@ -19,10 +19,16 @@ from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.backoff import Backoff
 from stepfs_producer.commit_loop import CommitStats
-from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS, Limits
 from stepfs_producer.pace import Pacer, Pacing
 from stepfs_producer.recovery import START_GIVE_UP_S, start
 from stepfs_producer.running import RunningProducer
+from stepfs_producer.settings import (
+    GIVE_UP_AFTER_S,
+    MAX_DELAY_S,
+    MAX_PENDING_BYTES,
+    UPLOADS,
+    ProducerSettings,
+)
 from stepfs_producer.tgb_writer import (
     Payload,
     check_kind,
@@ -37,13 +43,9 @@ class AsyncProducer:
     """One incarnation of a producer id, as an async context manager (trio).
 
     lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
-    unique among live processes. max_pending_bytes: payload bytes held in memory, also the largest batch. max_delay:
-    seconds a durable batch waits at most for its first commit attempt, unless more producers share the log than can
-    commit that often (logged once; see `pacing`). max_lead, max_lead_bytes: how far, in steps or payload bytes, the lake
-    may run ahead of its slowest consumer group; more than lies between two checkpoints. uploads: how many at once.
-    give_up_after: seconds without an answer from the store until `StoreUnreachableError`. store, clock, pacer: instead
-    of the URL's, the machine's and `stepfs_producer.pace`'s (simulations, benchmarks); a given pacer has its own
-    `max_delay`.
+    unique among live processes. endpoint_url: an S3-compatible server. max_pending_bytes to give_up_after: see
+    `stepfs_producer.settings.ProducerSettings`. store, clock, pacer: instead of the URL's, the machine's and
+    `stepfs_producer.pace`'s (simulations, benchmarks); a given pacer has its own `max_delay`.
 
     Entering starts the incarnation and fences all older ones; leaving flushes; leaving by an exception abandons
     what is not committed yet.
@@ -66,12 +68,14 @@ class AsyncProducer:
         pacer: Pacer | None = None,
     ) -> None:
         self.producer_id = check_id(producer_id, "producer_id")
-        self._limits = Limits(max_pending_bytes, max_delay, max_lead, max_lead_bytes, uploads, give_up_after)
+        self._settings = ProducerSettings(
+            max_pending_bytes, max_delay, max_lead, max_lead_bytes, uploads, give_up_after
+        )
         self._url = check_text(lake_url, "lake_url", "file:///directory")
         self._endpoint_url = endpoint_url
         self._given_store = store
         self._clock = clock or SystemClock()
-        self._pacer = pacer or Pacer(delay_max_s=self._limits.max_delay, draw=entropy.uniform)
+        self._pacer = pacer or Pacer(delay_max_s=self._settings.max_delay, draw=entropy.uniform)
         self._append_order = trio.Lock()
         self._closing = False
         self._pid = os.getpid()
@@ -86,7 +90,7 @@ class AsyncProducer:
         if self._given_store is None:
             self._stack.push_async_callback(store.aclose)
         try:
-            patience_s = min(START_GIVE_UP_S, self._limits.give_up_after)
+            patience_s = min(START_GIVE_UP_S, self._settings.give_up_after)
             backoff = Backoff(f"producer {self.producer_id!r}: start", patience_s)
             started = await start(
                 store, self.producer_id, clock=self._clock, pacer=self._pacer, backoff=backoff
@@ -96,7 +100,7 @@ class AsyncProducer:
         except BaseException:
             await self._stack.aclose()
             raise
-        self._live = RunningProducer(store, started, self._pacer, self._limits, self._nursery)
+        self._live = RunningProducer(store, started, self._pacer, self._settings, self._nursery)
         return self
 
     async def __aexit__(
@@ -128,15 +132,15 @@ class AsyncProducer:
         """
         live = self._open()
         slices = live.started.identity.slices
-        payloads = freeze(batch, slices=slices, bytes_max=self._limits.max_pending_bytes)
+        payloads = freeze(batch, slices=slices, bytes_max=self._settings.max_pending_bytes)
         if live.started.identity.check_payload and live.pending.next_seq == live.started.state.next_seq:
             check_kind(payloads, ext=live.started.identity.ext)  # once: the first batch of this incarnation
         counts = check_records(records, slices=slices)
         packed = pack_position(position)
         async with self._append_order:
-            await live.room(sum(map(len, payloads)))
+            await live.wait_for_capacity(sum(map(len, payloads)))
             self._open()
-            return live.begin(payloads, counts, packed).seq
+            return live.start_upload(payloads, counts, packed).seq
 
     async def flush(self) -> None:
         """Returns when everything appended before the call is durable, committed and visible to readers."""
@@ -145,7 +149,7 @@ class AsyncProducer:
         live.check()
         target = live.pending.next_seq
         while live.pending.first_seq < target:
-            await live.moved()
+            await live.wait_for_change()
         await trio.lowlevel.checkpoint()
 
     async def retire(self) -> None:
@@ -156,7 +160,7 @@ class AsyncProducer:
         live.loop.retiring = True
         live.changed.unpark_all()
         while not live.loop.retired:
-            await live.moved()
+            await live.wait_for_change()
 
     @property
     def position(self) -> object:

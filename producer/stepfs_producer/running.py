@@ -16,10 +16,10 @@ from stepfs.store.api import Store
 from stepfs_producer.backoff import Backoff
 from stepfs_producer.commit_loop import CommitLoop
 from stepfs_producer.lead import Lead
-from stepfs_producer.limits import Limits
 from stepfs_producer.pace import Pacer
 from stepfs_producer.pending import Item, Pending
 from stepfs_producer.recovery import Started
+from stepfs_producer.settings import ProducerSettings
 from stepfs_producer.snapshots import SnapshotWriter
 from stepfs_producer.tgb_writer import TgbWriter
 
@@ -28,14 +28,14 @@ class RunningProducer:
     """What exists between entering and leaving a producer."""
 
     def __init__(
-        self, store: Store, started: Started, pacer: Pacer, limits: Limits, nursery: trio.Nursery
+        self, store: Store, started: Started, pacer: Pacer, settings: ProducerSettings, nursery: trio.Nursery
     ) -> None:
         self.started = started
         self.changed = trio.lowlevel.ParkingLot()
-        self.pending = Pending(started.state.next_seq, memory_bytes_max=limits.max_pending_bytes)
+        self.pending = Pending(started.state.next_seq, memory_bytes_max=settings.max_pending_bytes)
         self.snapshots = SnapshotWriter(store, started.identity, started.committer.reader)
         self._who = f"producer {started.me.producer_id!r}"
-        self._limits = limits
+        self._settings = settings
         self._nursery = nursery
         self._failure: StepfsError | None = None
         self._scopes: dict[trio.CancelScope, None] = {}  # in the order they began: simulations replay it
@@ -48,8 +48,10 @@ class RunningProducer:
             snapshots=self.snapshots,
             changed=self.changed,
         )
-        self._writer = TgbWriter(store, started.identity, started.me, at_once=limits.uploads)
-        self._lead = Lead(store, started.identity, steps_max=limits.max_lead, bytes_max=limits.max_lead_bytes)
+        self._writer = TgbWriter(store, started.identity, started.me, at_once=settings.uploads)
+        self._lead = Lead(
+            store, started.identity, steps_max=settings.max_lead, bytes_max=settings.max_lead_bytes
+        )
         nursery.start_soon(self._guarded, self.loop.run)
         nursery.start_soon(self._guarded, self.snapshots.run)
 
@@ -58,31 +60,31 @@ class RunningProducer:
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args) from self._failure
 
-    async def moved(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until something changed; raises what stopped the producer."""
         self.check()  # it says so once, and we may come late
         await self.changed.park()
         self.check()
 
-    async def room(self, payload_bytes: int) -> None:
+    async def wait_for_capacity(self, payload_bytes: int) -> None:
         """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append."""
         backoff = self._backoff("max_lead")
         while True:
             self.check()
             head = self.loop.head
             if not self.pending.admits(payload_bytes):
-                await self.moved()
+                await self.wait_for_change()
             elif self._lead.look_due(head, self.pending, payload_bytes):
                 await backoff.through(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
             elif self._lead.exceeded(head, self.pending, payload_bytes):
                 self._lead.note_held()
                 with trio.move_on_after(self._lead.pause_s):
-                    await self.moved()
+                    await self.wait_for_change()
             else:
                 self._lead.note_moving()
                 return
 
-    def begin(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
+    def start_upload(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
         """Give an append its place and start its upload; never waits."""
         item = self.pending.add(payloads, records, position)
         self._nursery.start_soon(self._guarded, self._upload, item)
@@ -96,7 +98,7 @@ class RunningProducer:
         self.changed.unpark_all()
 
     def _backoff(self, what: str) -> Backoff:
-        return Backoff(f"{self._who}: {what}", self._limits.give_up_after)
+        return Backoff(f"{self._who}: {what}", self._settings.give_up_after)
 
     async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run a background task; its failure becomes the producer's."""

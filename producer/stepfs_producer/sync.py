@@ -8,26 +8,37 @@ pid first (hazard 8).
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import trio
 
-from stepfs.clock import Clock
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
-from stepfs.store.api import Store
 from stepfs_producer.commit_loop import CommitStats
-from stepfs_producer.limits import GIVE_UP_AFTER_S, MAX_DELAY_S, MAX_PENDING_BYTES, UPLOADS
-from stepfs_producer.pace import Pacer, Pacing
+from stepfs_producer.pace import Pacing
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.tgb_writer import Payload
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def _takes_what(
+    model: Callable[Concatenate[Any, _P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Producer, _P], None]]:
+    """The decorated `__init__` has the parameters of `model`, for type checkers and for help()."""
+
+    def adopt(init: Callable[..., None]) -> Callable[Concatenate[Producer, _P], None]:
+        init.__signature__ = inspect.signature(model)  # type: ignore[attr-defined]
+        return init
+
+    return adopt
 
 
 class Producer:
@@ -36,36 +47,9 @@ class Producer:
     May be used from several threads of one process; appends take their seqs in the order they get through.
     """
 
-    def __init__(
-        self,
-        lake_url: str,
-        *,
-        producer_id: str,
-        endpoint_url: str | None = None,
-        max_pending_bytes: int = MAX_PENDING_BYTES,
-        max_delay: float = MAX_DELAY_S,
-        max_lead: int | None = None,
-        max_lead_bytes: int | None = None,
-        uploads: int = UPLOADS,
-        give_up_after: float = GIVE_UP_AFTER_S,
-        store: Store | None = None,
-        clock: Clock | None = None,
-        pacer: Pacer | None = None,
-    ) -> None:
-        self._async = AsyncProducer(
-            lake_url,
-            producer_id=producer_id,
-            endpoint_url=endpoint_url,
-            max_pending_bytes=max_pending_bytes,
-            max_delay=max_delay,
-            max_lead=max_lead,
-            max_lead_bytes=max_lead_bytes,
-            uploads=uploads,
-            give_up_after=give_up_after,
-            store=store,
-            clock=clock,
-            pacer=pacer,
-        )
+    @_takes_what(AsyncProducer.__init__)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self._async = AsyncProducer(*arguments, **settings)
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None

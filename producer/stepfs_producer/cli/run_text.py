@@ -18,7 +18,7 @@ from stepfs.errors import UsageError
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
-from stepfs_producer import Producer, limits
+from stepfs_producer import Producer
 from stepfs_producer.cli.ensure_lake import committed_positions, ensure_lake
 from stepfs_producer.cli.feed import Ending, feed
 from stepfs_producer.cli.progress import showing
@@ -32,6 +32,7 @@ from stepfs_producer.plan.payload import encoder_for
 from stepfs_producer.plan.source import Shard, TextSource
 from stepfs_producer.plan.text import Shape, TextPosition, TextStep, late_files, resume, text_steps
 from stepfs_producer.plan.tokenize import ByteTokenizer, Tokenizer
+from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _patient_producer(lake: str, producer_id: str, store_options: StoreOptions) 
     store = open_store(lake, options=store_options, silence=silence)
     try:
         with Producer(lake, producer_id=producer_id, store=store) as producer:
-            silence.be_patient(limits.GIVE_UP_AFTER_S)
+            silence.be_patient(GIVE_UP_AFTER_S)
             yield producer
     finally:
         trio.run(store.aclose)

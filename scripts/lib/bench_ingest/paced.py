@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pacemodel import Model, around
 
 from bench.report import Report, Row
-from stepfs_producer.limits import MAX_DELAY_S
 from stepfs_producer.pace import interval_s
+from stepfs_producer.settings import MAX_DELAY_S
 
 PRODUCERS = (16, 64, 100, 256, 1000)
 EXPOSURES_S = (0.01, 0.05, 0.1)

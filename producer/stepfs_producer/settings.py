@@ -1,4 +1,4 @@
-"""The bounds of one producer, checked once: memory, delay, lead, parallelism, patience."""
+"""The settings of one producer, checked once: memory, delay, lead, parallelism, patience."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ GIVE_UP_AFTER_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """See `stepfs_producer.producer.AsyncProducer` for what each means; `UsageError` if one makes no sense."""
+class ProducerSettings:
+    """What `Producer` and `AsyncProducer` take as keywords; `UsageError` if a value makes no sense."""
 
+    # Payload bytes held in memory until they are committed; also the largest batch.
     max_pending_bytes: int = MAX_PENDING_BYTES
+    # Seconds a durable batch waits at most for its first commit attempt, unless more producers share the log than can
+    # commit that often (logged once; see `AsyncProducer.pacing`).
     max_delay: float = MAX_DELAY_S
+    # Steps that the lake may run ahead of its slowest consumer group: more than lie between two checkpoints. None: any.
     max_lead: int | None = None
+    # The same in payload bytes.
     max_lead_bytes: int | None = None
+    # Uploads under way at a time.
     uploads: int = UPLOADS
+    # Seconds without an answer from the store until `StoreUnreachableError`.
     give_up_after: float = GIVE_UP_AFTER_S
 
     def __post_init__(self) -> None:
