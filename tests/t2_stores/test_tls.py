@@ -24,7 +24,7 @@ def certificate(tmp_path_factory):
     subject = ["-subj", "/CN=stepfs-test", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-out", str(paths[0]), "-keyout", str(paths[1])]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
     return paths
 
 

@@ -29,5 +29,5 @@ def test_a_killed_guardian_is_replaced_and_the_next_one_frees_readers(file_url, 
         mount.kill(signal.SIGKILL)
         gone_within(mount.pid, 10)
         gone_within(second, 10)
-        with pytest.raises(OSError, match="not connected"):
+        with pytest.raises(OSError, match=r"not connected|abort"):  # a thread may still be closing the device
             os.listdir(mount.directory)

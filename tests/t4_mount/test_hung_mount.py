@@ -124,5 +124,5 @@ def test_aborting_leaves_the_dead_mount_in_place_and_no_other_mount_is_touched(h
     assert not asked.is_alive()
     assert "OSError" in reader.communicate(timeout=ANSWERED_S)[1]
     assert mountinfo.mount_at(hung) == at
-    with pytest.raises(OSError, match="not connected"):
+    with pytest.raises(OSError, match=r"not connected|abort"):  # a thread may still be closing the device
         os.listdir(hung)

@@ -67,7 +67,9 @@ def kill_while_priming(lake, directory, seed):
             for reader in readers:
                 reader.wait(timeout=ENDED_S)
             gone_within(mount.pid, max(0.1, ENDED_S - (time.monotonic() - killed_at)))
-            with pytest.raises(OSError, match="not connected"):
+            with pytest.raises(
+                OSError, match=r"not connected|abort"
+            ):  # a thread may still be closing the device
                 os.listdir(directory)
         finally:
             for reader in readers:

@@ -86,7 +86,7 @@ def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: sign
         workers = children(process.pid)
         assert workers, "the producers have started"
         process.send_signal(sign)
-        assert process.wait(30) == 130
+        assert process.wait(100) == 130
     finally:
         process.kill()
         process.stderr.close()

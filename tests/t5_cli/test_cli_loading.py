@@ -26,7 +26,7 @@ main()
 def interrupted(package, module, argv, *, handler="signal.default_int_handler"):
     code = INTERRUPTED.format(package=package, module=module, argv=argv, handler=handler)
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
     )
 
 

@@ -24,7 +24,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
         stdin=subprocess.DEVNULL,
     )
 
@@ -74,7 +74,7 @@ def test_watching_shows_what_is_committed_until_interrupted(file_url):
             while frontier != 1:
                 frontier = json.loads(process.stdout.readline())["frontier"]
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=100)
         finally:
             process.kill()
     assert (process.returncode, err) == (130, "")
@@ -88,7 +88,7 @@ def test_output_may_be_cut_off(file_url):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.stdout.strip() in {"0", "141"}
     assert done.stderr == ""
@@ -102,6 +102,6 @@ def test_it_runs_without_a_home_and_without_a_terminal():
         text=True,
         check=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=100,
     )
     assert done.stdout.startswith("stepfs ")

@@ -19,7 +19,7 @@ def complete(words: str, position: int) -> list[str]:
         "COMP_WORDS": words,
         "COMP_CWORD": str(position),
     }
-    done = subprocess.run([STEPFS], env=env, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([STEPFS], env=env, capture_output=True, text=True, timeout=100, check=True)
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -40,5 +40,5 @@ def test_words_are_completed(words, position, expected):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_is_given_something_to_source(shell):
     env = {"PATH": os.environ["PATH"], "_STEPFS_COMPLETE": f"source_{shell}"}
-    done = subprocess.run([STEPFS], env=env, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([STEPFS], env=env, capture_output=True, text=True, timeout=100, check=True)
     assert "_STEPFS_COMPLETE=complete_" in done.stdout

@@ -28,7 +28,7 @@ def test_a_mistyped_command_does_not_fence_the_producer_at_work(
     refused(produce(file_url, "-i", corpus, "--producer-id", "text-0-of-1", *mistake), 4, says)
     assert first.poll() is None
     first.send_signal(signal.SIGTERM)
-    _, err = first.communicate(timeout=30)
+    _, err = first.communicate(timeout=100)
     assert first.returncode == 143, err
 
 

@@ -43,7 +43,7 @@ def test_from_the_start(mute: str, corpus: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert time.monotonic() - began_s < 20  # four time-outs of 20 s without it
     waiting, gave_up = done.stderr.splitlines()

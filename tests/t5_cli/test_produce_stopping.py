@@ -20,7 +20,7 @@ def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.
         assert not stopping.requested
         signal.raise_signal(signal.SIGTERM)
         assert stopping.requested
-        assert stopping.wait(60)  # does not sleep
+        assert stopping.wait(100)  # does not sleep
         signal.raise_signal(signal.SIGTERM)  # a supervisor that repeats itself does not abandon anything
         signal.raise_signal(signal.SIGINT)
     assert stopping.exit_code == 143
@@ -55,7 +55,7 @@ def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: 
         except OSError:  # EIO: the other end is closed
             break
     os.close(ours)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=100)
     assert process.returncode == 0
     assert out.startswith(b"{")
     assert out.count(b"\n") == 1

@@ -38,7 +38,7 @@ def produce(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def produce_in_a_process(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [PROGRAM, "text", lake, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def committed(lake: str) -> list[tuple[str, list[bytes]]]:
@@ -98,7 +98,7 @@ def test_the_lake_holds_exactly_what_was_planned(file_url: str, corpus: Path, ex
 def test_two_producers_that_start_at_once_share_one_lake(lake_url: str, corpus: Path) -> None:
     shared = ["-i", str(corpus), "--slices", "1", "--seq-len", "64", "--ext", ".bin"]
     both = [subprocess.Popen([PROGRAM, "text", lake_url, *shared, "--shard", f"{i}/2"]) for i in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
+    assert [process.wait(100) for process in both] == [0, 0]
     steps = committed(lake_url)
     for i in range(2):
         mine = [payloads for producer, payloads in steps if producer == f"text-{i}-of-2"]
@@ -138,7 +138,7 @@ def test_a_signal_ends_it_between_two_steps(
 ) -> None:
     process = running(file_url, corpus)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == code
     assert err.count("\n") == 1
     assert "stopping as soon as what was appended is committed" in err
@@ -155,7 +155,7 @@ def test_a_signal_ends_it_between_two_steps(
 def test_a_second_process_of_the_same_id_fences_the_first(file_url: str, corpus: Path) -> None:
     first = running(file_url, corpus)
     second = produce_in_a_process(file_url, "-i", corpus, "--seq-len", 16)
-    _, err = first.communicate(timeout=30)
+    _, err = first.communicate(timeout=100)
     assert second.returncode == 0
     assert first.returncode == 7, err
     assert "Traceback" not in err

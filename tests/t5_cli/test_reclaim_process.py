@@ -26,4 +26,4 @@ def test_it_starts_while_the_store_is_away_and_stops_when_told():
         for _ in range(2):
             assert "trying again in 0.1 s" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(100) == 130

@@ -75,7 +75,7 @@ def reclaiming(url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=100) == 130
     finally:
         process.kill()
         process.wait()
