@@ -10,14 +10,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pytest
 import trio
 from deterministic import run_seeded
 from ledger import Ledger, payload
 
 from stepfs.clock import TrioClock
-from stepfs.format.ids import SEGMENT_STEPS
+from stepfs.errors import StepfsError
+from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.records import LakeIdentity
+from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
+from stepfs.lake.reclaim.run import reclaim
 from stepfs.testing.faults import Plan, no_faults
 from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
@@ -77,3 +81,15 @@ def simulate(scenario: Callable[[World], Awaitable[T]], *, seed: int = 0) -> T:
         return await scenario(await World.create())
 
     return run_seeded(main, seed=seed)
+
+
+def caught() -> pytest.RaisesExc[BaseException]:
+    """A mutant shows itself to the ledger, to the writer's own assertions, or to the rules of `apply`."""
+    return pytest.raises((AssertionError, StepfsError))
+
+
+async def reclaim_below(world: World, step: int) -> None:
+    store = world.store("reclaimer")
+    world.ledger.promise("trainer", step)
+    await Group.of(store, world.identity, "trainer").add(Step(step), keep=1)
+    await reclaim(store, world.identity)

@@ -1,4 +1,4 @@
-"""The hazards of COMMIT.md that concern a producer, each met on purpose; and mutants that must be caught.
+"""The hazards of COMMIT.md that concern a slot and its answers, each met on purpose; and mutants that must be caught.
 
 A mutant puts one classic mistake back. If its run still passed, the scenario would prove nothing.
 """
@@ -10,20 +10,11 @@ from dataclasses import replace
 
 import pytest
 import trio
-from ledger import payload
-from producer_world import SLICES, World, append, feed, simulate
+from producer_world import World, append, caught, feed, reclaim_below, simulate
 
-from stepfs.errors import RefusedError, StepfsError
-from stepfs.format import snapshot as snapshot_format
 from stepfs.format.commit import Commit
-from stepfs.format.ids import Epoch, Step
-from stepfs.format.keys import LAKE
 from stepfs.format.snapshot import LogState
-from stepfs.lake.groups import Group
-from stepfs.lake.identity import create_lake
-from stepfs.lake.log import snapshots as log_snapshots
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.sequence import Lost, Mine, SlotOutcome
 from stepfs.store.api import Put, Store
 from stepfs.testing.faults import (
@@ -42,16 +33,9 @@ from stepfs.testing.faults import (
 )
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop
-from stepfs_producer.commit_loop import IDENTITY_CHECK_S, CommitLoop, CommitStats
-from stepfs_producer.pace import Pacer
-from stepfs_producer.pending import Item, Pending
+from stepfs_producer.commit_loop import CommitStats
+from stepfs_producer.pending import Pending
 from stepfs_producer.rebase import Durable, Incarnation, Refusal, Stamp, rebase
-from stepfs_producer.tgb_writer import TgbWriter
-
-
-def caught() -> pytest.RaisesExc[BaseException]:
-    """A mutant shows itself to the ledger, to the writer's own assertions, or to the rules of `apply`."""
-    return pytest.raises((AssertionError, StepfsError))
 
 
 def forgetful_rebase(
@@ -69,13 +53,6 @@ def forgetful_rebase(
 async def trusting_take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
     """A writer that believes the first answer: anything but success is a conflict."""
     return Mine() if await store.create(key, body) is Put.CREATED else Lost(taken=True)
-
-
-async def reclaim_below(world: World, step: int) -> None:
-    store = world.store("reclaimer")
-    world.ledger.promise("trainer", step)
-    await Group.of(store, world.identity, "trainer").add(Step(step), keep=1)
-    await reclaim(store, world.identity)
 
 
 async def hazard_01(world: World, faults: Sequence[Fault]) -> None:
@@ -238,177 +215,3 @@ def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(commit_loop, "rebase", forgetful_rebase)
     with caught():
         simulate(hazard_05)
-
-
-async def hazard_06(world: World) -> None:
-    """A producer is away so long that nothing of it is left but its state."""
-    async with world.producer("away") as producer:
-        await feed(producer, 3)
-    async with world.producer("busy") as busy:
-        await feed(busy, 2100)
-        await busy.flush()
-    await reclaim_below(world, 2050)
-    async with world.producer("away") as producer:
-        assert (producer.position, producer.next_seq) == (3, 3)
-        await feed(producer, 5)
-    world.check(away=5, busy=2100)
-
-
-def test_hazard_06_producer_state_never_expires() -> None:
-    simulate(hazard_06)
-
-
-def test_hazard_06_mutant_that_expires_idle_producers(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = snapshot_format.encode_snapshot
-
-    def expire(state: LogState) -> bytes:
-        recent = {name: known for name, known in state.producers.items() if state.version - known.version < 3}
-        return keep(replace(state, producers=recent))
-
-    monkeypatch.setattr(log_snapshots, "encode_snapshot", expire)
-    with caught():
-        simulate(hazard_06)
-
-
-async def hazard_07(world: World) -> list[str]:
-    """The lake is dropped and another one made under the same URL, with a producer still at work."""
-    operator = world.store("operator")
-    new_id = ""
-    with pytest.raises(RefusedError, match="recreated"):
-        async with world.producer("p") as producer:
-            await append(producer, 0)
-            await producer.flush()
-            await operator.delete([entry.key for entry in await operator.list("")])
-            new_id = (await create_lake(operator, slices=SLICES)).lake_id
-            for number in range(1, 100):
-                await producer.append([payload("p", number, i) for i in range(SLICES)], position=number)
-                await producer.flush()
-                await trio.sleep(IDENTITY_CHECK_S / 20)
-    return [entry.key for entry in await operator.list("") if entry.key.startswith(new_id)]
-
-
-def test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to() -> None:
-    assert simulate(hazard_07) == []
-
-
-def test_hazard_07_mutant_that_never_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_loop, "IDENTITY_CHECK_S", float("inf"))
-    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        simulate(hazard_07)
-
-
-def test_hazard_07_a_dropped_lake_is_noticed() -> None:
-    async def scenario(world: World) -> None:
-        operator = world.store("operator")
-        with pytest.raises(Exception, match="not a lake") as caught:
-            async with world.producer("p") as producer:
-                await operator.delete([LAKE])
-                await trio.sleep(IDENTITY_CHECK_S)
-                await append(producer, 0)
-        assert type(caught.value).__name__ == "AbsentError"
-
-    simulate(scenario)
-
-
-def test_hazard_08_no_two_uploads_share_a_name() -> None:
-    """Two images of one process (fork, restored checkpoint) upload the same seq: neither overwrites the other."""
-
-    async def scenario(world: World) -> set[str]:
-        me = Incarnation("p", Epoch(1), b"i" * 16)
-        item = Item(0, (b"x",), (1,), b"", 1)
-        writers = [TgbWriter(world.store("p"), world.identity, me, at_once=1) for _ in range(2)]
-        return {(await writer.write(item, writer.new_key(item))).key for writer in writers}
-
-    assert len(simulate(scenario)) == 2
-
-
-async def hazard_09(world: World, others: int) -> float:
-    """That many contenders in view, the longest jitter, and one record: how long until it can be read?"""
-    async with world.producer("p", max_delay=3.0) as producer:
-        await append(producer, 0)
-        await producer.flush()
-        pacer = producer._running.loop._pacer
-        pacer._draw = lambda _low, high: high
-        pacer.others = others
-        for _ in range(9):
-            pacer.won(started_s=trio.current_time(), exposure_s=0.02)
-        appended_s = trio.current_time()
-        await append(producer, 1)
-        await producer.flush()
-        return trio.current_time() - appended_s
-
-
-def test_hazard_09_adaptive_batching_flushes_within_its_bound() -> None:
-    assert 2.0 < simulate(lambda world: hazard_09(world, 29)) < 3.1
-
-
-def test_hazard_09_a_bound_shorter_than_the_pace_becomes_the_pace() -> None:
-    assert 15.0 < simulate(lambda world: hazard_09(world, 150)) < 15.0 * 1.15 + 0.5
-
-
-@pytest.mark.logs("move it nearer to the store")
-def test_a_producer_that_loses_all_the_time_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(world: World) -> None:
-        async with trio.open_nursery() as nursery:
-            for who in "abcdefgh":
-                nursery.start_soon(one, world, who)
-
-    async def one(world: World, who: str) -> None:
-        async with world.producer(who) as producer:
-            await feed(producer, 20, pause_s=0.3)
-
-    simulate(scenario)
-    assert "move it nearer" not in caplog.text, "losing now and then is usual"
-    monkeypatch.setattr(commit_loop, "LOSSES_WORTH_SAYING", 1)
-    simulate(scenario)
-    told = [record.args[0] for record in caplog.records if "move it nearer" in record.msg]
-    assert 0 < len(told) == len(set(told))
-
-
-def test_hazard_09_mutant_that_only_adapts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pacer, "gives_way", True)
-    with monkeypatch.context() as silent:
-        silent.setattr(CommitLoop, "_say_if_giving_way", lambda _loop: None)
-        assert simulate(lambda world: hazard_09(world, 29)) > 3.1
-
-
-@pytest.mark.logs("raise max_delay")
-def test_hazard_09_a_bound_that_gives_way_to_the_pacing_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p", max_delay=0.0) as producer:
-            await append(producer, 0)
-            await producer.flush()
-            async with trio.open_nursery() as nursery:
-                for who in "abcdefgh":
-                    nursery.start_soon(other, world, who)
-            for number in range(1, 4):
-                await append(producer, number)
-                await producer.flush()
-            assert producer.pacing.gives_way
-            assert producer.pacing.others == 8
-
-    async def other(world: World, who: str) -> None:
-        async with world.producer(who) as producer:
-            await feed(producer, 1)
-
-    simulate(scenario)
-    assert sum(str(record.args).startswith("('p',") for record in caplog.records) == 1
-
-
-def test_hazard_11_a_snapshot_is_of_a_committed_state_only() -> None:
-    """What is handed to the snapshot writer is the state after a commit that passed the floor check."""
-
-    async def scenario(world: World) -> None:
-        async with world.producer("p") as producer:
-            await feed(producer, 1100)
-        store = world.store("reader")
-        snapshots = await store.list(f"{world.identity.lake_id}/snapshot/")
-        assert snapshots
-        reader = await LogReader.open(store, world.identity)
-        assert reader.state.digest == world.ledger.digests[-1]
-
-    simulate(scenario)

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 
 import pytest
 import trio
-from deterministic import scaled
 from ledger import payload
 from process_store import ProcessStore
 from producer_world import SLICES, World, append, feed, simulate
 
 from stepfs.clock import TrioClock
-from stepfs.errors import FencedError, SealedError, StoreUnreachableError, UsageError
+from stepfs.errors import FencedError, SealedError, UsageError
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
-from stepfs.testing.faults import (
-    CONFLICT_409,
-    ERROR_500,
-    ERROR_500_APPLIED,
-    LOST_REQUEST,
-    LOST_RESPONSE,
-    OWN_412,
-    RESET_AFTER,
-    RESET_BEFORE,
-    THROTTLED_503,
-    Weighted,
-    delayed,
-)
-
-HOSTILE = {
-    LOST_REQUEST: 0.02,
-    LOST_RESPONSE: 0.03,
-    RESET_BEFORE: 0.03,
-    RESET_AFTER: 0.05,
-    ERROR_500: 0.02,
-    ERROR_500_APPLIED: 0.02,
-    THROTTLED_503: 0.02,
-    CONFLICT_409: 0.05,
-    OWN_412: 0.05,
-    delayed(3.0): 0.02,
-    delayed(20.0, wait_s=15.0): 0.01,
-}
-FAR = "trying on for|not written|raise max_delay"
 
 
 async def killed_then_restarted(world: World, kill_at: int) -> bool:
@@ -190,41 +160,6 @@ def test_of_racing_starts_exactly_one_lives(seed: int) -> None:
     simulate(scenario, seed=seed)
 
 
-@pytest.mark.logs(FAR)
-@pytest.mark.parametrize("seed", range(25))
-def test_many_producers_on_a_hostile_store(seed: int) -> None:
-    """Six producers, each killed and restarted at random, faults on every kind of request, boundaries crossed often."""
-    per_producer, lives = 12, 4
-
-    async def scenario(world: World) -> None:
-        world.ledger.segment_steps = 8
-
-        async def life(who: str, number: int, *, killed: bool) -> None:
-            plan = Weighted(HOSTILE)
-            plan.active = killed
-            store = world.store(who, plan, seed=seed * 100 + number)
-            with trio.CancelScope() as scope:
-                store.kill = scope.cancel
-                store.kill_at = 5 + store._rng.randrange(60) if killed else None
-                async with world.producer(who, store, max_delay=1.0) as producer:
-                    await feed(producer, per_producer, pause_s=0.05)
-
-        async def life_after_life(who: str) -> None:
-            for number in range(lives):
-                with suppress(StoreUnreachableError):
-                    await life(who, number, killed=True)
-            await life(who, lives, killed=False)
-
-        async with trio.open_nursery() as nursery:
-            for number in range(6):
-                nursery.start_soon(life_after_life, f"p{number}")
-        await world.settle()
-        world.check(**{f"p{number}": per_producer for number in range(6)})
-
-    with scaled(SEGMENT_STEPS=8):
-        simulate(scenario, seed=seed)
-
-
 def test_an_exception_abandons_what_is_pending_and_a_clean_end_does_not() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(KeyError, match="mine"):
@@ -272,33 +207,6 @@ def test_a_sealed_lake_ends_producers_and_lets_no_new_ones_start() -> None:
             async with world.producer("q"):
                 raise AssertionError("started")
         world.check(p=1)
-
-    simulate(scenario)
-
-
-@pytest.mark.logs(FAR)
-def test_an_outage_is_borne_and_a_longer_one_ends_the_producer() -> None:
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        down = Weighted({RESET_BEFORE: 1.0})
-        down.active = False
-        store.plan = down
-        with pytest.raises(StoreUnreachableError, match="no answer"):
-            async with world.producer("p", store, give_up_after=300.0) as producer:
-                await feed(producer, 1)
-                await producer.flush()
-                down.active = True
-                await append(producer, 1)
-                await trio.sleep(200.0)
-                down.active = False
-                await producer.flush()
-                await trio.sleep(200.0)
-                down.active = True
-                await append(producer, 2)
-                await producer.flush()
-        async with world.producer("p") as producer:
-            assert producer.position == 2
-        world.check(p=2)
 
     simulate(scenario)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import servers
 import trio
 
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
+from stepfs.store.s3.s3_store import S3Store
 from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 
 LANES = 10
@@ -39,3 +41,32 @@ async def stores(request: pytest.FixtureRequest) -> AsyncIterator[list[Store]]:
 def store(stores: list[Store]) -> Store:
     """An empty store."""
     return stores[0]
+
+
+@pytest.fixture
+async def direct(s3_url):
+    store = open_store(s3_url)
+    yield store
+    await store.aclose()
+
+
+def through(proxy, direct, **timeouts):
+    prefix = direct.url.removeprefix(f"s3://{servers.BUCKET}/")
+    return S3Store(servers.BUCKET, prefix, endpoint_url=proxy.endpoint_url, **timeouts)
+
+
+@pytest.fixture
+async def proxied(fault_proxy, direct):
+    store = through(fault_proxy, direct)
+    yield store
+    with trio.CancelScope(shield=True):
+        await store.aclose()
+
+
+@pytest.fixture
+async def hasty(fault_proxy, direct):
+    """Gives up early on an answer that never comes; a busy server may also be too slow for it."""
+    store = through(fault_proxy, direct, commit_timeout_s=2.0, data_timeout_s=2.0)
+    yield store
+    with trio.CancelScope(shield=True):
+        await store.aclose()

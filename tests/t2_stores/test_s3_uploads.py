@@ -1,0 +1,128 @@
+"""Big uploads, batched deletes and cancelled requests against a real S3 server: nothing is left behind, nothing is half done."""
+
+from __future__ import annotations
+
+import os
+
+import faultproxy
+import pytest
+import trio
+from faultproxy import (
+    ERROR_500,
+    RESET_AFTER,
+    RESET_BEFORE,
+)
+
+from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.store.api import Put
+from stepfs.store.s3.upload import SINGLE_BYTES_MAX
+
+
+async def test_keys_that_a_server_puts_off_are_deleted_again(direct, monkeypatch):
+    """S3 answers 200 with an error for a single key now and then; botocore does not look at those."""
+    await direct.put("a", [b"x"])
+    await direct.put("b", [b"x"])
+    real, answers = direct._delete, [{"b": "InternalError"}, {"b": "SlowDown"}, {}]
+    asked = []
+
+    def delete(keys):
+        asked.append(tuple(keys))
+        real(keys)
+        return answers.pop(0)
+
+    monkeypatch.setattr(direct, "_delete", delete)
+    await direct.delete(["a", "b"])
+    assert asked == [("a", "b"), ("b",), ("b",)]
+    monkeypatch.setattr(direct, "_delete", lambda keys: dict.fromkeys(keys, "InternalError"))
+    with pytest.raises(StoreUnreachableError, match=r"cannot delete a .* puts it off"):
+        await direct.delete(["a"])
+    monkeypatch.setattr(direct, "_delete", lambda keys: {"a": "InternalError", "b": "AccessDenied"})
+    with pytest.raises(RefusedError, match=r"cannot delete b .*AccessDenied.*rights"):
+        await direct.delete(["a", "b"])
+
+
+async def test_a_big_upload_survives_trouble_and_is_verified(proxied, direct, fault_proxy):
+    body = os.urandom(100 << 20)
+    for trouble, part in [
+        (RESET_BEFORE, "partNumber=2"),
+        (ERROR_500, "partNumber=3"),
+        (RESET_AFTER, "partNumber=4"),
+    ]:
+        fault_proxy.once("PUT", part, trouble)
+    fault_proxy.once("POST", "uploadId", RESET_AFTER)
+    await proxied.put("data/big", [body[: 30 << 20], body[30 << 20 :]])
+    buffer = bytearray(len(body))
+    assert await direct.read_into("data/big", 0, memoryview(buffer)) == len(body)
+    assert buffer == body
+    assert proxied.counts.put == len(fault_proxy.handled)
+
+
+async def test_a_failed_big_upload_is_given_back(proxied, direct, fault_proxy):
+    def break_pieces(method, part):
+        for _ in range(40):
+            fault_proxy.once(method, part, ERROR_500)
+
+    break_pieces("PUT", "partNumber=2")
+    with pytest.raises(StoreUnreachableError, match="cannot write data/big"):
+        await proxied.put("data/big", [b"x" * (SINGLE_BYTES_MAX + 1)])
+    assert fault_proxy.handled[-1].method == "DELETE"  # after the last piece
+    assert await direct.list("") == []
+
+
+async def test_a_cancelled_big_upload_is_given_back(proxied, direct, fault_proxy):
+    fault_proxy.once("PUT", "partNumber=2", faultproxy.Trouble("slow", delay_s=1.0))
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(proxied.put, "data/big", [b"x" * (200 << 20)])
+            while len(fault_proxy.handled) < 4:  # noqa: ASYNC110 - until pieces are on their way
+                await trio.sleep(0.01)
+            scope.cancel()
+    assert fault_proxy.handled[-1].method == "DELETE"
+    assert len(fault_proxy.handled) < 14  # not all of the 13 pieces
+    assert await direct.list("") == []
+
+
+async def test_a_cancelled_upload_returns_at_once_and_never_becomes_other_bytes(proxied, direct, fault_proxy):
+    fault_proxy.once("PUT", "data/1", faultproxy.Trouble("slow", delay_s=0.5))
+    body = bytearray(b"x" * (32 << 20))
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(proxied.put, "data/1", [body])
+            while not fault_proxy.handled:  # noqa: ASYNC110 - until it is on its way
+                await trio.sleep(0.01)
+            scope.cancel()
+    body[:] = b"y" * len(body)
+    with trio.fail_after(10):
+        while proxied._threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
+            await trio.sleep(0.02)
+    assert len(fault_proxy.handled) == 1
+    assert await direct.get("data/1") is None
+
+
+async def test_a_cancelled_read_lets_go_of_the_buffer_and_the_connection(proxied, direct, fault_proxy):
+    await direct.put("data/1", [b"x" * (8 << 20)])
+    fault_proxy.once("GET", "data/1", faultproxy.slowly(1 << 20))
+    buffer = bytearray(8 << 20)
+    started = trio.current_time()
+    with trio.move_on_after(1.0):
+        await proxied.read_into("data/1", 0, memoryview(buffer))
+    assert trio.current_time() - started < 3.0  # not the timeout, nor the 8 s transfer
+    buffer[:] = b"m" * len(buffer)
+    with trio.fail_after(10):
+        while proxied._threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
+            await trio.sleep(0.02)
+    assert buffer == b"m" * len(buffer)
+
+
+async def test_a_cancelled_create_still_reports_how_it_ended(proxied, fault_proxy):
+    fault_proxy.once("PUT", "log/1", faultproxy.Trouble("late answer", delay_s=0.5))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        outcome = None
+        try:
+            outcome = await proxied.create("log/1", b"x")
+        except trio.Cancelled:
+            assert not fault_proxy.handled  # cancelled before it was sent
+            raise
+    assert outcome in {None, Put.CREATED}
