@@ -14,7 +14,7 @@ import tools
 from torture.audit import Audit, audit_journals
 from torture.processes import Actor
 from torture.records import Journal, Origin, payload, recognise
-from torture.run import Stage
+from torture.run import Run
 
 Edit = Callable[[list[dict]], object]
 
@@ -72,10 +72,10 @@ def audited(tmp_path: Path, edit: Edit, *, committed: int = 3) -> Audit:
         | {"epoch": 1 + step // 4, "said": f"producer-{step % 2}"}
         for step in range(6)
     ]
-    stage = Stage(tmp_path, 0, "file:///nowhere", None)
+    run = Run(tmp_path, 0, "file:///nowhere", None)
     for name in ("producer-0", "producer-1", "reader-0", "reader-1"):
         path = tmp_path / f"{name}.journal"
-        stage.actors.append(Actor(name[:-2], name, [], tmp_path / "log", path))
+        run.actors.append(Actor(name[:-2], name, [], tmp_path / "log", path))
         journal = Journal(path)
         if name.startswith("producer"):
             journal.note(committed=committed, tally={"attempts": 3, "lost": 0, "undecided": 0})
@@ -85,7 +85,7 @@ def audited(tmp_path: Path, edit: Edit, *, committed: int = 3) -> Audit:
             edit(notes)
         for note in notes:
             journal.note(**note)
-    return audit_journals(stage, 6)
+    return audit_journals(run, 6)
 
 
 def test_the_audit_is_content_when_all_is_well(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from quickstart.programs import is_mounted, processes_naming
 from torture.audit import Audit, audit_journals, audit_lake
 from torture.proxy import parse_probabilities
 from torture.records import notes
-from torture.run import COUNTED, Stage, run_stepfs, staged, stepfs, torment
+from torture.run import COUNTED, Run, inject_faults, prepared_run, run_stepfs, stepfs
 from torture.table import print_table
 
 PROXY = (
@@ -31,7 +31,7 @@ PROXY = (
     "409=0.01,503=0.004,short body=0.003,late=0.001,slow=0.01"
 )
 _KILL_LIMIT_S = 12.0  # of wall clock per kill before a run gives up
-_SETTLE_S = 600.0  # each stage of coming to rest, on a machine with other work to do
+_SETTLE_S = 600.0  # each phase of coming to rest, on a machine with other work to do
 _SHOWN_MAX = 20
 
 
@@ -42,7 +42,7 @@ class Outcome:
     audit: Audit = field(default_factory=Audit)
     faults: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    tormented_s: float = 0.0
+    under_faults_s: float = 0.0
     wall_s: float = 0.0
 
 
@@ -57,7 +57,7 @@ def main() -> int:
     try:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             del os.environ[name]
-        with staged(
+        with prepared_run(
             directory,
             store=options.store,
             seed=options.seed,
@@ -65,15 +65,15 @@ def main() -> int:
             readers=options.readers,
             rate=options.rate,
             probabilities="" if options.proxy == "none" else options.proxy,
-        ) as stage:
-            if stage.server is not None:
-                os.environ.update(stage.server.environment())
-            outcome = _play(stage, options, lambda text: console.print(_stamp(started) + text))
+        ) as run:
+            if run.server is not None:
+                os.environ.update(run.server.environment())
+            outcome = _run_and_audit(run, options, lambda text: console.print(_stamp(started) + text))
         outcome.left += [] if options.store == "file" else _remnants(directory)
         outcome.wall_s = time.monotonic() - started
         outcome.faults += [f"left behind: {what}" for what in outcome.left]
         held = not outcome.faults
-        _report(options, stage, outcome, console)
+        _report(options, run, outcome, console)
     finally:
         if options.keep or not (held or sys.exc_info()[0] is KeyboardInterrupt):
             console.print(f"journals and logs are kept in {directory}")
@@ -82,7 +82,7 @@ def main() -> int:
     return 0 if held else 1
 
 
-def _play(stage: Stage, options: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
+def _run_and_audit(run: Run, options: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
     outcome = Outcome()
     began = time.monotonic()
     limit_s = (
@@ -95,60 +95,60 @@ def _play(stage: Stage, options: argparse.Namespace, say: Callable[[str], None])
         now = time.monotonic()
         if now - said_at > 30:
             said_at = now
-            say(f"{stage.kills()} kills of {dict(stage.blows)}")
-        enough = not options.minutes and stage.kills() >= options.kills
-        return enough or now - began > limit_s
+            say(f"{run.kills()} kills of {dict(run.injected)}")
+        enough = not options.minutes and run.kills() >= options.kills
+        return bool(enough or now - began > limit_s)
 
-    say(f"seed {options.seed}, {stage.lake}, in {stage.directory}")
-    torment(stage, random.Random(options.seed), over=over, every_s=options.every)
-    outcome.tormented_s = time.monotonic() - began
-    if not options.minutes and stage.kills() < options.kills:
-        stage.faults.append(f"only {stage.kills()} of {options.kills} kills in {limit_s:.0f} s")
-    say(f"{stage.kills()} kills done; faults stop, everything comes to rest")
-    total = _settle(stage)
+    say(f"seed {options.seed}, {run.lake}, in {run.directory}")
+    inject_faults(run, random.Random(options.seed), over=over, every_s=options.every)
+    outcome.under_faults_s = time.monotonic() - began
+    if not options.minutes and run.kills() < options.kills:
+        run.faults.append(f"only {run.kills()} of {options.kills} kills in {limit_s:.0f} s")
+    say(f"{run.kills()} kills done; faults stop, everything comes to rest")
+    total = _settle(run)
     say(f"{total} steps; auditing")
-    outcome.audit = audit_journals(stage, total)
-    environment = dict(stage.actors[0].environment)
-    _unmount(stage, environment, outcome)  # first: nothing of a mount may stay in the lake either
-    audit_lake(stage, outcome.audit, environment)
-    if not stage.of("mount") or stage.server is None:
-        outcome.left += _remnants(stage.directory)
-    outcome.faults += [*stage.faults, *(fault for actor in stage.actors for fault in actor.faults)]
+    outcome.audit = audit_journals(run, total)
+    environment = dict(run.actors[0].environment)
+    _unmount(run, environment, outcome)  # first: nothing of a mount may stay in the lake either
+    audit_lake(run, outcome.audit, environment)
+    if not run.of("mount") or run.server is None:
+        outcome.left += _remnants(run.directory)
+    outcome.faults += [*run.faults, *(fault for actor in run.actors for fault in actor.faults)]
     outcome.faults += outcome.audit.faults
     return outcome
 
 
-def _settle(stage: Stage) -> int:
-    """No more blows: zombies meet their successors, producers finish, readers read to the end. Returns all steps."""
-    if stage.server is not None:
-        stage.server.be_honest()
-    stage.tend_until(
-        "waking what was frozen", lambda: all(actor.frozen is None for actor in stage.actors), _SETTLE_S
+def _settle(run: Run) -> int:
+    """No more faults: zombies meet their successors, producers finish, readers read to the end. Returns all steps."""
+    if run.server is not None:
+        run.server.be_honest()
+    run.tend_until(
+        "waking what was frozen", lambda: all(actor.frozen is None for actor in run.actors), _SETTLE_S
     )
-    stage.stop.touch()
-    _finish(stage, "producer")
-    environment = stage.actors[0].environment
-    total = int(json.loads(stepfs(environment, "status", stage.lake, "--json").stdout)["frontier"]) + 1
-    draft = stage.end.with_suffix(".draft")
+    run.stop.touch()
+    _finish(run, "producer")
+    environment = run.actors[0].environment
+    total = int(json.loads(stepfs(environment, "status", run.lake, "--json").stdout)["frontier"]) + 1
+    draft = run.end.with_suffix(".draft")
     draft.write_text(str(total))
-    draft.replace(stage.end)
-    _finish(stage, "reader")
-    _finish(stage, "sampler")
-    for reclaimer in stage.of("reclaimer"):
+    draft.replace(run.end)
+    _finish(run, "reader")
+    _finish(run, "sampler")
+    for reclaimer in run.of("reclaimer"):
         reclaimer.end()
     return total
 
 
-def _finish(stage: Stage, kind: str) -> None:
-    actors = stage.of(kind)
-    if not stage.tend_until(
+def _finish(run: Run, kind: str) -> None:
+    actors = run.of(kind)
+    if not run.tend_until(
         f"the end of the {kind}s", lambda: not any(actor.wanted for actor in actors), _SETTLE_S
     ):
-        stage.faults += [f"{actor.name} says: {actor.last_words()}" for actor in actors if actor.wanted]
+        run.faults += [f"{actor.name} says: {actor.last_words()}" for actor in actors if actor.wanted]
 
 
-def _unmount(stage: Stage, environment: dict[str, str], outcome: Outcome) -> None:
-    for actor, directory in zip(stage.of("mount"), stage.mounts(), strict=True):
+def _unmount(run: Run, environment: dict[str, str], outcome: Outcome) -> None:
+    for actor, directory in zip(run.of("mount"), run.mounts(), strict=True):
         actor.wanted = False
         done = run_stepfs(environment, "unmount", str(directory))
         if done.returncode != 0:
@@ -157,8 +157,8 @@ def _unmount(stage: Stage, environment: dict[str, str], outcome: Outcome) -> Non
             )
         elif actor.process is not None and actor.process.wait(60) != 0:
             outcome.faults.append(f"{actor.name} ended with exit code {actor.process.returncode}")
-    if stage.cache.exists() and any(stage.cache.iterdir()):
-        outcome.left.append(f"cache {[path.name for path in stage.cache.rglob('*')][:5]}")
+    if run.cache.exists() and any(run.cache.iterdir()):
+        outcome.left.append(f"cache {[path.name for path in run.cache.rglob('*')][:5]}")
 
 
 def _remnants(directory: Path) -> list[str]:
@@ -166,19 +166,19 @@ def _remnants(directory: Path) -> list[str]:
     return [*mounted, *processes_naming(directory)]
 
 
-def _report(options: argparse.Namespace, stage: Stage, outcome: Outcome, console: Console) -> None:
+def _report(options: argparse.Namespace, run: Run, outcome: Outcome, console: Console) -> None:
     audit = outcome.audit
     proxied = {}
-    if stage.server is not None and stage.server.counts.exists():
-        proxied = json.loads(stage.server.counts.read_text())
-    endings: dict[str, dict[str, int]] = {actor.name: dict(actor.endings) for actor in stage.actors}
+    if run.server is not None and run.server.counts.exists():
+        proxied = json.loads(run.server.counts.read_text())
+    endings: dict[str, dict[str, int]] = {actor.name: dict(actor.endings) for actor in run.actors}
     figures = {
         "seed": options.seed,
         "store": options.store,
         "held": not outcome.faults,
-        "kills": {kind: stage.blows[kind] for kind in (*COUNTED, "reader", "sampler")},
-        "frozen": {kind: stage.blows[f"frozen {kind}"] for kind in ("producer", "reclaimer", "mount")},
-        "fenced_zombies": sum(actor.zombies_fenced for actor in stage.actors),
+        "kills": {kind: run.injected[kind] for kind in (*COUNTED, "reader", "sampler")},
+        "frozen": {kind: run.injected[f"frozen {kind}"] for kind in ("producer", "reclaimer", "mount")},
+        "fenced_zombies": sum(actor.zombies_fenced for actor in run.actors),
         "steps": audit.steps,
         "records": audit.records,
         "readings": audit.readings,
@@ -189,11 +189,11 @@ def _report(options: argparse.Namespace, stage: Stage, outcome: Outcome, console
         "readers_differ": audit.differing,
         "live_steps_after_reclaim": audit.live,
         "probe_objects_left": audit.probes,
-        "sampled": dict(_sampled(stage)),
+        "sampled": dict(_sampled(run)),
         "attempts": dict(audit.tally),
         "proxy": proxied,
         "endings": endings,
-        "tormented_s": round(outcome.tormented_s, 1),
+        "tormented_s": round(outcome.under_faults_s, 1),
         "wall_s": round(outcome.wall_s, 1),
         "faults": outcome.faults,
     }
@@ -203,13 +203,13 @@ def _report(options: argparse.Namespace, stage: Stage, outcome: Outcome, console
         print_table(figures)
     for fault in outcome.faults[:_SHOWN_MAX]:
         console.print(f"[red]fault:[/red] {fault}", markup=True, soft_wrap=True)
-    console.print(f"the same kinds of blows in the same order: {_again(options)}", soft_wrap=True)
+    console.print(f"the same kinds of faults in the same order: {_again(options)}", soft_wrap=True)
 
 
-def _sampled(stage: Stage) -> Counter[str]:
+def _sampled(run: Run) -> Counter[str]:
     """How often the samplers read in which way: the sum over the last note of each incarnation."""
     last: dict[tuple[str, int], dict[str, int]] = {}
-    for actor in stage.of("sampler"):
+    for actor in run.of("sampler"):
         assert actor.journal is not None
         last |= {
             (actor.name, note["pid"]): note["sampled"] for note in notes(actor.journal) if "sampled" in note
@@ -250,7 +250,7 @@ def _parse() -> argparse.Namespace:
         "--readers", type=int, default=2, help="mounts, each with a reading process (default 2)"
     )
     parser.add_argument("--rate", type=float, default=4.0, help="records per second and producer (default 4)")
-    parser.add_argument("--every", type=float, default=2.5, help="mean seconds between blows (default 2.5)")
+    parser.add_argument("--every", type=float, default=2.5, help="mean seconds between faults (default 2.5)")
     parser.add_argument("--store", choices=["s3", "file"], default="s3")
     parser.add_argument("--proxy", default=PROXY, help="troubles with probabilities, or 'none' (s3 only)")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")

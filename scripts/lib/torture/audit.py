@@ -21,7 +21,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs.store.probe import PREFIX as PROBES
 from torture.records import notes
-from torture.run import Stage, run_stepfs
+from torture.run import Run, run_stepfs
 
 _SHOWN_MAX = 5
 
@@ -58,11 +58,11 @@ class Seen:
     record: int
 
 
-def audit_journals(stage: Stage, total: int) -> Audit:
+def audit_journals(run: Run, total: int) -> Audit:
     """Each record of each producer exactly once, in order; all readers agree; nothing acknowledged is missing."""
     audit = Audit(steps=total)
     steps: dict[int, Seen] = {}
-    for reader in stage.of("reader"):
+    for reader in run.of("reader"):
         assert reader.journal is not None
         mine = set()
         for note in notes(reader.journal):
@@ -79,16 +79,16 @@ def audit_journals(stage: Stage, total: int) -> Audit:
             audit.fault(
                 f"{reader.name} did not see {len(absent)} steps {absent[:_SHOWN_MAX]}, saw {len(mine)}"
             )
-    _audit_records(stage, audit, [steps[step] for step in sorted(steps)])
-    _audit_epochs(stage, audit)
+    _audit_records(run, audit, [steps[step] for step in sorted(steps)])
+    _audit_epochs(run, audit)
     return audit
 
 
-def _audit_records(stage: Stage, audit: Audit, order: list[Seen]) -> None:
+def _audit_records(run: Run, audit: Audit, order: list[Seen]) -> None:
     found: dict[str, list[int]] = defaultdict(list)
     for seen in order:
         found[seen.producer].append(seen.record)
-    for producer in stage.of("producer"):
+    for producer in run.of("producer"):
         assert producer.journal is not None
         told, last = 0, {}
         for note in notes(producer.journal):
@@ -111,10 +111,10 @@ def _audit_records(stage: Stage, audit: Audit, order: list[Seen]) -> None:
         audit.fault(f"steps of an unknown producer {stranger}")
 
 
-def _audit_epochs(stage: Stage, audit: Audit) -> None:
+def _audit_epochs(run: Run, audit: Audit) -> None:
     """What the mounts said of each step: versions rise, and no incarnation publishes after its successor."""
     said: dict[int, dict[str, Any]] = {}
-    for reader in stage.of("reader"):
+    for reader in run.of("reader"):
         assert reader.journal is not None
         for note in notes(reader.journal):
             if "epoch" in note:
@@ -130,28 +130,28 @@ def _audit_epochs(stage: Stage, audit: Audit) -> None:
         epochs[note["said"]], version = note["epoch"], note["version"]
 
 
-def audit_lake(stage: Stage, audit: Audit, environment: dict[str, str]) -> None:
+def audit_lake(run: Run, audit: Audit, environment: dict[str, str]) -> None:
     """`verify` is clean; a final reclaim leaves what the kept checkpoints need, and nothing else."""
-    if stage.of("reader"):
+    if run.of("reader"):
         for _ in range(2):
-            done = run_stepfs(environment, "reclaim", stage.lake, "--grace", "0", "--json")
+            done = run_stepfs(environment, "reclaim", run.lake, "--grace", "0", "--json")
             if done.returncode != 0:
                 audit.fault(f"final reclaim: exit code {done.returncode}: {done.stderr.strip()}")
                 return
         if json.loads(done.stdout)["deleted"]["objects"]:
             audit.fault(f"a second reclaim in a row still found something to delete: {done.stdout.strip()}")
-    done = run_stepfs(environment, "verify", stage.lake, "--json")
+    done = run_stepfs(environment, "verify", run.lake, "--json")
     report = json.loads(done.stdout or "{}")
     if done.returncode != 0 or report.get("errors"):
         audit.fault(f"verify: exit code {done.returncode}: {report.get('errors')} {done.stderr.strip()}")
-    trio.run(_audit_objects, stage, audit)
+    trio.run(_audit_objects, run, audit)
     if report.get("steps") != audit.live:
         audit.fault(f"verify read {report.get('steps')} steps, {audit.live} are live")
 
 
-async def _audit_objects(stage: Stage, audit: Audit) -> None:
+async def _audit_objects(run: Run, audit: Audit) -> None:
     """Every object in the store is one that the protocol still wants."""
-    store = open_store(stage.lake)
+    store = open_store(run.lake)
     identity = await open_lake(store)
     log = await LogReader.open(store, identity)
     groups = await list_groups(store, identity)
@@ -163,7 +163,7 @@ async def _audit_objects(stage: Stage, audit: Audit) -> None:
     entries = [await log.entry(Step(step)) for step in range(first, log.state.next_step)]
     wanted = {keys.LAKE, *(entry.tgb.key for entry in entries)}
     for producer in log.state.producers.values():
-        if producer.next_seq != max((n["committed"] for n in _acks(stage, producer.producer_id)), default=0):
+        if producer.next_seq != max((n["committed"] for n in _acks(run, producer.producer_id)), default=0):
             audit.fault(
                 f"{producer.producer_id}: the log has {producer.next_seq} records, its last word differs"
             )
@@ -186,8 +186,8 @@ async def _audit_objects(stage: Stage, audit: Audit) -> None:
     await store.aclose()
 
 
-def _acks(stage: Stage, name: str) -> list[dict[str, Any]]:
-    return [note for note in notes(stage.directory / f"{name}.journal") if "committed" in note]
+def _acks(run: Run, name: str) -> list[dict[str, Any]]:
+    return [note for note in notes(run.directory / f"{name}.journal") if "committed" in note]
 
 
 def _in_use(lake_id: str, key: str, *, floor: int, first: int) -> bool:

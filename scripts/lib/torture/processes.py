@@ -54,7 +54,7 @@ def spawn(command: Sequence[str], log: Path, **environment: str) -> subprocess.P
         )
 
 
-def put_down(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to the whole group, and wait until it is gone."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -122,7 +122,7 @@ class Actor:
         assert self.process is not None
         if self.frozen is not None and self.frozen.process is self.process:
             self.frozen = None
-        put_down(self.process)
+        kill_group(self.process)
         self.endings["kill -9"] += 1
         self.killed_at = now
         self.process, self.start_at = None, now + back_in_s
@@ -147,7 +147,7 @@ class Actor:
         self.wanted = False
         for process in (self.process, self.frozen.process if self.frozen else None):
             if process is not None and process.poll() is None:
-                put_down(process)
+                kill_group(process)
 
     def _ended(self, code: int, now: float) -> None:
         self.process = None

@@ -141,14 +141,14 @@ class Reader:
 
 def main() -> int:
     order = json.loads(sys.argv[1])
-    paths = {name: Path(order.pop(name)) for name in ("mount", "end")}
+    mount, end = Path(order.pop("mount")), Path(order.pop("end"))
     journal = Journal(Path(order.pop("journal")))
     checkpoints: Checkpoints
     if watched := order.pop("watched", None):
         checkpoints = Watched(Path(watched), journal)
     else:
         checkpoints = Said(Path(order.pop("state")), order.pop("tell"), journal)
-    reader = Reader(journal=journal, checkpoints=checkpoints, **paths, **order)
+    reader = Reader(journal=journal, checkpoints=checkpoints, mount=mount, end=end, **order)
     try:
         reader.run()
     except OSError as error:

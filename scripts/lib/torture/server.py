@@ -114,7 +114,8 @@ class Server:
         ]
         words += ["--probabilities", self._probabilities]
         self._proxy = spawn(python("torture.proxy", *words), log)
-        self._stack.callback(lambda proxy: (proxy.kill(), proxy.wait()), self._proxy)
+        self._stack.callback(self._proxy.wait)
+        self._stack.callback(self._proxy.kill)
         deadline = time.monotonic() + _PROXY_READY_S
         while not self.counts.exists():
             if self._proxy.poll() is not None or time.monotonic() > deadline:
