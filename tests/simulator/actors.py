@@ -39,7 +39,7 @@ class ProducerActor:
                 max_delay=plan.max_delay_s,
                 give_up_after=_PATIENCE_S,
             ) as producer:
-                done = producer.position or 0
+                done = int(producer.position or 0)  # type: ignore[call-overload]
                 ledger.require(
                     done == producer.next_seq <= ledger.published.get(plan.name, 0),
                     f"{plan.name} resumes at {done} with seq {producer.next_seq}, {ledger.published} is published",

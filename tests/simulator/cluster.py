@@ -117,8 +117,9 @@ class _Cluster:
         """Until every producer and trainer has reached its goal."""
         async with trio.open_nursery() as background:
             for reclaimer in self.plan.reclaimers:
-                actor = ReclaimerActor(self.world, reclaimer)
-                background.start_soon(self._process, actor, reclaimer.lives, 0.0)
+                background.start_soon(
+                    self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0
+                )
             async with trio.open_nursery() as nursery:
                 for actor, lives, begins_s in self._cast():
                     nursery.start_soon(self._process, actor, lives, begins_s)
@@ -201,7 +202,7 @@ class _Cluster:
         store = ProcessStore(self.shared, actor="end", seed=self.plan.seed)
         rng = self.world.rng("end")
         identity, end = self.ledger.identity, len(self.ledger.steps)
-        for name in (run.name for run in (*self.plan.trainers, *self.plan.watched)):
+        for name in [*(run.name for run in self.plan.trainers), *(run.name for run in self.plan.watched)]:
             step = rng.choice((end, rng.randint(self.ledger.promises[name], end)))
             self.ledger.promises[name] = step
             await Group.of(store, identity, name, self.world.clock).replace(frozenset({Step(step)}))

@@ -35,7 +35,7 @@ _wall: ContextVar[SkewedClock] = ContextVar("wall clock")
 def simulated_wall_clocks() -> Iterator[None]:
     """`SystemClock` answers with the wall clock of the simulated process that asks."""
     real = SystemClock.now_ms
-    SystemClock.now_ms = lambda _: _wall.get().now_ms()  # type: ignore[method-assign]
+    SystemClock.now_ms = lambda self: _wall.get().now_ms()  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -10,14 +10,16 @@ from process_store import ProcessStore
 from scenario import ForkPlan
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.format.fork_marker import Cut
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
-from stepfs.lake.fork import Cut, fork, group_name
+from stepfs.lake.fork import fork
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import reclaim
+from stepfs.lake.unfinished_fork import group_name
 from stepfs.testing.faulty_store import ObjectMap
 
 _GROUP = "trainer"

@@ -133,7 +133,7 @@ class TrainerActor:
         self.world.ledger.check_record(self.name, record.record_id)
         self.acknowledged.add(step)
         self.order = record.order
-        self.maybe = set(record.kept) - self.acknowledged
+        self.maybe = set(map(int, record.kept)) - self.acknowledged
         self.world.ledger.promise(self.name, min(self.acknowledged))
 
     async def _go_back(self, group: Door, step: int) -> int:

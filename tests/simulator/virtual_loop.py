@@ -157,7 +157,7 @@ class _Passes:
 
     def deadline(self) -> float:
         """When the next sleep or cancel scope ends; infinite if none will."""
-        at = self.runner.deadlines.next_deadline()
+        at: float = self.runner.deadlines.next_deadline()
         sleeps = self.sleeps
         while sleeps and not _is_waiting(sleeps[0]):
             heapq.heappop(sleeps)

@@ -182,7 +182,7 @@ def _wait_until_ready(server: S3Server, log: Path) -> None:
         except (BotoCoreError, ClientError) as error:
             exited = server.process.poll() is not None
             if exited or time.monotonic() > deadline:
-                raise RuntimeError(f"{server.process.args}: {error}\n{log.read_text()[-3000:]}") from error
+                raise RuntimeError(f"{server.process.args!r}: {error}\n{log.read_text()[-3000:]}") from error
             time.sleep(0.1)
         else:
             client.close()

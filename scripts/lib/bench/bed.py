@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,7 +171,7 @@ class Bed:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def speeds(self, what: str, seconds: dict[str, Sequence[float]], size: int) -> dict[str, float]:
+    def speeds(self, what: str, seconds: Mapping[str, Sequence[float]], size: int) -> dict[str, float]:
         """Medians in MB/s, and the raw seconds into the figures."""
         self.report.figures[what] = {side: [round(value, 6) for value in seconds[side]] for side in seconds}
         return {side: size / 1e6 / median(values) for side, values in seconds.items() if values}

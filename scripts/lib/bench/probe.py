@@ -127,7 +127,7 @@ def boto3(order: dict[str, object]) -> dict[str, object]:
 
     def part(key: str, start: int, stop: int) -> None:
         body = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}")["Body"]
-        while start < stop and (count := body.readinto(buffer[start:stop])):
+        while start < stop and (count := body.readinto(buffer[start:stop])):  # type: ignore[arg-type]
             start += count
         assert start == stop
 

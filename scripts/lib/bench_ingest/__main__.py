@@ -92,13 +92,14 @@ def measure(part: str, options: argparse.Namespace, report: Report, directory: P
                 base = (directory / "growth").as_uri()
                 trio.run(growth.run, report, "file://", base, steps, 200)
         case "bandwidth":
-            sizes, total = ((8,), 64) if quick else ((8, 64), 1024)
+            sizes = (8,) if quick else (8, 64)
+            total = 64 if quick else 1024
             trio.run(bandwidth.run, report, f"{url}/bandwidth", sizes, total, 1 if quick else 3)
         case "paced":
             paced.run(report, paced.PRODUCERS[:1] if quick else paced.PRODUCERS)
         case "simulated":
-            sizes = ((1, 20), (4, 20)) if quick else ((1, 50), (4, 50), (16, 50), (64, 200), (256, 6))
-            simulated.run(report, sizes)
+            producers = ((1, 20), (4, 20)) if quick else ((1, 50), (4, 50), (16, 50), (64, 200), (256, 6))
+            simulated.run(report, producers)
         case "pace":
             trio.run(pace.run, report, f"{url}/pace", plan(options))
         case "cold":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import random
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,10 +30,14 @@ _CORPUS = ("asyncio", "email", "http", "json", "unittest", "concurrent")
 
 
 class Work(Protocol):
-    """One kind of samples. `sample(i)` does the work of one; the corpus was made before."""
+    """One kind of samples. `prepare` makes the corpus once, `sample(i)` does the work of one sample."""
 
     name: str
-    sample_bytes: int
+
+    @property
+    def sample_bytes(self) -> int: ...
+
+    def prepare(self) -> None: ...
 
     def sample(self, number: int) -> torch.Tensor: ...
 
@@ -109,7 +113,7 @@ class Text:
         return self._held
 
 
-WORKS = {"images": Images, "text": Text}
+WORKS: dict[str, Callable[[Path], Work]] = {"images": Images, "text": Text}
 
 
 def batch(work: Work, numbers: Sequence[int]) -> torch.Tensor:

@@ -53,7 +53,7 @@ class Training:
         self._size = size
         self._directory = bed.fresh(kind)
         self.work: Work = WORKS[kind](self._directory)
-        WORKS[kind].prepare(self.work)  # type: ignore[arg-type]
+        self.work.prepare()
         self.batch = size.step_bytes // self.work.sample_bytes
         self.step_bytes = self.batch * self.work.sample_bytes
         bed.report.say(f"{self.work.name}: {size.steps} steps of {self.batch} samples")

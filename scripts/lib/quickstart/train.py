@@ -2,7 +2,8 @@
 
 python -m quickstart.train DIR
 """
-# Written as such scripts are written.
+# Written as such scripts are written: without types.
+# mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, ANN204, D101, PTH118, PTH208
 
 import os

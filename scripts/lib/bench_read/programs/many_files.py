@@ -42,12 +42,15 @@ def with_torch(paths: list[str], workers: int) -> tuple[float, int]:
             size = read(paths[number])
             return began, time.monotonic(), size
 
+    def start_together(_worker: int) -> None:
+        up.wait()
+
     loader = DataLoader(
         Files(),
         batch_size=BATCH,
         num_workers=workers,
         collate_fn=lambda rows: rows,
-        worker_init_fn=lambda _: up.wait(),
+        worker_init_fn=start_together,
         multiprocessing_context="fork",
     )
     rows = [row for batch in loader for row in batch]

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import servers
 import trio
@@ -104,7 +104,7 @@ def _hit_rate(mount: Mount, order: Sequence[int]) -> float:
     return data["hits"] / (data["hits"] + data["misses"])
 
 
-def _rate(order: dict[str, object], count: int) -> float:
+def _rate(order: Mapping[str, object], count: int) -> float:
     """Samples per second of a fresh process."""
     command = program("bench_read.programs.random_reader")
     asked = json.dumps({**order, "threads": THREADS})

@@ -46,7 +46,9 @@ def no_kernel(bed: Bed, large: Large) -> None:
 async def _read_slices(url: str, rounds: int, memory_bytes: int) -> tuple[list[float], list[float]]:
     """(cold, from memory). Memory for two files, so that most are read into buffers that were touched before."""
     store = open_store(url)
-    cold, again, target = [], [], memoryview(bytearray(b"\1" * READ_BYTES))
+    cold: list[float] = []
+    again: list[float] = []
+    target = memoryview(bytearray(b"\1" * READ_BYTES))
     try:
         reader = await LogReader.open(store, await open_lake(store))
         slices = Slices(store, memory_bytes=max(64 << 20, memory_bytes))
