@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from stepfs.lake.identity import create_lake
 from stepfs.mount.host import mountinfo
+from stepfs.mount.host.procfs import process_start
 from stepfs.mount.host.umount import unmount
-from stepfs.mount.status.reports import process_start
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
@@ -76,17 +77,21 @@ class Mount:
     def file(self, step: int, rank: int, ext: str = ".bin") -> Path:
         return self.step(step) / f"rank-{rank:05d}{ext}"
 
-    def status(self) -> dict[str, object]:
-        return json.loads((self.directory / ".stepfs/status.json").read_text())
+    def status(self) -> dict[str, Any]:
+        return self._document("status")
 
-    def config(self) -> dict[str, object]:
-        return json.loads((self.directory / ".stepfs/config.json").read_text())
+    def config(self) -> dict[str, Any]:
+        return self._document("config")
+
+    def _document(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / f".stepfs/{name}.json").read_text())
+        return found
 
     def steps(self) -> list[str]:
         return [name for name in sorted(os.listdir(self.directory)) if name.startswith("step-")]
 
     def requests(self) -> dict[str, int]:
-        return dict(self.status()["requests"])  # type: ignore[call-overload]
+        return dict(self.status()["requests"])
 
     def wait_for(self, step: int) -> None:
         """Until a step is committed, through the mount's own door."""

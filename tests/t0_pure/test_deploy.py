@@ -27,7 +27,7 @@ UNIT = DEPLOY / "stepfs@.service"
 def variables() -> set[str]:
     """Every STEPFS_… variable that some option of `stepfs` reads, and those that are read elsewhere."""
     command = typer.main.get_command(app)
-    options = {p.envvar for sub in command.commands.values() for p in sub.params if p.envvar}
+    options = {p.envvar for sub in command.commands.values() for p in sub.params if p.envvar}  # type: ignore[attr-defined]
     return {str(name) for name in options} | {"STEPFS_LOG_FORMAT", "STEPFS_LOG_DIR", "STEPFS_DEBUG"}
 
 

@@ -20,7 +20,7 @@ def machine(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    write.root = tmp_path
+    write.root = tmp_path  # type: ignore[attr-defined]
     return write
 
 

@@ -206,7 +206,7 @@ def test_hazard_05_mutant_that_clears_what_is_pending(monkeypatch: pytest.Monkey
 def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     take = commit_room.Committer._take
 
-    async def forget(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.SlotOutcome:
+    async def forget(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.SlotOutcome:  # type: ignore[name-defined]
         outcome = await take(self, attempt)
         self._unresolved = None
         return outcome

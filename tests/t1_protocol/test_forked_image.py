@@ -26,7 +26,7 @@ async def hazard_08_append(world: World) -> None:
         await append(producer, 0)
         await producer.flush()
         with pytest.MonkeyPatch.context() as child:
-            child.setattr(producer_room.os, "getpid", lambda: 1)
+            child.setattr(producer_room.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
             with pytest.raises(RefusedError, match="after a fork"):
                 await append(producer, 1)
 
@@ -43,7 +43,7 @@ async def hazard_08_upload(world: World) -> None:
 
 
 def no_look_at_the_pid(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(producer_room.os, "getpid", lambda: 1)
+    patch.setattr(producer_room.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
 
 
 def predictable_names(patch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(
 def test_a_writer_that_is_wrong_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, wrong: dict[str, object]
 ) -> None:
-    sound = commit_loop.rebase
+    sound = commit_loop.rebase  # type: ignore[attr-defined]
 
     def broken(*arguments: object) -> object:
         made = sound(*arguments)  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def unknown_counts_as_none(patch: pytest.MonkeyPatch) -> None:
     """A record that is not there needs nothing."""
     counting = group_records.counting
 
-    def sure(slots: tuple[tuple[int, group_records.Entry], ...], grace_s: float) -> group_records.Counting:
+    def sure(slots: tuple[tuple[int, group_records.Entry], ...], grace_s: float) -> group_records.Counting:  # type: ignore[name-defined]
         found = counting(slots, grace_s)
         return group_records.Counting(found.earlier, began=found.began, unknown=False)
 

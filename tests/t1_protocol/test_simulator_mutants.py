@@ -65,7 +65,7 @@ def pending_is_cleared(patch: pytest.MonkeyPatch) -> None:
 
 def state_expires(patch: pytest.MonkeyPatch) -> None:
     """Hazard 6: a snapshot forgets producers that have been idle."""
-    keep = snapshots_room.encode_snapshot
+    keep = snapshots_room.encode_snapshot  # type: ignore[attr-defined]
 
     def expire(state: LogState) -> bytes:
         recent = {name: known for name, known in state.producers.items() if state.version - known.version < 3}

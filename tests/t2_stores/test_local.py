@@ -296,4 +296,4 @@ def test_urls_round_trip(tmp_path):
     for name in ("plain", "with space", "per%cent", "ünïcode", "a#b?c"):
         store = LocalStore(tmp_path / name)
         again = open_store(store.url)
-        assert (again.root, again.url) == (tmp_path / name, store.url)
+        assert (again.root, again.url) == (tmp_path / name, store.url)  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ def store(tmp_path):
 async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch, where):
     """The directory's fsync fails: the object is there to be read, and must not settle the question yet."""
     await store.put("lake", [b"x"])
-    real, failing = local_store.sync_directory, [True]
+    real, failing = local_store.sync_directory, [True]  # type: ignore[attr-defined]
 
     def sync(directory):
         if failing and directory == store.root / where:
@@ -44,7 +44,7 @@ async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch
 
 async def test_a_link_that_may_have_happened_is_synced_before_it_counts(store, monkeypatch):
     await store.create("log/0", b"x")
-    link, synced, real = os.link, [], local_store.sync_directory
+    link, synced, real = os.link, [], local_store.sync_directory  # type: ignore[attr-defined]
 
     def broken(*arguments, **options):
         link(*arguments, **options)

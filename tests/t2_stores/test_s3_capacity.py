@@ -73,5 +73,5 @@ async def test_one_store_never_runs_more_than_sixty_four_threads(stores: tuple[S
 
 async def test_every_thread_finds_a_pooled_connection(stores: tuple[S3Store, S3Store]) -> None:
     clients = stores[1]._clients
-    assert clients.data().meta.config.max_pool_connections == CONTROL_THREADS_MAX + DATA_THREADS_MAX
-    assert clients.commit().meta.config.max_pool_connections == COMMIT_THREADS_MAX
+    assert clients.data().meta.config.max_pool_connections == CONTROL_THREADS_MAX + DATA_THREADS_MAX  # type: ignore[attr-defined]
+    assert clients.commit().meta.config.max_pool_connections == COMMIT_THREADS_MAX  # type: ignore[attr-defined]

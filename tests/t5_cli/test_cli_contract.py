@@ -11,13 +11,13 @@ from lakes import stepfs
 from stepfs.cli.app import app
 
 GROUP = typer.main.get_command(app)
-COMMANDS = sorted(GROUP.commands)
+COMMANDS = sorted(GROUP.commands)  # type: ignore[attr-defined]
 NO_VARIABLE = {"help", "version"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_its_environment_variable(command):
-    for parameter in GROUP.commands[command].params:
+    for parameter in GROUP.commands[command].params:  # type: ignore[attr-defined]
         if parameter.param_type_name != "option" or parameter.name in NO_VARIABLE:
             continue
         option = next(name for name in parameter.opts if name.startswith("--"))
@@ -27,7 +27,7 @@ def test_every_option_has_its_environment_variable(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_and_argument_is_explained(command):
-    for parameter in GROUP.commands[command].params:
+    for parameter in GROUP.commands[command].params:  # type: ignore[attr-defined]
         assert parameter.help, f"{command}: {parameter.name}"
 
 

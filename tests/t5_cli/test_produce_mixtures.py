@@ -96,7 +96,7 @@ def test_another_corpus_may_have_other_shards_also_under_the_same_names(
 def test_two_that_begin_together_are_looked_at_again_before_the_first_step(
     file_url: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Overtaken(run_text.Producer):
+    class Overtaken(run_text.Producer):  # type: ignore[name-defined]
         def __enter__(self) -> Self:
             first = produce_in_a_process(file_url, "-i", corpus, *RAW, "--limit-steps", 1)
             assert first.returncode == 0

@@ -131,7 +131,7 @@ def test_a_damaged_segment_costs_its_live_steps(lake, tmp_path):
     [command] = told(lake)
     ended = run(command, new)
     assert ended.code == 0, ended.err
-    assert contents(new) == payloads(*range(rottenlake.SEGMENT_STEPS, STEPS))
+    assert contents(new) == payloads(*range(rottenlake.SEGMENT_STEPS, STEPS))  # type: ignore[attr-defined]
     assert stepfs("verify", new).code == 0
 
 

@@ -22,7 +22,7 @@ def test_the_list_is_what_is_read():
     read = set()
     for each in (app, produce):
         command = typer.main.get_command(each)
-        read |= {p.envvar for sub in command.commands.values() for p in sub.params if p.envvar}
+        read |= {p.envvar for sub in command.commands.values() for p in sub.params if p.envvar}  # type: ignore[attr-defined]
     for package in ("fs/stepfs", "producer/stepfs_producer"):
         for file in (TREE / package).rglob("*.py"):
             read |= set(re.findall(r"environ(?:\.get\(|\[)\"(STEPFS_\w+)\"", file.read_text()))

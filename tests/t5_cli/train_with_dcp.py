@@ -28,7 +28,7 @@ def main(mount: Path, checkpoints: Path, steps: int, every: int, resume: str | N
     stream = StreamState.of_mount(mount, world=WORLD)
     if resume is not None:
         state = {"model": model.state_dict(), "stream": stream}
-        dcp.load(state, checkpoint_id=resume, no_dist=True)
+        dcp.load(state, checkpoint_id=resume, no_dist=True)  # type: ignore[attr-defined]
         model.load_state_dict(state["model"])
     for step in range(stream.next_step, steps):
         files = [mount / f"step-{step:09d}" / f"rank-{rank:05d}.bin" for rank in range(WORLD)]
@@ -46,7 +46,7 @@ def main(mount: Path, checkpoints: Path, steps: int, every: int, resume: str | N
 
 def save(model: torch.nn.Module, stream: StreamState, checkpoints: Path, every: int) -> None:
     path = checkpoints / f"step-{stream.next_step}"
-    dcp.save({"model": model.state_dict(), "stream": stream}, checkpoint_id=path, no_dist=True)
+    dcp.save({"model": model.state_dict(), "stream": stream}, checkpoint_id=path, no_dist=True)  # type: ignore[attr-defined]
     shutil.rmtree(checkpoints / f"step-{stream.next_step - 2 * every}", ignore_errors=True)
 
 

@@ -178,7 +178,7 @@ async def test_demand_finds_a_connection_while_prefetches_hang(nursery, autojump
     await nursery.start(node.run)
     await node.read(0, 0)
     world.store.behave = lambda number, offset, size: (
-        60.0 if world.store.requests[number][0] != demanded else 0.0
+        60.0 if world.store.requests[number][0] != demanded else 0.0  # type: ignore[has-type]
     )
     demanded = world.entries[39].tgb.key
     await quiet()

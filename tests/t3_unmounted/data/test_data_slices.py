@@ -11,7 +11,7 @@ import trio.testing
 from data_doubles import World, indices
 
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
-from stepfs.data.slices import SliceHandle, Slices
+from stepfs.data.slices import SliceHandle, Slices  # type: ignore[attr-defined]
 from stepfs.errors import AbsentError, CorruptError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 

@@ -155,7 +155,7 @@ def facts(entry: pyfuse3.EntryAttributes) -> tuple[int, ...]:
     times = entry.st_atime_ns, entry.st_mtime_ns, entry.st_ctime_ns
     kept = entry.entry_timeout, entry.attr_timeout
     sizes = entry.st_size, entry.st_blocks, entry.st_blksize
-    return (entry.st_ino, entry.st_mode, entry.st_nlink, entry.st_uid, entry.st_gid, *sizes, *times, *kept)
+    return (entry.st_ino, entry.st_mode, entry.st_nlink, entry.st_uid, entry.st_gid, *sizes, *times, *kept)  # type: ignore[return-value]
 
 
 @contextmanager
