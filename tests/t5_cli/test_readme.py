@@ -1,4 +1,4 @@
-"""The README as a program: its shell and python blocks run in order, in one directory, against real lakes."""
+"""The README and the option manual as a program: their blocks run in order, in one directory, against real lakes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from pathlib import Path
 
 import boto3
 import pytest
+import typer
 
 from stepfs import errors
+from stepfs.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+OPERATIONS = (ROOT / "fs/OPERATIONS.md").read_text()
+PAGES = {"README.md": README, "fs/OPERATIONS.md": OPERATIONS}
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -24,6 +28,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 class Block:
     """One fenced block and where it stands."""
 
+    page: str
     line: int
     language: str
     text: str
@@ -36,7 +41,9 @@ class Block:
 
 
 BLOCKS = [
-    Block(README[: match.start()].count("\n") + 1, match[1], match[2]) for match in _FENCE.finditer(README)
+    Block(page, text[: match.start()].count("\n") + 1, match[1], match[2])
+    for page, text in PAGES.items()
+    for match in _FENCE.finditer(text)
 ]
 
 
@@ -78,16 +85,18 @@ def test_every_block_runs(reader):
             timeout=120,
             stdin=subprocess.DEVNULL,
         )
-        assert done.returncode == 0, f"README.md:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{block.page}:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
         ran += 1
     assert ran >= 8
     mounted = Path("/proc/self/mountinfo").read_text()
-    assert str(directory) not in mounted, "the README unmounts what it mounts"
+    assert str(directory) not in mounted, "the pages unmount what they mount"
 
 
 def test_no_block_escapes_being_run():
     assert {block.language for block in BLOCKS} == {"sh", "python", "text", "console"}
-    assert README.count("\n```") == 2 * len(BLOCKS)
+    for page, text in PAGES.items():
+        assert text.count("\n```") == 2 * len([block for block in BLOCKS if block.page == page])
+    assert any(block.page == "fs/OPERATIONS.md" and block.language == "sh" for block in BLOCKS)
 
 
 def test_the_commands_are_on_the_first_screen():
@@ -95,21 +104,46 @@ def test_the_commands_are_on_the_first_screen():
     assert README[: README.index("stepfs mount")].count("\n") < 24
 
 
-def test_scripts_and_files_it_names_exist():
-    for name in re.findall(r"`(scripts/\w+)", README):
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them of its headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_and_files_it_names_exist(page):
+    for name in re.findall(r"`(scripts/\w+)", PAGES[page]):
         assert os.access(ROOT / name, os.X_OK), name
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert target.startswith("https://") or (ROOT / target).is_file(), target
+    for target in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (ROOT / page).parent / file if file else ROOT / page
+        assert linked.is_file(), target
+        assert not anchor or anchor in headings(linked), target
+
+
+def test_every_option_of_a_mount_is_in_the_manual():
+    command = typer.main.get_command(app).commands["mount"]
+    options = {
+        name
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("--")
+    }
+    assert len(options) > 20
+    undocumented = {name for name in options if not re.search(rf"`{name}\b", OPERATIONS)}
+    assert undocumented == {"--prime", "--daemon"}, "the defaults of the two switches"
 
 
 def test_exit_codes_are_those_of_the_errors():
-    documented = {int(code) for code in re.findall(r"^\| (\d) \|", README, re.MULTILINE)}
+    documented = {int(code) for code in re.findall(r"^\| (\d) \|", OPERATIONS, re.MULTILINE)}
     raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type)}  # type: ignore[attr-defined]
     assert documented == raised | {0}
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in BLOCKS if block.language == "sh"], ids=lambda b: str(b.line)
+    "block", [block for block in BLOCKS if block.language == "sh"], ids=lambda b: f"{b.page}:{b.line}"
 )
 def test_no_block_depends_on_this_machine(block):
     assert not re.search(r"/(home|root|tmp|mnt|work)/", block.text)

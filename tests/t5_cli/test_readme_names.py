@@ -9,7 +9,9 @@ from pathlib import Path
 
 from stepfs_producer import Producer
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+OPERATIONS = (ROOT / "fs/OPERATIONS.md").read_text()
 
 
 def test_no_lake_is_called_like_a_standard_module():
@@ -25,7 +27,7 @@ def test_globs_name_steps():
 
 
 def test_what_holds_back_a_producer_is_named():
-    produce = README[README.index("## Produce") : README.index("## Mount on")]
+    produce = OPERATIONS[OPERATIONS.index("## Producers") : OPERATIONS.index("## Mounts")]
     options = set(inspect.signature(Producer.__init__).parameters) - {"self", "lake_url", "endpoint_url"}
     assert {name for name in options if not re.search(rf"`{name}\b|{name}=", produce)} == {
         "store",
@@ -52,5 +54,15 @@ def test_measured_figures_stand_beside_others_with_target_and_machine():
 
 
 def test_how_a_group_ends_is_said_where_groups_are():
-    section = README[README.index("* `--group` names the run") :]
-    assert "--retire" in section[:400]
+    assert "--retire" in OPERATIONS[OPERATIONS.index("* `--group` names the run") :][:400]
+    assert "--retire" in README[README.index("`--group` names the run") :][:400]
+
+
+def test_what_it_is_for_is_said_in_the_words_of_its_users():
+    for words in (
+        "Mount on GPU nodes",
+        "Unmodified file-based dataloaders",
+        "`ls` to inspect step progress",
+        "Checkpoint-triggered unmount cleanup",
+    ):
+        assert words in README
