@@ -1,9 +1,9 @@
-"""What a mount holds open: slices fetched whole, served block by verified block, pinned until closed.
+"""The open slices of a mount: fetched whole, served block by verified block, pinned until closed.
 
-`open` never waits: it pins and asks. Reads wait for the one block they need. What is asked for in one turn of the
-loop is planned together, so that eight ranks opening eight neighbours cost one GET. Which awaits may yield: `read`
-waits only on `Block.settled` and for the next plan; after either the block may have been evicted again, so it looks
-again, and what it found is used before the next await.
+`open` never waits: it pins the slice and requests it. A read waits for the one block that it needs. Requests of one
+turn of the loop are planned together, so that eight ranks opening eight neighbours cost one GET. What holds between two
+awaits: `ready_block` waits only on `Block.settled` and for the next plan. After either the block may have been evicted
+again, so it checks again; the caller uses the block before its next await.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ class Slices:
         counts: DataCounts | None = None,
         opened_are_kept: bool = False,
     ) -> None:
-        """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency`: how
-        many GETs are under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0).
-        `opened_are_kept`: the objects of steps from `forget_below`'s on stay, so that open files which nobody reads may
-        leave memory."""
+        """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency` bounds the
+        GETs under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`:
+        the store keeps the objects of steps from `forget_below` upwards, so open files without readers may leave memory."""
         self.counts = counts or DataCounts()
         self.spill = WriteBehind(disk, self.counts, self._written, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.spill.holds)
@@ -77,7 +76,7 @@ class Slices:
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle:
         """Open a slice. Never waits. IndexError beyond the last slice.
 
-        What is not at hand is fetched at the first READ; at once if nobody keeps the object until then.
+        A missing slice is fetched at its first READ; at once if the store may lose the object before that.
         """
         held = self.cache.hold(entry, index)
         held.handles += 1
@@ -87,13 +86,13 @@ class Slices:
         self._opens += 1
         self._opened_bytes += held.length
         if held.ready or self.spill.holds(held) or held.key in self._primed():
-            self.counts.hits += 1  # on disk: loaded when read, which primed pages may make needless
+            self.counts.hits += 1  # a slice on disk is loaded when it is read; primed pages may make that needless
         else:
             self.counts.misses += 1
             if not self._is_kept(entry.step):
                 self._demand(held)
         if held.key in self._primed():
-            self._note_reading(held)  # no READ will tell
+            self._note_reading(held)  # the page cache serves it: no READ will arrive
         if self._is_kept(entry.step):
             self._open.add(held)
             self._make_idle()
@@ -109,12 +108,12 @@ class Slices:
             self._demand(held)
 
     def move_to(self, held: HeldSlice, number: int) -> None:
-        """A reader came to another block: what it passed may make room for what it reads next."""
+        """A reader came to another block: the blocks that it passed may make room for its next ones."""
         held.move_to(number)
         self._loader.notify()
 
     def keep_opened(self) -> None:
-        """From now on nobody keeps the objects of open files: hold their bytes."""
+        """The store no longer keeps the objects of open files: hold their bytes from now on."""
         self._opened_are_kept = False
         self._hold(self.cache.opened())
 
@@ -142,7 +141,7 @@ class Slices:
         self._loader.notify()
 
     def _hold(self, opened: Iterable[HeldSlice]) -> None:
-        """Fetch and pin open files, read or not: soon their objects may be gone. Pages alone are no copy."""
+        """Fetch and pin open files, read or not: their objects may soon be gone. The page cache alone is no safe copy."""
         for held in opened:
             self._open.discard(held)
             self._pin(held)
@@ -150,7 +149,7 @@ class Slices:
                 self._demand(held)
 
     def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> None:
-        """What will be opened next, nearest first; replaces the former list. Fetched as the budget allows."""
+        """Replace the list of slices that will be opened next, nearest first. Fetched as the budget allows."""
         prefetch_requests = list(prefetch_requests)
         self._queue.prefetch(prefetch_requests)
         for held in self._open.take_idle(
@@ -164,13 +163,13 @@ class Slices:
         """The prefetch requests, nearest first."""
         return self._queue.prefetch_requests
 
-    def again(self) -> None:
-        """What was thought to be in the page cache is not: plan the prefetch requests afresh."""
+    def replan_prefetch(self) -> None:
+        """Plan the prefetch requests afresh: slices that were counted as primed have left the page cache."""
         self._queue.replan()
         self._loader.notify()
 
     def attach(self, priming: Priming) -> None:
-        """Tell a primer what happens here."""
+        """Let `priming` follow idle, closed and forgotten slices."""
         self._priming = priming
 
     def release_copy(self, held: HeldSlice) -> None:
@@ -180,7 +179,7 @@ class Slices:
             self._loader.notify()
 
     def set_memory(self, limit: int) -> None:
-        """Live within `limit` bytes from now on; what is open goes over it until it is closed."""
+        """Live within `limit` bytes from now on; open slices may exceed it until they are closed."""
         self.cache.shrink(limit)
         self.changed()
 
@@ -190,13 +189,13 @@ class Slices:
         return held is not None and held.ready
 
     def set_low(self, step: Step) -> None:
-        """The lowest step a reader is at; what was passed over below it is evicted early."""
+        """Set the lowest step of any reader; slices below it that no reader opened are evicted early."""
         self.cache.evictable.low = step
         if self.spill.disk is not None:
             self.spill.disk.low = step
 
     def forget_below(self, step: Step) -> None:
-        """Consumed or reclaimed: unpinned slices below leave at once, open ones when they are closed."""
+        """Drop slices below `step`, consumed or reclaimed: unpinned ones at once, open ones when they are closed."""
         self._hold(held for held in self.cache.opened() if held.entry.step < step)
         self.cache.forget_below(step)
         self.spill.forget_below(step)
@@ -216,8 +215,7 @@ class Slices:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of slices that can be at hand at a time, in memory and on disk. Priming keeps a second copy of what
-        is not on disk."""
+        """Bytes of slices that fit in memory and on disk together. Without a disk, priming keeps a second copy in memory."""
         if self.spill.disk is not None:
             return self.cache.pool.limit + self.spill.disk.limit
         return self.cache.pool.limit // (1 if isinstance(self._priming, Unprimed) else 2)
@@ -234,7 +232,7 @@ class Slices:
         while True:
             block = held.places[number]
             if block is None:
-                held.reading = number  # a partial slice is fetched from there on
+                held.reading = number  # a partial slice is fetched from this block on
                 self._demand(held)
                 await self._loader.planned.wait()
                 continue
@@ -272,12 +270,12 @@ class Slices:
         self._loader.notify()
 
     def _expect_readers(self) -> None:
-        """Another number of readers is usual now."""
+        """The usual number of readers of a file changed."""
         self.cache.file_closed(self._readers.is_awaited)
         self._priming.file_closed(self._readers.is_awaited)
 
     def changed(self) -> None:
-        """Something may go on that could not before."""
+        """Wake loader and primer: memory, disk or requests changed, so blocked work may go on."""
         self._loader.notify()
         self._priming.changed()
 
@@ -294,7 +292,7 @@ class Slices:
         self._loader.notify()
 
     def _is_last_copy(self, key: Key) -> bool:
-        """Whether the daemon's own copy went because this one is on disk."""
+        """Whether the copy on disk is the only one: primed pages replaced the copy in memory."""
         return key in self._primed() and not self.holds(*key)
 
     def _primed(self) -> Collection[Key]:

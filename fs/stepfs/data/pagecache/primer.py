@@ -166,7 +166,7 @@ class Primer:
             self._suspect = key[0]
             self._evicted.add(key)
             self._forget(key)
-            self._slices.again()
+            self._slices.replan_prefetch()
 
     async def _prime_next(self) -> bool:
         """The nearest slices that are ready and not in the page cache yet; False if there is none, or no room."""
