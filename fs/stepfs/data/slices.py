@@ -86,7 +86,7 @@ class Slices:
         self._opens += 1
         self._opened_bytes += held.length
         if held.ready or self.spill.holds(held) or held.key in self._primed():
-            self.counts.hits += 1  # a slice on disk is loaded when it is read; primed pages may make that needless
+            self.counts.hits += 1  # on disk: loaded when it is read, unless primed pages serve the reader
         else:
             self.counts.misses += 1
             if not self._is_kept(entry.step):

@@ -1,7 +1,7 @@
 """The fleet view: one small object per mount with a group, rewritten now and then, removed at unmount.
 
-Nothing is decided by it: a mount that cannot write it goes on, one that was killed leaves it behind until the next mount
-at the same place takes it over, and the records of a group that is gone go with the next reclaim.
+The records are informative only. A mount that cannot write its record goes on. A killed mount leaves its record behind
+until the next mount at the same place takes it over. The next reclaim removes the records of groups that are gone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Entry, Store
 
 BEAT_S: Final = 10.0  # from one record of a mount to the next, unless there are many mounts
-BEAT_SPREAD: Final = 0.75  # in a large fleet the intervals are so much longer, at random
-FRESH_INTERVALS: Final = 3  # silent for longer: it was killed, or its store is away, or a clock is wrong
+BEAT_SPREAD: Final = 0.75  # a large fleet lengthens each interval by a random share, up to this
+FRESH_INTERVALS: Final = 3  # after so many: the mount was killed, or its store is away, or a clock is wrong
 _BEAT_S_PER_NODE: Final = 1 / 20
 _RECORD_BYTES_MAX: Final = 1 << 16
 _READS_MAX: Final = 16
@@ -31,12 +31,12 @@ async def write_node(store: Store, identity: LakeIdentity, record: NodeRecord) -
 
 
 async def remove_node(store: Store, identity: LakeIdentity, record: NodeRecord) -> None:
-    """This mount is gone. Idempotent."""
+    """Remove the record of a mount that ends. Idempotent."""
     await store.delete([_key(identity, record)])
 
 
 async def list_nodes(store: Store, identity: LakeIdentity) -> list[NodeRecord]:
-    """What mounts said last, by group and place. Unreadable records are left out: they inform nobody."""
+    """The latest record of each mount, by group and place. Unreadable records are left out."""
     listed = await store.list(nodes_prefix(identity.lake_id))
     found: list[NodeRecord] = []
     limiter = trio.CapacityLimiter(_READS_MAX)
@@ -58,13 +58,14 @@ async def list_nodes(store: Store, identity: LakeIdentity) -> list[NodeRecord]:
 
 
 def usual_beat_s(nodes: int) -> float:
-    """Seconds from one record of a mount to the next in a fleet of so many mounts, before the random part."""
+    """Seconds between two records of a mount in a fleet of `nodes` mounts, without the random part."""
     return max(BEAT_S, nodes * _BEAT_S_PER_NODE)
 
 
 async def count_nodes(store: Store, identity: LakeIdentity) -> int:
-    """How many mounts have a fresh record, in one LIST (1,000 records each): nothing is read, and the store's clock alone
-    is asked. Mounts that were killed stop counting after three of the longest intervals of a fleet of all these records.
+    """Count the mounts with a fresh record, by LIST alone (1,000 records a page) and by the store's clock alone.
+
+    A killed mount stops counting after three of the longest intervals of a fleet of all these records.
     """
     listed = await store.list(nodes_prefix(identity.lake_id), ages=True)
     fresh_s = FRESH_INTERVALS * (1 + BEAT_SPREAD) * usual_beat_s(len(listed))
@@ -72,8 +73,8 @@ async def count_nodes(store: Store, identity: LakeIdentity) -> int:
 
 
 async def list_nodes_outside(store: Store, identity: LakeIdentity, groups: AbstractSet[str]) -> list[Entry]:
-    """The records of groups other than `groups` (hashes of their names). They may go: a mount that still runs says so
-    again by itself.
+    """The records of groups other than `groups` (hashes of their names). They may be deleted: a mount that still
+    runs writes its record again.
     """
     prefix = nodes_prefix(identity.lake_id)
     listed = await store.list(prefix)

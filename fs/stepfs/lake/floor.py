@@ -1,9 +1,9 @@
-"""The reclaim floor: below which log version and step nothing may be relied on any more.
+"""The reclaim floor: no reader or writer may rely on log versions and steps below it.
 
 Create-if-absent is a compare-and-swap only while the slot stays occupied. Once a log slot is deleted, a sleeper
 could create it again ("slot resurrection", hazard 1, SlateDB RFC 0026). So the floor is raised, in a sequence of
-records that are themselves never deleted, *before* anything below it goes; and whoever acted on a slot checks
-afterwards that the floor had not passed it. One GET answers "has it moved?".
+records that are themselves never deleted, *before* anything below it is deleted. Each process that acted on a slot
+checks afterwards that the floor had not passed it. One GET answers "has it moved?".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Floor:
     identity: LakeIdentity
     number: int = -1
     record: FloorRecord | None = None
-    _tombstones: tuple[int, Mapping[str, int]] = (-1, MappingProxyType({}))  # as listed by which record
+    _tombstones: tuple[int, Mapping[str, int]] = (-1, MappingProxyType({}))  # number of the listing record
 
     @property
     def floor(self) -> Version:
@@ -50,7 +50,8 @@ class Floor:
 
     @property
     def closing(self) -> Step:
-        """Steps below this are announced to go: a group that newly needs one takes the announcement back first."""
+        """A reclaimer has announced to delete the steps below this. A group that newly needs one first withdraws the
+        announcement (`take_back`)."""
         return self.record.closing if self.record else Step(0)
 
     @property
@@ -59,13 +60,13 @@ class Floor:
 
     @property
     def grace_s(self) -> float:
-        """How long a group record that was superseded still counts for the reclaimer that wrote last."""
+        """How long a superseded group record still counts, for the reclaimer that wrote the newest floor record."""
         return self.record.grace_s if self.record else GRACE_MS_DEFAULT / 1000
 
     async def tombstones(self) -> Mapping[str, int]:
         """Newest slots of groups that are retired, by the name of their directory; some may be missing.
 
-        At most one GET per list: records that change nothing about it only say where it stands.
+        At most one GET per list: a record that does not change the list only names the record that holds it.
         """
         record = self.record
         if record is None:
@@ -107,7 +108,7 @@ class Floor:
         return True
 
     async def append(self, record: FloorRecord) -> SlotOutcome:
-        """Try to take the slot directly after the newest known record. Mine also moves `record` on."""
+        """Try to take the slot directly after the newest known record. On `Mine`, `self.record` becomes `record`."""
         assert record.floor >= self.floor
         assert record.first_live_step >= self.first_live_step
         number = self.number + 1
@@ -117,11 +118,12 @@ class Floor:
         return outcome
 
     async def take_back(self, clock: Clock) -> SlotOutcome:
-        """Take the next slot, and with it the announcement of the newest record: nothing is being given up any more.
+        """Take the next slot, which withdraws the announcement of the newest record: no reclaim is under way any more.
 
-        A reclaimer advances only in the slot directly after its own closing record. Whoever takes that slot makes it
-        start over and list the groups again; earlier announcements ended in the same way. So the record in that slot
-        may lower `closing` to the first live step, and no clock has to say whether the announcer still lives.
+        A reclaimer advances only in the slot directly after its own closing record. If another writer takes that slot,
+        the reclaimer starts over and lists the groups again; earlier announcements ended in the same way. So the
+        record in that slot may lower `closing` to the first live step, and no clock is needed to decide whether the
+        announcer lives.
         """
         assert self.record is not None
         return await self.append(self.successor(clock, closing=self.first_live_step))

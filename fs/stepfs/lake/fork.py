@@ -1,11 +1,11 @@
 """A new lake that shares the immutable data of another: the answer to a loss spike, and to damage.
 
-The fork holds a group in its parent, so the parent's reclaimers keep what the fork names; then its own log starts with
-one *origin* commit and the snapshot that goes with it, and its identity is written last, so a half-made fork is no
-lake (unfinished_fork.py). Numbers of steps before STEP are the parent's: a checkpoint taken before the spike resumes in
-the fork unchanged. Producers find their seq and position in the snapshot and continue where the parent's stood; what
-`skip` and `until` leave out they have already produced, and it stays out. Of a damaged parent they continue where its
-last good commit stood, and produce again what came after.
+The fork first registers a group in its parent, so the parent's reclaimers keep the objects that the fork names. Its
+own log starts with one *origin* commit and the snapshot that belongs to it. Its identity is written last, so a
+half-made fork is no lake (unfinished_fork.py). Steps before STEP keep the parent's numbers: a checkpoint taken before
+the spike resumes in the fork unchanged. Producers find their seq and position in the snapshot and continue where the
+parent's stood; they do not produce again the steps that `skip` and `until` leave out. In the fork of a damaged parent
+they continue from its last good commit and produce the later steps again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.fork")
 
-_FIRST_VERSION: Final = Version(1)  # with floor 1 nobody takes the origin commit for the start of a history
+_FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
 _RETIRE_S: Final = 30.0
 _ROUNDS_MAX: Final = 16
 
@@ -76,13 +76,13 @@ def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
 async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
-    A fork to the same place that was killed before is finished or undone. Of a parent that was opened with
-    `until_damage` the fork has what comes before the damage.
+    An earlier fork to the same place that was killed is finished or undone. If the parent was opened with
+    `until_damage`, the fork has the steps before the damage.
     """
     finished = await _finish_former(parent, store, cut, clock)
     if finished is not None:
         return finished
-    # A mistake is said before anything is written.
+    # Report mistakes before anything is written.
     parent_steps(cut, parent.first_live_step, parent.state.next_step)
     marker = ForkMarker(new_lake_id(), parent.store.url, parent.identity.lake_id, cut)
     filled = False
@@ -100,7 +100,7 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeI
             lake_id=marker.lake_id,
         )
     except BaseException as error:
-        # A fork that is there, whatever became of the answer, needs what the group holds.
+        # If the fork exists although the reply was lost, it needs the steps that the group holds.
         with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
             if not filled or (isinstance(error, RefusedError) and not await _exists(store, marker.lake_id)):
                 await undo(store, marker, parent.store, parent.identity, clock)
@@ -130,19 +130,19 @@ async def _finish_former(parent: LogReader, store: Store, cut: Cut, clock: Clock
 
 
 async def _clear(parent: LogReader, store: Store, identity: LakeIdentity, clock: Clock) -> None:
-    """What killed forks to this place left goes: `identity` is the lake here, so theirs never will be one.
+    """Remove the leftovers of killed forks to this place: `identity` is the lake here, so theirs can never become one.
 
-    Its failure is no failure of the fork; the next start tries again.
+    A failure here does not fail the fork; the next start tries again.
     """
     try:
         await undo_others(store, identity.lake_id, parent.store, parent.identity, clock)
         await unmark(store, identity.lake_id)
     except StepfsError as error:
-        _log.warning("%s: something of a fork that was killed is left: %s", store.url, error)
+        _log.warning("%s: leftovers of a killed fork could not be removed: %s", store.url, error)
 
 
 async def _hold(parent: LogReader, lake_id: str, clock: Clock) -> None:
-    """Keep the parent's live steps; its reclaimers may advance while this looks."""
+    """Keep the parent's live steps; its reclaimers may advance meanwhile."""
     group = Group.of(parent.store, parent.identity, group_name(lake_id), clock)
     for _ in range(_ROUNDS_MAX):
         with suppress(WithdrawnError):
@@ -153,7 +153,7 @@ async def _hold(parent: LogReader, lake_id: str, clock: Clock) -> None:
 
 
 async def _look(parent: LogReader) -> None:
-    """News of the parent; of a damaged one there are none, but its floor may move."""
+    """Follow the parent to its head. A damaged parent has no readable news, but its floor may move."""
     if parent.damage is None:
         await parent.poll()
     if await parent.confirm():
@@ -171,7 +171,7 @@ async def _exists(store: Store, lake_id: str) -> bool:
 
 
 async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, clock: Clock) -> None:
-    """Everything but the identity, which makes it a lake."""
+    """Write everything but the identity, which makes it a lake."""
     await _look(parent)
     stretches = parent_steps(cut, parent.first_live_step, parent.state.next_step)
     origin = Origin(
@@ -217,7 +217,7 @@ async def _fill(
     first_live = parent.first_live_step
     first_segment = SegmentIndex(first_live // SEGMENT_STEPS)
     base = genesis(lake_id, parent.identity.slices)
-    # Steps of the boundary segment that the parent has given up stand as empty places, so that segments stay whole.
+    # Placeholders stand for the reclaimed steps of the boundary segment, so that segments stay whole.
     kept: list[StepEntry] = await _placeholders(parent, first_segment, stretches)
     full: list[list[StepEntry]] = []
     async for entry in _renumbered(parent, stretches):

@@ -1,11 +1,12 @@
-"""Reading the groups of a lake: which records of each count, and what they say.
+"""Reading the groups of a lake: which records of each group count, and their contents.
 
-Apart from `consumers`, which changes one group, because reclaim, `status` and held-back producers only look.
+Separate from `groups`, which changes one group, because reclaim, `status` and producers that wait only read.
 
-For everybody but a reclaimer only the newest record counts. A reclaimer gives people a *grace* in which a mistake (a
-wrong number, a group retired too early) can be taken back: a record goes on counting until its successor is `grace`
-old. Both ages are the store's own, from one LIST. So a group's writers must not trim what still counts, and whoever
-does (stepfs before this rule) only makes a reclaimer wait: it knows that something is missing, not what.
+For all readers but a reclaimer only the newest record counts. A reclaimer grants a *grace* in which a mistake (a
+wrong number, a group retired too early) can be corrected: a record goes on counting until its successor is `grace`
+old. Both ages are the store's own, from one LIST. So a group's writers must not trim records that still count. A
+writer that does (stepfs before this rule) only makes a reclaimer wait: it knows that a record is missing, not its
+contents.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stepfs.lake.floor import Floor
 from stepfs.store.api import Entry, Store
 
 _FLOOR_PAYS_FROM = (
-    4  # groups: below that reading their records costs no more than asking the floor about them
+    4  # groups: up to here reading their records costs no more than reading the floor's list of them
 )
 
 
@@ -49,8 +50,8 @@ class Counting:
     """Which listed records of a group count, at some grace."""
 
     earlier: tuple[int, ...]  # besides the newest, ascending
-    began: bool  # slot 0 is younger than grace: for a part of that time the group did not exist
-    unknown: bool  # a record counts and is not there any more
+    began: bool  # slot 0 is younger than grace: the group did not exist for a part of that time
+    unknown: bool  # a record that counts was trimmed
 
 
 def slots_of(prefix: str, entries: Iterable[Entry]) -> Slots:
@@ -76,7 +77,7 @@ def counting(slots: Slots, grace_s: float) -> Counting:
 
 
 def superseded(slots: Slots, grace_s: float) -> list[str]:
-    """Keys of records that count no more."""
+    """Keys of records that no longer count."""
     if not slots:
         return []
     counts = {slots[-1][0], *counting(slots, grace_s).earlier}
@@ -99,8 +100,8 @@ async def list_groups(
 ) -> dict[str, ConsumerRecord]:
     """The newest record of every group, by name. `CorruptError` if one is unreadable.
 
-    Retired groups are among them, but with `floor`, of which the caller should keep one, those that the floor record
-    lists are left out and cost no request.
+    Retired groups are among them. With `floor` (keep one instance across calls) those that the floor record lists
+    are left out and cost no request.
     """
     listed = await list_slots(store, identity)
     retired: Mapping[str, int] = {}
@@ -118,7 +119,7 @@ async def list_groups(
 async def read_latest(
     store: Store, identity: LakeIdentity, prefix: str, number: int
 ) -> tuple[int, ConsumerRecord]:
-    """Slot `number`, or what replaced it if it was trimmed since it was listed; with its number."""
+    """(number, record) of slot `number`, or of its replacement if it was trimmed since the LIST."""
     while True:
         record = await read_slot(store, identity, prefix, number)
         if record is not None:
@@ -130,7 +131,7 @@ async def read_latest(
 
 
 async def read_slot(store: Store, identity: LakeIdentity, prefix: str, number: int) -> ConsumerRecord | None:
-    """The record in one slot; None if it is not there (any more)."""
+    """The record in one slot; None if the slot is empty or was trimmed."""
     key = numbered(prefix, number)
     data = await store.get(key)
     if data is None:

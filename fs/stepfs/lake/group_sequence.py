@@ -1,14 +1,14 @@
 """Writing the records of one consumer group: the next slot of its sequence, made safe against reclaimers.
 
 Each group is a sequence of records, each holding the whole set, so only the greatest slot counts and older ones are
-trimmed. A slot that was trimmed can be taken again by a sleeper; a LIST after the create shows that it is not the
-greatest, and the sleeper starts over.
+trimmed. A writer that slept can take a trimmed slot again; its LIST after the create shows that the slot is not the
+greatest, and it starts over.
 
-A record that makes a group need *earlier* steps races with a reclaimer that is giving those steps up. Both write
-first and look afterwards: the reclaimer announces the step it closes at and then lists the groups, the group writes
-its record and then reads the floor. At least one of them sees the other. A group that sees an announcement above a
-step it brings takes the reclaimer's next floor slot (`Floor.take_back`): the reclaimer starts over and lists again,
-and an announcement whose reclaimer is dead stands in nobody's way. Only what is gone already is refused.
+A record that makes a group need *earlier* steps races with a reclaimer that is about to delete them. Both write
+first and read afterwards: the reclaimer announces the step below which it deletes and then lists the groups; the group
+writes its record and then reads the floor. At least one of them sees the other. A group that sees an announcement
+above a step it brings takes the reclaimer's next floor slot (`Floor.take_back`). Then the reclaimer starts over and
+lists again, and the announcement of a dead reclaimer blocks no group. Only steps that are already deleted are refused.
 """
 
 from __future__ import annotations
@@ -70,17 +70,18 @@ class GroupSequence:
         whole: bool = False,
         fences: bool = False,
     ) -> ConsumerRecord:
-        """Make `change` the newest record, or return that one if it says the same already.
+        """Make the result of `change` the newest record, or return the newest one if it is equal already.
 
-        `brings` are the checkpoints that it may add; with `whole`, the caller relies on all that the record needs. A
-        record that is found is believed as far as one that is written: after a look at the floor, taken afterwards.
+        `brings` are the checkpoints that the change may add; with `whole`, the caller relies on every step that the
+        record needs. An equal record that is found counts like one that is written: only after a later look at the
+        floor.
 
-        With `fences`, a slot is taken by this call, or was taken from it, even if the newest record says the same: a
-        request that somebody got no answer to, and that would undo this, is aimed at the next slot and may still land.
+        With `fences`, this call takes a slot, or loses one to another writer, even if the newest record is equal: an
+        earlier request without a reply, which would undo this change, is aimed at the next slot and may still arrive.
         """
         floor = Floor(self.store, self.identity)
         former: ConsumerRecord | None = None
-        landed: set[bytes] = set()  # records of this call that were, for a moment at least, the newest
+        landed: set[bytes] = set()  # records of this call that were the newest, for a moment at least
         for attempt in range(_ROUNDS_MAX):
             await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
             await floor.refresh()
@@ -92,7 +93,7 @@ class GroupSequence:
             record = change(old, floor.first_live_step)
             late = _gone(former, record, brings, floor)
             if not late:
-                believed = attempt > 0 or not fences  # then somebody else has taken the slot meanwhile
+                believed = attempt > 0 or not fences  # on a retry another writer has taken the slot
                 placed = await self._place(record, number, found if believed else None, landed)
                 if placed is None:
                     continue
@@ -118,7 +119,7 @@ class GroupSequence:
     async def _place(
         self, record: ConsumerRecord, newest: int, found: ConsumerRecord | None, landed: set[bytes]
     ) -> tuple[int, ConsumerRecord] | None:
-        """(slot, record) of what is the newest now and says `record`: found there, or written. None: others were faster."""
+        """(slot, record) of the newest record, found equal to `record` or written. None: another writer was faster."""
         if found is not None and retention.equal(record, found):
             return newest, found
         record = self._next(record)
@@ -128,16 +129,17 @@ class GroupSequence:
         return (newest + 1, record) if outcome else None
 
     async def _is_safe(self, relied: AbstractSet[Step], floor: Floor) -> bool:
-        """Whether no reclaimer can give up what is `relied` on, which was on record before `floor` was refreshed.
+        """Whether no reclaimer can delete the steps in `relied`, which were on record before `floor` was refreshed.
 
-        An announcer may have listed the groups before the record, or an equal one of a dead writer, landed: then the
-        floor's next slot decides. Ours takes the announcement back; anybody else's but its own advance ended it too.
+        A reclaimer may have listed the groups before the record, or an equal one of a dead writer, arrived: then the
+        floor's next slot decides. Our record there withdraws its announcement, and so does any other writer's, except the
+        reclaimer's own advance.
         """
         need = min(relied, default=floor.closing)
         if need >= floor.closing:
             return True
         if need < floor.first_live_step:
-            return False  # the announcement was followed: there is nothing to take back
+            return False  # the reclaimer has advanced: too late to withdraw its announcement
         number = floor.number
         if isinstance(await floor.take_back(self.clock), Mine):
             return True
@@ -160,7 +162,8 @@ class GroupSequence:
     async def _withdraw(
         self, former: ConsumerRecord | None, landed: set[bytes], late: frozenset[Step], grace_s: float
     ) -> None:
-        """Take back what `landed`: restore the former set, or take `late` out of what others made of it since."""
+        """Undo the records in `landed`: restore the former set, or remove `late` from the set that others wrote
+        since."""
         number, newest = await self.newest()
         while newest is not None and not newest.retired:
             if newest.record_id in landed:
@@ -176,7 +179,8 @@ class GroupSequence:
             number, newest = await self.newest()
 
     async def _take(self, number: int, record: ConsumerRecord) -> bool | None:
-        """Create slot `number`: True if it is ours *and* the greatest, False if ours but not that, None if not ours."""
+        """Create slot `number`. True: it is ours *and* the greatest. False: ours, but not the greatest. None: not
+        ours."""
         prefix = group_prefix(self.identity.lake_id, self.name)
         body = encode_consumer(self.identity.lake_id, record)
         outcome = await take_slot(self.store, numbered(prefix, number), body)
@@ -209,15 +213,15 @@ class GroupSequence:
         return slots_of(prefix, await self.store.list(prefix, ages=ages))
 
     async def _trim(self, grace_s: float) -> None:
-        """Remove the records that count for no reclaimer any more; those within its grace are somebody's way back."""
+        """Remove the records that count for no reclaimer any more. Those within its grace still allow a correction."""
         try:
             if older := superseded(await self._slots(ages=True), grace_s):
                 await self.store.delete(older)
-        except StepfsError as error:  # what counts stands; the next change trims again
+        except StepfsError as error:  # the newest record is written; the next change trims again
             _log.info("group %r: old records stay for now: %s", self.name, error)
 
     async def retire_damaged(self) -> ConsumerRecord:
-        """Put a retired record after one that cannot be read: of a run that is over, nothing in it is needed."""
+        """Write a retired record after an unreadable one: a run that is over needs nothing from it."""
         floor = Floor(self.store, self.identity)
         await floor.refresh()
         number = max((slot for slot, _ in await self._slots()), default=-1) + 1
@@ -243,7 +247,7 @@ class GroupSequence:
     def _next(
         self, old: ConsumerRecord, *, kept: tuple[Step, ...] | None = None, retired: bool | None = None
     ) -> ConsumerRecord:
-        """`old` as a record of its own."""
+        """A new record with the contents of `old`: an id and a time of its own."""
         record = old if kept is None else retention.with_order(old, retention.set_to(old.order, kept))
         return replace(
             record,
@@ -256,9 +260,9 @@ class GroupSequence:
 def _gone(
     former: ConsumerRecord | None, new: ConsumerRecord, brings: frozenset[Step], floor: Floor
 ) -> frozenset[Step]:
-    """What of `new` comes too late: steps below the first live one.
+    """The checkpoints in `new` that come too late: steps below the first live one.
 
-    Only what this call brings counts: a checkpoint that somebody else has added is theirs to answer for.
+    Only the checkpoints that this call brings count; those of other writers are checked by those writers.
     """
     if new.retired:
         return frozenset()

@@ -1,7 +1,7 @@
 """Consumer groups: which durable checkpoints a training run keeps, and so which steps it may still need.
 
-What each verb makes of a group's record is here and in `retention`; how a record is written so that no reclaimer
-overlooks it is in `group_sequence`. There are no leases: a group counts until it is retired (COMMIT.md, hazard 10).
+This module and `retention` define how each verb changes a group's record; `group_sequence` writes a record so that no
+reclaimer overlooks it. There are no leases: a group counts until it is retired (COMMIT.md, hazard 10).
 """
 
 from __future__ import annotations
@@ -63,30 +63,31 @@ class Group:
     async def register(self) -> ConsumerRecord:
         """Make the group exist; it keeps every live step until its first checkpoint. Idempotent.
 
-        What the record returned needs is there for good, whoever wrote that record.
+        The steps that the returned record needs are safe from reclaim, whichever process wrote that record.
         """
         for _ in range(_ROUNDS_MAX):
             try:
                 return await self._records.write(self._records.joined, whole=True)
             except WithdrawnError:
-                continue  # a reclaimer advanced meanwhile; what is live after that is still all there is
+                continue  # a reclaimer advanced meanwhile; try again with the steps that are still live
         raise RefusedError(f"group {self.name!r}: reclaimers keep moving; try again")
 
     async def add(self, next_step: Step, *, keep: int | None = None) -> ConsumerRecord:
-        """A durable checkpoint exists that resumes at `next_step`. With `keep`, so many of those recorded last stay.
+        """Record a durable checkpoint that resumes at `next_step`. With `keep`, only the last `keep` recorded ones
+        stay.
 
         Checkpoints beyond `next_step` do not count and stay, too: see `retention`. Raises `WithdrawnError` when steps
-        it needs are reclaimed already.
+        that the checkpoint needs are reclaimed already.
         """
         if keep is not None and keep < 1:
             raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
         return await self._reorder(lambda order: retention.add(order, next_step, keep), next_step)
 
     async def resumed(self, next_step: Step) -> ConsumerRecord:
-        """Training goes on from the checkpoint at `next_step`, which is kept from now on if it was not.
+        """Record that training resumed from the checkpoint at `next_step`, and keep that checkpoint from now on.
 
-        Nothing is dropped: one can still go back to a greater checkpoint, until the trainer has passed it with `keep`.
-        Raises `WithdrawnError` when steps it needs are reclaimed already.
+        Nothing is dropped: a trainer can still go back to a greater checkpoint, until it has passed it with `keep`.
+        Raises `WithdrawnError` when steps that the checkpoint needs are reclaimed already.
         """
         return await self._reorder(lambda order: retention.resume(order, next_step), next_step)
 
@@ -100,8 +101,8 @@ class Group:
         return await self._records.write(change, brings=frozenset({next_step}), fences=True)
 
     async def drop(self, next_step: Step) -> ConsumerRecord:
-        """That checkpoint is gone. `AbsentError` if it was not kept."""
-        seen = False  # a second look may find it gone by our own record, which somebody followed at once (hazard 2)
+        """Stop keeping the checkpoint at `next_step`. `AbsentError` if it was not kept."""
+        seen = False  # on retry, our own earlier record may already have removed it (hazard 2)
 
         def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
             nonlocal seen
@@ -115,7 +116,7 @@ class Group:
         return await self._records.write(change)
 
     async def replace(self, kept: frozenset[Step]) -> ConsumerRecord:
-        """The kept checkpoints are exactly these now."""
+        """Keep exactly these checkpoints."""
         return await self.revise(lambda _: kept, brings=kept)
 
     async def revise(
@@ -125,9 +126,9 @@ class Group:
         brings: frozenset[Step],
         opened: Step = _NOTHING_OPENED,
     ) -> ConsumerRecord:
-        """The kept checkpoints become what `change_kept` makes of those kept now, whoever has changed them meanwhile.
+        """Replace the kept checkpoints by `change_kept` of them, also when other writers change them meanwhile.
 
-        `brings`: which of them the caller vouches for. Raises `WithdrawnError`, with those that come too late.
+        `brings`: the checkpoints that the caller adds. Raises `WithdrawnError`, with those that come too late.
         `opened` goes into the record together with a change, as in `note_opened`; alone it is no change.
         """
 
@@ -136,17 +137,18 @@ class Group:
             kept = change_kept(frozenset(base.kept))
             self._check_number(len(kept))
             if kept == frozenset(base.kept):
-                return old or base  # a retired group is not brought back by what changes nothing
+                return old or base  # an empty change does not bring a retired group back
             record = retention.with_order(base, retention.set_to(base.order, kept))
             return replace(record, start=base.need, opened=max(base.opened, opened))
 
         return await self._records.write(change, brings=brings)
 
     async def note_opened(self, opened: Step, *, known: Step | None = None) -> ConsumerRecord:
-        """`opened` is one past the greatest step that a reader of the group has opened: so far checkpoints are believed.
+        """Record `opened`, one past the greatest step that a reader of the group has opened: the limit for plausible
+        checkpoints.
 
-        With `known`, only if that is what the record says still: else another mount has just said it. `AbsentError` if
-        there is no group.
+        With `known`, only if the record still holds that value: otherwise another mount has just updated it.
+        `AbsentError` if there is no group.
         """
 
         def change(old: ConsumerRecord | None, _first_live: Step) -> ConsumerRecord:
@@ -169,7 +171,7 @@ class Group:
             )
 
     async def retire(self) -> ConsumerRecord:
-        """The run is over: the group no longer holds anything back. Idempotent."""
+        """End the run: the group no longer keeps any step. Idempotent."""
 
         def change(old: ConsumerRecord | None, _first_live: Step) -> ConsumerRecord:
             if old is None:

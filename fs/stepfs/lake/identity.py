@@ -25,8 +25,8 @@ async def create_lake(
 ) -> LakeIdentity:
     """Create a lake with `slices` files per step. Probes the store for honest conditional writes first.
 
-    `check_payload`: the lake promises that its slices are files of kind `ext`, and producers look. `lake_id` is given
-    by a fork, which fills the lake before its identity makes it exist. Raises `RefusedError` if there is a lake
+    `check_payload`: the lake promises that its slices are files of kind `ext`, and producers check it. A fork gives
+    `lake_id`, because it fills the lake before the identity makes it exist. Raises `RefusedError` if there is a lake
     already or the store is unfit, `UsageError` for a bad number of slices or extension.
     """
     if not 0 < slices <= SLICES_MAX:

@@ -1,4 +1,4 @@
-"""Which store holds a TGB: this lake's, or that of a lake it was forked from."""
+"""The store of a TGB: this lake's, or that of a lake it was forked from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OriginStores:
         self._others: dict[str, Store] = {}
 
     def of(self, tgb: Descriptor, state: LogState) -> Store:
-        """Where `tgb`, named by the log of `state`, lies. Never waits."""
+        """The store that holds `tgb`, a descriptor in the log of `state`. Never waits."""
         return self._own if tgb.origin == 0 else self.open(state.origins[tgb.origin - 1])
 
     def open(self, origin: Origin) -> Store:

@@ -1,9 +1,9 @@
 """Which checkpoints a group keeps: pure decisions from one record to the next, free of I/O and clocks.
 
 "The K newest" means the K recorded last. After a roll-back these are not the K greatest: a trainer that kept 90 and
-100, went back to 40 and then saves 50 must not lose 50, nor what it resumed from. So a record holds the order of
-recording, and `keep` counts only among checkpoints at or below the one that is recorded: the greater ones belong to
-the branch that was left, hold back nothing that is not held back anyway, and leave once the trainer has passed them.
+100, went back to 40 and then saves 50 must lose neither 50 nor 40. So a record holds the order of recording, and
+`keep` counts only among checkpoints at or below the recorded one. The greater ones belong to the abandoned branch:
+they keep no step that a lower checkpoint does not keep anyway, and they leave once the trainer has passed them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def with_order(record: ConsumerRecord, order: Order) -> ConsumerRecord:
 
 
 def add(order: Order, step: Step, keep: int | None) -> Order:
-    """`step` is recorded. With `keep`, so many of the newest at or below it stay, `step` among them."""
+    """The order after `step` was recorded. With `keep`, the `keep` newest at or below it stay, `step` among them."""
     assert keep is None or keep >= 1
     grown = (*_without(order, {step}), step)
     if keep is None:
@@ -35,22 +35,23 @@ def add(order: Order, step: Step, keep: int | None) -> Order:
 
 
 def resume(order: Order, step: Step) -> Order:
-    """Training goes on from `step`: nothing is dropped, and whatever is greater counts as older than the rest."""
+    """The order after training resumed from `step`: nothing is dropped; greater checkpoints count as older than the
+    rest."""
     left = tuple(kept for kept in order if kept > step)
     return (*left, *_without(order, {*left, step}), step)
 
 
 def set_to(order: Order, kept: Iterable[Step]) -> Order:
-    """Exactly `kept`: those known already in their order, then the new ones in ascending order."""
+    """Exactly `kept`: known checkpoints in their present order, then the new ones in ascending order."""
     wanted = set(kept)
     return (*(step for step in order if step in wanted), *sorted(wanted - set(order)))
 
 
 def surviving(record: ConsumerRecord, first_live: Step) -> ConsumerRecord:
-    """The record without what was reclaimed before anybody saw it there; the same object if nothing was.
+    """The record without checkpoints that were reclaimed before the record counted; the same object if there are none.
 
-    Its writer died between its record and its look at the floor, so nobody was promised these steps. A group that
-    keeps nothing then needs every live step.
+    Its writer died between writing the record and reading the floor, so it never reported these steps as safe. A group
+    that keeps no checkpoint needs every live step.
     """
     if record.retired or record.need >= first_live:
         return record
@@ -59,7 +60,7 @@ def surviving(record: ConsumerRecord, first_live: Step) -> ConsumerRecord:
 
 
 def equal(one: ConsumerRecord, other: ConsumerRecord) -> bool:
-    """Whether two records of a group say the same; each has an id and a time of its own."""
+    """Whether two records of a group are equal apart from their id and time."""
     return replace(one, record_id=other.record_id, time_ms=other.time_ms) == other
 
 

@@ -1,8 +1,8 @@
-"""A numbered create-if-absent sequence: the one shape behind the log, the floor and consumer groups.
+"""A numbered create-if-absent sequence: the one structure behind the log, the floor and consumer groups.
 
-Slots are taken one by one, each by a single conditional create of bytes that carry a random id, so "did my create
-land?" is answered by reading the slot: equal bytes are mine (hazard 2). A reply that is lost, a 409, a 500 given
-to a race's loser all end in that same question. Nothing is ever overwritten and nothing is deleted here.
+Slots are taken one by one, each by a single conditional create of bytes that carry a random id. So a writer whose
+create had no clear reply (a lost reply, a 409, a 500 for the loser of a race) reads the slot: equal bytes are its own
+(hazard 2). Nothing is ever overwritten and nothing is deleted here.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Mine:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The slot holds somebody else's bytes (`taken`), or was taken and is gone again (`taken` False: reopen)."""
+    """The slot holds another writer's bytes (`taken`), or was taken and deleted since (`taken` False: reopen)."""
 
     taken: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The store cannot be asked. These bytes may be, or may become, the slot: resolve this before anything else."""
+    """The store does not answer. These bytes may be in the slot, or may still arrive there: resolve this first."""
 
     key: str
     body: bytes
-    why: str = ""  # what was heard last, in parentheses
+    why: str = ""  # the last error, in parentheses
 
 
 SlotOutcome = Mine | Lost | Unknown
@@ -50,8 +50,8 @@ SlotOutcome = Mine | Lost | Unknown
 async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
     """Create `key` with `body`, resolving every ambiguity by reading the slot.
 
-    The same bytes go to the same slot again only when a read showed the slot absent after an ambiguous attempt
-    or the server said "retry". Bounded: after `_ROUNDS_MAX` undecided rounds the outcome is Unknown.
+    The same bytes are sent to the same slot again only if a read showed the slot absent after an ambiguous attempt, or
+    if the server asked for a retry. Bounded: after `_ROUNDS_MAX` undecided rounds the outcome is Unknown.
     """
     for round_number in range(_ROUNDS_MAX):
         if round_number:
@@ -76,10 +76,10 @@ async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
 
 
 async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
-    """Create an object whose key nobody else writes, for it carries this writer's random id.
+    """Create an object whose key no other process writes, because it carries this writer's random id.
 
-    A store that calls such a key taken and then shows nothing there is asked again. `StoreUnreachableError`, with
-    `advice` on what to do, unless the object is there in the end: what is written next may name it.
+    If the store reports such a key as taken and then shows no object, the create is repeated. `StoreUnreachableError`,
+    with `advice`, unless the object exists in the end: the next objects may name it.
     """
     for _ in range(_ROUNDS_MAX):
         outcome = await take_slot(store, key, body)
@@ -95,8 +95,8 @@ async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
 
 
 async def last_number(store: Store, prefix: str) -> int | None:
-    """The greatest number under `prefix`, None if there is none: one LIST for up to 1000 slots, then
-    galloping and bisection, so the cost is logarithmic in what is there.
+    """The greatest number under `prefix`, None if there is none: one LIST for up to 1000 slots, then galloping and
+    bisection, so the cost is logarithmic in the number of slots.
     """
     low = await _greatest_after(store, prefix, -1)
     if low is None:
@@ -128,7 +128,7 @@ async def _greatest_after(store: Store, prefix: str, number: int) -> tuple[int, 
 async def last_dense_number(known: int, exists: Callable[[int], Awaitable[bool]]) -> int:
     """Greatest occupied slot of a dense, never trimmed sequence, given that `known` is occupied (or -1).
 
-    Doubling and bisection over `exists`; exactly one question when nothing is new.
+    Doubling and bisection over `exists`; exactly one call when nothing is new.
     """
     stride = 1
     low = known

@@ -1,10 +1,10 @@
-"""Forks that were killed: found by their marker, undone by the next fork of the same lake to the same URL.
+"""Killed forks: found by their marker, undone by the next fork of the same lake to the same URL.
 
-A marker goes into the new lake's place before anything else is written, the parent's group included. Whether the fork
-behind a marker still runs cannot be told without a clock. It need not be: a fork is finished by creating the one
-`lake.msgpack`, so once that slot is taken by another lake, it never can be, and its group in the parent and its
-objects may go. Rejected: an id derived from parent and URL. A fork that is dropped and made again must be another
-lake (hazard 7).
+A fork writes a marker at the new lake's place before anything else, even before the parent's group. Without a clock it
+cannot be known whether the fork behind a marker still runs. It need not be known: creating the one `lake.msgpack`
+finishes a fork. Once another lake holds that slot, the fork can never be finished, and its group in the parent and its
+objects may be deleted. Rejected: an id derived from parent and URL. A fork that is dropped and made again must be
+another lake (hazard 7).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _MARKERS_MAX: Final = 1000
 
 
 def group_name(child_lake_id: str) -> str:
-    """The group by which a fork holds on to its parent's data."""
+    """The group by which a fork keeps its parent's data."""
     return f"fork:{child_lake_id}"
 
 
 async def mark(store: Store, marker: ForkMarker) -> None:
-    """Say in the new lake's place that this fork has begun."""
+    """Write the marker of a fork that begins at this place."""
     body = encode_marker(marker)
     await create_own(store, marker_key(marker.lake_id), body, "fork again, to the same or another URL")
 
 
 async def markers(store: Store) -> list[ForkMarker]:
-    """The forks that began here and are not known to be over. What cannot be read is passed over."""
+    """The forks that began here and are not known to be finished. Unreadable markers are skipped."""
     found = []
     for entry in await store.list(FORKING, limit=_MARKERS_MAX):
         data = await store.get(entry.key)
@@ -61,7 +61,7 @@ async def undo_others(
 async def undo(
     store: Store, marker: ForkMarker, parent_store: Store, parent: LakeIdentity, clock: Clock
 ) -> None:
-    """Let go of the parent, then remove what was written; the marker last, so that a kill leaves it to be found."""
+    """Retire the group in the parent, then delete the fork's objects; the marker last, so that it survives a kill."""
     group = Group.of(parent_store, parent, group_name(marker.lake_id), clock)
     try:
         record = await group.read()
@@ -74,5 +74,5 @@ async def undo(
 
 
 async def unmark(store: Store, lake_id: str) -> None:
-    """The fork is a lake, or nothing of it is left."""
+    """Remove the marker: the fork has become a lake, or is fully undone."""
     await store.delete([marker_key(lake_id)])

@@ -1,7 +1,7 @@
-"""Appending a commit that an operator makes and no producer: the seal of a lake, the end of a producer that is gone.
+"""Appending a commit that an operator makes, not a producer: the seal of a lake, the retirement of a lost producer.
 
-The same loop as a producer's (producer/COMMIT.md) without data, epochs or pending work to carry over: follow, make
-the next commit from the head, take the slot, look at the floor; start over when the slot went to somebody else.
+The same loop as a producer's (producer/COMMIT.md), without data, epochs or pending work to carry over: follow, make
+the next commit from the head, take the slot, check the floor; start over when another writer took the slot.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ async def seal(reader: LogReader, clock: Clock) -> bool:
 
 
 async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> bool:
-    """Commit the epoch with which a producer retires, for one that will not come back to do so itself.
+    """Commit the epoch with which a producer retires, on behalf of a producer that will not come back.
 
-    Whoever still runs under this id is fenced by it; what it uploaded and never committed can go. A later start is
-    allowed and continues its seqs. False if there was nothing to do: retired already, sealed. `AbsentError` if the lake
-    does not know the id.
+    A process that still runs under this id is fenced; its uncommitted uploads may be deleted. A later start is allowed
+    and continues its seqs. False if there was nothing to do: retired already, sealed. `AbsentError` if the lake does
+    not know the id.
     """
 
     def make(head: LogState) -> Commit | None:
@@ -97,7 +97,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) 
         if commit is None:
             if await reader.confirm():
                 return False
-            await reader.reopen()  # what says that it is done may be a reclaimed slot, taken again
+            await reader.reopen()  # the slot that shows it done may be a reclaimed one, taken again
             continue
         body = rehearsed(reader.head, commit)
         outcome = await take_slot(
@@ -122,7 +122,7 @@ async def _follow(reader: LogReader) -> None:
     try:
         await reader.catch_up()
     except ChainError:
-        # A zombie in a slot below the floor does not chain either; only a floor that stands still means damage.
+        # A stale writer's commit below the floor does not chain either; it is damage only if the floor did not move.
         if await reader.confirm():
             raise
         await reader.reopen()

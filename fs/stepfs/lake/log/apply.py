@@ -1,7 +1,7 @@
-"""Folding one commit into a state: pure, and strict about what may follow what.
+"""Folding one commit into a state: pure, and strict about the order of commits.
 
-Writers guard before they write (producer/COMMIT.md); readers check the same rules again here, so that a commit
-that slipped past a broken writer stops every reader at one version instead of diverging silently.
+Writers check the rules before they write (producer/COMMIT.md). Readers check the same rules again here, so a bad
+commit of a broken writer stops every reader at one version, and readers never diverge silently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stepfs.format.snapshot import LogState, ProducerState, Segment, StepEntry, 
 
 
 class ChainError(CorruptError):
-    """The commit does not continue this history. Probe the floor before believing it: the slot may be a zombie."""
+    """The commit does not continue this history. Probe the floor first: the slot may hold a stale writer's commit."""
 
 
 @dataclass(frozen=True, slots=True)

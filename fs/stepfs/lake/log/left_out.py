@@ -1,4 +1,4 @@
-"""What a log that is damaged says of the commits from the damage on: nobody can follow them, some can be read."""
+"""The commits of a damaged log from the damage on: no reader can follow them, but some can be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepfs.lake.log.tail import read_versions
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What a fork up to the damage does not have, as far as it can be told."""
+    """The contents that a fork up to the damage lacks, as far as they are known."""
 
     commits: int  # objects in the log from the first damaged version on
     next_step: Step  # one past the last step that is known to have been committed
@@ -24,7 +24,7 @@ class LeftOut:
 
 
 async def left_out(reader: LogReader) -> LeftOut:
-    """Read what is there from the damage on; of a reader without damage there is nothing."""
+    """Read the commits from the damage on; zero commits for a reader without damage."""
     if reader.damage is None:
         return LeftOut(0, reader.state.next_step, {})
     prefix, first = log_prefix(reader.identity.lake_id), reader.damage.version

@@ -1,11 +1,11 @@
 """Index entries of steps that are opened out of order: one small ranged GET each, instead of their whole segment.
 
-Advice for speed, nothing else: what is missing or damaged here is read from the segment, which every lake has. Three
-rules decide when the segment is the better choice all the same:
-* a step beside one of the last that were asked for is part of a scan (`ls -R`, a reader that starts): the whole segment;
-* so is a step of a segment that is being loaded anyway;
-* a segment whose steps were asked for so often that its own bytes cost no more than `SEGMENT_SHARE_BYTES` for each is
-  loaded as well, if it displaces no other. From then on its steps cost no request.
+An optimisation only: a missing or damaged entry is read from the segment, which every lake has. Three rules decide
+when the whole segment is the better choice:
+* a step beside one of the last requested steps is part of a scan (`ls -R`, a reader that starts);
+* the segment is being loaded anyway;
+* steps of the segment were requested so often that its bytes cost no more than `SEGMENT_SHARE_BYTES` for each request,
+and it displaces no other segment. From then on its steps cost no request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("stepfs.lake.log")
 
 SEGMENT_SHARE_BYTES: Final = 16 << 10
 _BYTES_MAX: Final = 16 << 20
-_OBJECT_BYTES: Final = 1024  # what an entry takes in memory besides its slices
+_OBJECT_BYTES: Final = 1024  # memory of an entry besides its slices
 _RECENT_STEPS: Final = 16
 _BESIDE_STEPS: Final = 2
 
@@ -51,8 +51,8 @@ class LoneEntries:
         self._entries: OrderedDict[Step, StepEntry] = OrderedDict()
         self._recent: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._asked: Counter[SegmentIndex] = Counter()
-        self._unusable: set[SegmentIndex] = set()  # no such object (an older writer), or damaged
-        self._history = 0  # how often everything was forgotten
+        self._unusable: set[SegmentIndex] = set()  # the object is missing (an older writer) or damaged
+        self._history = 0  # counts calls of `clear`
 
     def get(self, step: Step) -> StepEntry | None:
         """The entry if it is in memory."""
@@ -62,16 +62,16 @@ class LoneEntries:
         return entry
 
     def note(self, step: Step) -> None:
-        """A step of a segment that is not in memory is asked for."""
+        """Note a request for a step whose segment is not in memory."""
         self._recent.append(step)
         self._asked[SegmentIndex(step // SEGMENT_STEPS)] += 1
 
     def is_scan(self, step: Step) -> bool:
-        """Whether a neighbour was asked for a moment ago."""
+        """Whether a neighbour of the step was requested a moment ago."""
         return any(0 < abs(step - other) <= _BESIDE_STEPS for other in self._recent)
 
     def pays_whole(self, index: SegmentIndex) -> bool:
-        """Whether the segment was asked for so often that loading it whole would have cost no more."""
+        """Whether steps of the segment were requested so often that loading it whole would have cost no more."""
         return self._asked[index] * SEGMENT_SHARE_BYTES >= SEGMENT_STEPS * self._stride
 
     async def load(self, step: Step, ref: tuple[int, bytes]) -> StepEntry | None:
@@ -99,14 +99,14 @@ class LoneEntries:
         return record.entry
 
     def clear(self) -> None:
-        """Forget everything: the lake may have another history than was read."""
+        """Forget everything: the lake's history may differ from the one that was read."""
         self._history += 1
         self._entries.clear()
         self._asked.clear()
         self._unusable.clear()
 
     def forget_segment(self, index: SegmentIndex) -> None:
-        """The whole segment is in memory now."""
+        """Drop the entries of a segment that is now in memory as a whole."""
         self._asked.pop(index, None)
         for step in range(index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS):
             self._entries.pop(Step(step), None)
@@ -131,9 +131,9 @@ class LoneEntries:
 
 
 async def write_step_records(store: Store, lake_id: str, slices: int, segment: Segment) -> None:
-    """Write the `entries/` object of a segment that this process has just written. Never fails: it is only for speed.
+    """Write the `entries/` object of a segment that this process has just written. Never fails: it is an optimisation.
 
-    One attempt: whoever took the name wrote the same thing.
+    One attempt: another writer of the same name wrote the same bytes.
     """
     key = entries_key(lake_id, segment.index)
     data = encode_step_records(lake_id, slices, segment)

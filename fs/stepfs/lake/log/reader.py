@@ -1,10 +1,10 @@
 """Following the log: a bounded number of requests when nothing is new, and nothing published unchecked.
 
-`head` is what has been read; `state` is what may be shown. Between them stands the floor check (`confirm`): a slot
-that was read, or probed and found empty, proves something only if the floor had not passed it meanwhile (hazard 1).
+`head` is the state as read; `state` is the state that may be shown. The floor check (`confirm`) stands between them: a
+slot that was read, or probed and found empty, is evidence only if the floor had not passed it meanwhile (hazard 1).
 Readers call `poll`. Writers call `catch_up`, take the next slot, `extend`, and `confirm` on every branch.
 
-One task at a time may call the methods that await; `state` and the lookups that never wait are for everybody.
+Only one task at a time may call the methods that await; any task may use `state` and the lookups that never wait.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LogReader:
         self.first_live_step = floor.first_live_step
         self.segments = Segments(store, identity)
         self.lone_entries = LoneEntries(store, identity)
-        self.damage: LogDamage | None = None  # where the log ends for a reader that was opened until there
+        self.damage: LogDamage | None = None  # the end of the log for a reader opened with `until_damage`
         self._floor = floor
         self._lowest_unconfirmed: Version | None = None
         self._misses = 0
@@ -66,8 +66,8 @@ class LogReader:
     async def open(cls, store: Store, identity: LakeIdentity, *, until_damage: bool = False) -> LogReader:
         """Newest snapshot that the log confirms, plus the short tail; floor-checked.
 
-        With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` says so. Such a
-        reader is no base for anything but a fork: do not `poll` it.
+        With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it. Such
+        a reader serves only as the base of a fork: do not `poll` it.
         """
         floor = Floor(store, identity)
         await floor.refresh()
@@ -92,7 +92,7 @@ class LogReader:
         )
 
     def _reaches(self, passed_over: PassedOver) -> None:
-        """`CorruptError` unless the log goes on to the version of a damaged snapshot: what was committed once stays."""
+        """`CorruptError` unless the log reaches the version of a damaged snapshot: commits never disappear."""
         if passed_over.newest is not None and self.head.version < passed_over.newest:
             raise CorruptError(
                 f"{self.store.url}: log version {self.head.version + 1} is missing, and the snapshot of version "
@@ -104,10 +104,10 @@ class LogReader:
         return self._floor
 
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
-        """Look once for news; one request when there is none. True if `state` or `first_live_step` changed.
+        """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
 
-        The first new commit is shown, and `published` called, before more are looked for: finding that there are none
-        costs a round trip, and readers wait for this one.
+        The first new commit is shown, and `published` called, before the search for more: that search costs a round
+        trip, and readers wait for the first commit.
         """
         before = (self.state.version, self.first_live_step)
         if self._misses % _MISSES_PER_FLOOR_PROBE == _MISSES_PER_FLOOR_PROBE - 1:
@@ -117,7 +117,7 @@ class LogReader:
             return before != (self.state.version, self.first_live_step)
         try:
             found = await self._probe()
-            if not found and self.head is self.state:  # else the last look failed before it could confirm
+            if not found and self.head is self.state:  # else the last poll failed before it could confirm
                 self._misses += 1
                 return False
             sound = await self.confirm()
@@ -125,7 +125,8 @@ class LogReader:
                 published()
                 sound = not await self.catch_up(lists_max=1) or await self.confirm()
         except ChainError:
-            # A zombie in a resurrected slot looks like this too; only a floor that has not moved makes it corrupt.
+            # A stale writer's commit in a resurrected slot fails alike; it is corruption only if the floor did not
+            # move.
             if await self.confirm():
                 raise
             sound = False
@@ -137,9 +138,10 @@ class LogReader:
     async def catch_up(self, *, lists_max: int = _LISTS_PER_CATCH_UP) -> bool:
         """Advance `head` until a probe misses: GET by GET at first, by LIST when far behind. True if it moved.
 
-        After a LIST it probes on: what was committed while the listed commits were read would else cost a writer its
-        attempt (64 simulated producers lost 29 % of theirs, 10 % when the last look is a probe). Bounded, because
-        writers may outrun a slow reader; a reader publishes after one LIST, lest it show nothing while it chases them.
+        After a LIST it probes again: a commit that arrived while the listed ones were read would otherwise cost a
+        writer its attempt (64 simulated producers lost 29 % of their attempts without the final probe, 10 % with it).
+        Bounded, because writers may outrun a slow reader; a reader publishes after one LIST, so that it shows
+        something while it catches up.
         """
         start = self.head.version
         for _ in range(lists_max):
@@ -170,10 +172,10 @@ class LogReader:
     async def confirm(self) -> bool:
         """Probe the floor. If it has passed no slot acted on since the last check, publish `head`: True.
 
-        False: what `head` rests on may be a resurrected slot; call `reopen` and look again.
+        False: `head` may rest on a resurrected slot; call `reopen` and start again.
         """
         await self._floor.refresh()
-        # What was not probed was listed, or is about to be taken: all that follows what is published.
+        # Every slot that was probed, listed, or is about to be taken follows the published state.
         next_slot = Version(self.state.version + 1)
         lowest = next_slot if self._lowest_unconfirmed is None else self._lowest_unconfirmed
         if self._floor.floor > lowest:
@@ -195,14 +197,14 @@ class LogReader:
         _log.info("reopened at version %d (floor %d)", fresh.state.version, fresh.floor.floor)
         self.state = self.head = fresh.state
         self.first_live_step = fresh.first_live_step
-        self.segments.replace_by(fresh.segments)  # a zombie's commit may have completed one of ours
+        self.segments.replace_by(fresh.segments)  # a stale writer's commit may have completed one of ours
         self.lone_entries.clear()
         self._floor = fresh.floor
         self._lowest_unconfirmed = None
         self._misses = 0
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
-        """The entry of a live step if that needs no request; None if it does, or if there is no such step."""
+        """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""
         if not self.first_live_step <= step < self.state.next_step:
             return None
         if step >= self.state.sealed_steps:
@@ -221,7 +223,8 @@ class LogReader:
         return segment.entries[step % SEGMENT_STEPS]
 
     async def lone_entry(self, step: Step) -> StepEntry:
-        """As `entry`, for steps that are opened in any order: reads only this step's part of the index if that pays."""
+        """As `entry`, for steps that are opened in random order: reads only this step's part of the index if that is
+        cheaper."""
         entry = self.entry_if_loaded(step)
         if entry is not None:
             return entry
@@ -243,7 +246,8 @@ class LogReader:
             raise AbsentError(f"step {step} is not in the lake ({extent})")
 
     async def load_segment(self, index: SegmentIndex) -> Segment:
-        """One sealed segment, from memory or by one GET shared among those who wait. `ReclaimedError` if it is gone."""
+        """One sealed segment, from memory or by one GET that all waiting tasks share. `ReclaimedError` if it is
+        gone."""
         try:
             return await self.segments.load(index, self.state.segment_ref(index))
         except CorruptError:
@@ -269,7 +273,7 @@ class LogReader:
         return self.state.segment_ref(SegmentIndex(step // SEGMENT_STEPS))[0]
 
     async def _fill_gap(self, behind: Version) -> None:
-        """Read what a LIST left out before the version it showed behind a gap. `CorruptError` if that is not there.
+        """Read the versions that a LIST left out before `behind`. `CorruptError` if one is missing.
 
         Slots are taken in order, so a missing one was lost; a writer that took it would begin a second history.
         """
@@ -281,7 +285,8 @@ class LogReader:
                 )
 
     async def _read_listed(self) -> Version | None:
-        """Read everything beyond `head` that a LIST shows, several GETs at once; what it shows behind a gap, if any."""
+        """Read everything beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a
+        gap, if any."""
         first = Version(self.head.version + 1)
         self._touch(first)
         versions, behind = await list_versions(self.store, self.identity.lake_id, first)

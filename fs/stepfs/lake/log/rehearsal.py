@@ -1,7 +1,7 @@
-"""The last look at a commit before it is created: its bytes, read as every reader will read them, on the same head.
+"""The last check of a commit before it is created: decode its bytes as every reader will, on the same head.
 
-Readers are strict and a log slot is for good, so one commit that they refuse ends a lake. Every commit on a head goes
-through here, whoever made it; encoders of all other objects read back what they return (`codec.readable`).
+Readers are strict and a log slot is permanent, so one commit that they refuse ends a lake. Every commit of every
+writer passes this check; encoders of all other objects decode their own result (`codec.readable`).
 """
 
 from __future__ import annotations

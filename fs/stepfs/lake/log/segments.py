@@ -1,7 +1,7 @@
-"""Index segments in memory: a small LRU, one GET per segment however many tasks want it.
+"""Index segments in memory: a small LRU, and one GET per segment for any number of waiting tasks.
 
-Steps older than the log's tail are looked up here. A segment of 512 steps × 64 slices is about 1 MB, so a mount of
-a long lake keeps the few that its readers move through, not the history.
+Lookups of steps older than the log's tail come here. A segment of 512 steps × 64 slices is about 1 MB, so a mount of
+a long lake keeps the few segments that its readers move through, not the history.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ Decoding = Callable[[Callable[[], Decoded]], Awaitable[Decoded]]
 
 
 async def decode_here(decode: Callable[[], Decoded]) -> Decoded:
-    """In the caller's own thread: right for programs that do nothing else meanwhile."""
+    """Decode in the caller's own thread: right for programs without other tasks."""
     return decode()
 
 
 async def decode_in_thread(decode: Callable[[], Decoded]) -> Decoded:
-    """A segment takes 20 ms (64 slices) to 100 ms to decode: a mount's loop answers requests meanwhile."""
+    """Decode in a worker thread: a segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
+    meanwhile."""
     return await trio.to_thread.run_sync(decode)
 
 
@@ -67,11 +68,11 @@ class Segments:
         self._evict()
 
     def is_loading(self, index: SegmentIndex) -> bool:
-        """Whether somebody is reading this segment right now."""
+        """Whether a task is loading this segment now."""
         return index in self._loading
 
     def has_room(self) -> bool:
-        """Whether another segment displaces none."""
+        """Whether one more segment fits without an eviction."""
         return len(self._loaded) < self._kept_max
 
     def _evict(self) -> None:
@@ -79,7 +80,7 @@ class Segments:
             self._loaded.popitem(last=False)
 
     def replace_by(self, other: Segments) -> None:
-        """Have what another instance of the same lake has loaded, and nothing else."""
+        """Take over the segments of another instance of the same lake, and drop all others."""
         self._loaded = other._loaded.copy()
 
     async def load(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
@@ -97,7 +98,7 @@ class Segments:
                     self._loading.pop(index, None)
 
     async def peek(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
-        """As `load`, for a caller that moves through many segments once: what it fetches is not kept."""
+        """As `load`, for a caller that moves through many segments once: fetched segments are not kept."""
         return self._loaded.get(index) or self._checked(await self._fetch(index), index, ref)
 
     def limit(self, bytes_max: int) -> None:
@@ -116,9 +117,9 @@ class Segments:
         return segment
 
     async def load_unreferenced(self, index: SegmentIndex) -> Segment | None:
-        """A segment that the state may have dropped its reference to (reclaim, looking at what is left).
+        """Load a segment to which the state may have dropped its reference (reclaim, when it lists leftovers).
 
-        None if it is gone: another reclaimer has just finished with it.
+        None if it is gone: another reclaimer has just deleted it.
         """
         return self._loaded.get(index) or await self._fetch(index)
 

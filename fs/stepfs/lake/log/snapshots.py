@@ -1,11 +1,12 @@
 """Snapshots: finding the newest that the log confirms, and writing one off the hot path.
 
-A snapshot is written by the producer whose commit filled an index segment (or every `_VERSIONS_MAX` versions), only
-after that commit was Committed, so what it says is history. The segments it refers to are written first. Contents
-are a function of the history alone: two writers agree, a stale writer is harmless, and the digest decides (hazard 11).
+The producer whose commit filled an index segment (or passed `_VERSIONS_MAX` versions) writes a snapshot, and only
+after that commit was Committed, so a snapshot contains only history. The segments it refers to are written first.
+Contents are a function of the history alone: two writers agree, a stale writer is harmless, and the digest decides
+(hazard 11).
 
-A damaged snapshot is passed over for an older one, and reclaim keeps two that can be read, with the log from the older
-one on (lake/reclaim/snapshots.py). The log must then reach the version of the damaged one: a shorter log has a hole.
+Readers skip a damaged snapshot and use an older one; reclaim keeps two readable ones, and the log from the older one
+on (lake/reclaim/snapshots.py). The log must then reach the version of the damaged one: a shorter log has a hole.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ def snapshot_due(before: LogState, after: LogState) -> bool:
 
 @dataclass(slots=True)
 class PassedOver:
-    """Snapshots that are there and cannot be read."""
+    """Snapshots that exist but cannot be read."""
 
     newest: Version | None = None
     why: str = ""
-    newer_format: NewerFormatError | None = None  # one bit in a header looks the same
+    newer_format: NewerFormatError | None = None  # a flipped bit in a header looks the same
 
     def note(self, version: Version, error: CorruptError | NewerFormatError) -> None:
         if self.newest is None or version > self.newest:
@@ -75,7 +76,7 @@ async def newest_snapshot(
 ) -> LogState:
     """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none).
 
-    `NewerFormatError` if no other can be read than those of a newer stepfs.
+    `NewerFormatError` if the only snapshots are those of a newer stepfs.
     """
     passed_over = passed_over or PassedOver()
     async with aclosing(
@@ -85,7 +86,7 @@ async def newest_snapshot(
             return state
     if floor.floor > 0:
         if await floor.refresh():
-            # What was listed has been reclaimed since; the reclaimer left a newer snapshot behind.
+            # The listed snapshots were reclaimed meanwhile; the reclaimer left a newer one.
             return await newest_snapshot(store, identity, floor, at_most=at_most, passed_over=passed_over)
         if passed_over.newer_format is not None:
             raise passed_over.newer_format
@@ -103,7 +104,7 @@ async def confirmed_snapshots(
     at_most: Version | None = None,
     passed_over: PassedOver | None = None,
 ) -> AsyncGenerator[LogState, None]:
-    """Snapshots whose digest the log confirms, newest first; two GETs each, when asked for."""
+    """Snapshots whose digest the log confirms, newest first; two GETs each, made as the caller iterates."""
     prefix = snapshot_prefix(identity.lake_id)
     for version in await _candidates(store, prefix, at_most):
         key = numbered(prefix, version)
@@ -144,7 +145,7 @@ async def _older(store: Store, prefix: str, below: Version) -> list[Version]:
 async def _read_confirmed(
     store: Store, identity: LakeIdentity, key: str, version: Version
 ) -> LogState | None:
-    """One snapshot checked against `log/<version>`; None if either is gone (reclaimed meanwhile)."""
+    """One snapshot, checked against `log/<version>`; None if either was reclaimed meanwhile."""
     data = await store.get(key)
     log_key = numbered(log_prefix(identity.lake_id), version)
     body = await store.get(log_key) if data is not None else None
@@ -156,7 +157,8 @@ async def _read_confirmed(
     try:
         digest = chain_digest(decode_commit(body, log_key).prev_digest, body)
     except (CorruptError, NewerFormatError):
-        # The next commit names the digest as well: a commit that a snapshot covers is not needed to follow the log.
+        # The next commit names the digest as well: a reader can follow the log without a commit that a snapshot
+        # covers.
         following = await _digest_before(store, identity, Version(version + 1))
         if following is None:
             raise
@@ -183,16 +185,16 @@ async def write_snapshot(
 ) -> None:
     """Write the snapshot of a Committed state and every segment it needs that is not there yet.
 
-    Normally two creates and a LIST: the segment that just filled up is in `segments`. When an earlier writer died
+    Normally two creates and a LIST: the segment that just filled up is in `segments`. If an earlier writer died
     between its commit and its snapshot, the missing segments are rebuilt from the log. A reclaim that passes `state`
-    meanwhile has made sure of a newer snapshot: then nothing is left to do.
+    meanwhile has ensured a newer snapshot: then nothing is left to do.
     """
     while floor.floor <= max(state.version, 0):
         before = floor.number
         try:
             await _write_snapshot(store, identity, state, segments, floor)
         except CorruptError:
-            # What is missing may have been reclaimed; only a floor that stands still means damage.
+            # A missing object may have been reclaimed; it is damage only if the floor did not move.
             await floor.refresh()
             if floor.number == before:
                 raise
@@ -239,9 +241,9 @@ async def _rebuild(
 
 
 async def _create(store: Store, key: str, body: bytes) -> None:
-    """Create an object whose content follows from history: taken by equal or equivalent bytes is as good.
+    """Create an object whose content follows from history: another writer's equal or equivalent bytes are as good.
 
-    "Taken", but not to be seen, is not: a snapshot must never name a segment that is not there.
+    A name that is "taken" but not readable is an error: a snapshot must never name a segment that does not exist.
     """
     outcome = await take_slot(store, key, body)
     if isinstance(outcome, Unknown) or outcome == Lost(taken=False):

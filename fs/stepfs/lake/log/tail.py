@@ -16,9 +16,9 @@ _AT_ONCE: Final = 16
 
 
 async def list_versions(store: Store, lake_id: str, first: Version) -> tuple[list[Version], Version | None]:
-    """Versions from `first` on without a gap, as LIST shows them; and the first version behind a gap, if there is one.
+    """The versions from `first` up to the first gap, as LIST shows them; and the first version behind a gap, if any.
 
-    A LIST that lags, or a reclaim that is still deleting, shows gaps as well as a lost object does.
+    A gap may come from a LIST that lags, from a reclaim that is still deleting, or from a lost object.
     """
     prefix = log_prefix(lake_id)
     after = numbered(prefix, first - 1) if first > 0 else prefix
@@ -45,7 +45,7 @@ async def read_versions(
         async def fetch(key: str, into: dict[str, bytes | StepfsError | None] = bodies) -> None:
             try:
                 into[key] = await store.get(key)
-            except StepfsError as error:  # raised below as itself: a nursery would wrap it into a group
+            except StepfsError as error:  # raised below: a nursery would wrap it into a group
                 into[key] = error
 
         async with trio.open_nursery() as nursery:

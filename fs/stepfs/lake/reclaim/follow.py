@@ -1,4 +1,4 @@
-"""The log as a reclaimer follows it: confirmed as of now, and with little in memory."""
+"""The log as a reclaimer follows it: confirmed at the moment of use, and with little in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepfs.lake.log.apply import ChainError
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 
-_SEGMENT_BYTES_MAX: Final = 8 << 20  # it moves through the lake once; what it passes is not looked at again
+_SEGMENT_BYTES_MAX: Final = 8 << 20  # it moves through the lake once and does not read a segment again
 
 
 async def opened(store: Store, identity: LakeIdentity) -> LogReader:
@@ -24,7 +24,7 @@ async def refreshed(reader: LogReader) -> LogReader:
     try:
         await reader.catch_up()
     except ChainError:
-        # A zombie in a slot below the floor does not chain either; only a floor that stands still means damage.
+        # A stale writer's commit below the floor does not chain either; it is damage only if the floor did not move.
         if await reader.confirm():
             raise
         await reader.reopen()

@@ -1,4 +1,4 @@
-"""A fork lets go of its parent: the group it holds there follows the fork's own first live step."""
+"""A fork releases its parent's steps: the group that it holds there follows the fork's own first live step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepfs.lake.unfinished_fork import group_name
 async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock) -> None:
     """Advance, and in the end retire, the group of this lake in the lake it was forked from.
 
-    Only the nearest origin: what that one shares with its own parent it holds itself, for as long as we hold it.
+    Only the nearest origin: that lake itself holds the data that it shares with its own parent, as long as we hold it.
     """
     if not reader.state.origins:
         return
@@ -23,7 +23,7 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
     try:
         identity = await open_lake(store)
     except AbsentError:
-        return  # the parent was deleted as a whole; `stepfs verify` tells what that cost
+        return  # the parent was deleted as a whole; `stepfs verify` reports the lost steps
     if identity.lake_id != parent.lake_id:
         return
     group = Group.of(store, identity, group_name(reader.identity.lake_id), clock)

@@ -1,7 +1,7 @@
-"""What the groups say, as a reclaimer must hear it: the newest records, and those before that still count.
+"""The groups as a reclaimer needs them: the newest record of each, and the earlier records that still count.
 
-One LIST, and one GET per record that was never read before: records are immutable and the greatest slot of a group is
-never trimmed, so a slot that was read once need not be read again, and a tombstone that the floor record lists never.
+One LIST, and one GET per new record: records are immutable and the greatest slot of a group is never trimmed, so a
+slot is read at most once, and a tombstone that the floor record lists is never read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Slot = tuple[str, int]  # prefix of a group, number
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The groups at one moment, and what their writers left behind that counts no more."""
+    """The groups at one moment, and the leftover records that no longer count."""
 
     groups: tuple[GroupEvidence, ...]
     spent: tuple[Entry, ...]
@@ -38,12 +38,12 @@ class Look:
 
     @property
     def tombstones(self) -> dict[str, int]:
-        """Slots of groups that are retired for longer than grace: nothing about them will count again."""
+        """Slots of groups that have been retired for longer than grace: their records will never count again."""
         return {g.directory: g.slot for g in self.groups if g.settled and not g.live}
 
 
 class GroupWatch:
-    """Looks at the groups of one lake, again and again."""
+    """Reads the groups of one lake repeatedly, and remembers the records."""
 
     def __init__(self, store: Store, identity: LakeIdentity, grace_s: float) -> None:
         self._store = store
@@ -73,11 +73,11 @@ class GroupWatch:
                 return Look(groups, tuple(by_key[key] for key in spent))
             if gone & vanished:
                 break
-            vanished = gone  # trimmed since it was listed: there is a newer one
+            vanished = gone  # trimmed since the LIST: there is a newer one
         raise CorruptError(f"{min(vanished)[0]}: the group's newest record vanished; restore it")
 
     async def _read(self, listed: Sequence[GroupSlots], buried: set[str]) -> None:
-        """Get to know every record that counts; forget the others."""
+        """Read every record that counts and is not known yet; forget the others."""
         wanted = [
             (slots.prefix, number)
             for slots in listed
@@ -100,7 +100,7 @@ class GroupWatch:
         try:
             record = await read_slot(self._store, self._identity, *slot)
         except CorruptError as error:
-            if is_newest:  # else: what it needed is not known, as if it were gone
+            if is_newest:  # else: its need is unknown, as if the record were trimmed
                 failed.append(error)
         except StepfsError as error:  # a nursery would wrap it into a group
             failed.append(error)

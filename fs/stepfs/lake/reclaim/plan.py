@@ -1,9 +1,10 @@
-"""What may go: pure decisions over the log's state, the groups and what a LIST found.
+"""Which objects may be deleted: pure decisions over the log's state, the groups and the result of a LIST.
 
 The rules for data objects need no clock. The objects of one producer are named by epoch and seq, and its steps are in
-the order of both, in the log as in a LIST. So everything up to its last step below the first live one is either dead
-or can never be committed any more: that stretch of names goes without a look at what is live. Above it an object is
-an *orphan* only if it can never be committed (older epoch, seq already committed, sealed lake) and no live step names it.
+the order of both, in the log as in a LIST. So every object up to its last step below the first live one is either dead
+or can never be committed any more: that range of names is deleted without reading the live steps. Above it an object
+is an *orphan* only if it can never be committed (older epoch, seq already committed, sealed lake) and no live step
+names it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DAY_MS: Final = 24 * _HOUR_MS
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is live: the steps from `first_live` on, the log versions from `floor` on."""
+    """The live part of a lake: the steps from `first_live` on, the log versions from `floor` on."""
 
     first_live: Step
     floor: Version
@@ -33,14 +34,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class GroupEvidence:
-    """What is known about one group at one moment."""
+    """The known facts about one group at one moment."""
 
     directory: str
     slot: int  # of its newest record
-    newest: ConsumerRecord | None  # None: retired, as the floor record says
+    newest: ConsumerRecord | None  # None: retired, according to the floor record
     earlier: tuple[ConsumerRecord, ...]  # superseded, but by a record that is younger than grace
     began: bool  # its first record is younger than grace
-    unknown: bool  # another record still counts and was trimmed
+    unknown: bool  # another record that still counts was trimmed
     settled: bool  # its newest record is older than grace
 
     @property
@@ -55,7 +56,7 @@ class GroupEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Which step the lake as a whole still needs; `step` None when nothing may be reclaimed, `reason` says why."""
+    """The first step that the lake as a whole still needs. `step` None: nothing may be reclaimed. `reason`: why."""
 
     step: Step | None
     reason: str
@@ -67,7 +68,7 @@ def furthest_need(groups: Iterable[GroupEvidence]) -> Step:
 
 
 def holds_back(groups: Sequence[GroupEvidence], to: Step) -> bool:
-    """Whether a group, as it is or as it was within grace, needs a step below `to`, or may do so."""
+    """Whether a group needs a step below `to`, or may have needed one within grace."""
     need = _least(groups, Step(0), grace_s=0.0)
     return need.step is None or need.step < to
 
@@ -77,7 +78,7 @@ def least_need(
 ) -> Need:
     """The least step that any group needs, or needed within grace.
 
-    `RefusedError` when all of them say that they have consumed what nobody has committed.
+    `RefusedError` when every group claims to have consumed steps that were never committed.
     """
     need = _least(groups, floor.first_live_step, grace_s=grace_s)
     if need.step is not None and need.step > next_step:
@@ -119,11 +120,12 @@ def _least(groups: Sequence[GroupEvidence], first_live: Step, *, grace_s: float)
 
 
 def _claim(record: ConsumerRecord, first_live: Step) -> Need:
-    """What the newest record of a live group asks for.
+    """The need of the newest record of a live group.
 
-    A need between first_live_step and closing is honoured: its writer takes the announcement back, and our own records
-    end it as well. A need of what is gone comes from a writer that has not looked at the floor since, and may never: it
-    was promised nothing by that record, but may have been promised any live step by the one before. So all of them stay.
+    A need between first_live_step and closing is honoured: its writer withdraws the announcement, and our own records
+    end it as well. A need of deleted steps comes from a writer that has not read the floor since then, and may never
+    read it. That record guarantees it nothing, but the record before may guarantee it any live step. So all live steps
+    stay.
     """
     if record.need >= first_live:
         return Need(record.need, f"group {record.group!r} needs step {record.need}")
@@ -160,20 +162,22 @@ def can_never_be_committed(name: DataName, producer: ProducerState | None, *, se
 
 
 def epochs(state: LogState) -> int:
-    """Grows whenever uploads may have become orphans: a producer started or retired, the lake was sealed."""
+    """A number that grows whenever uploads may have become orphans: a producer started or retired, the lake was
+    sealed."""
     return sum(producer.epoch for producer in state.producers.values()) + state.sealed
 
 
 def orphans_due(state: LogState, floor: Floor, now_ms: int, *, fresh: bool) -> bool:
     """Whether to look through all of data/ for orphans: it costs O(live).
 
-    What dead producers left among committed steps goes with these steps. A look is worth it when more may have come (at
-    most every hour in one process, `fresh` when this is its first run), and once a day for uploads that landed late.
+    Leftovers of dead producers among committed steps are deleted with these steps. A search is due when new orphans
+    are possible (at most every hour in one process; `fresh`: its first run), and once a day for uploads that arrived
+    late.
     """
     if not epochs(state):
         return False
     record = floor.record
     if record is None or not record.swept_epochs:
         return True
-    since_ms = abs(now_ms - record.swept_ms)  # wall clocks decide nothing here but when to look again
+    since_ms = abs(now_ms - record.swept_ms)  # the wall clock decides only when to search again
     return since_ms >= _DAY_MS or (epochs(state) != record.swept_epochs and (fresh or since_ms >= _HOUR_MS))

@@ -1,4 +1,4 @@
-"""What a run did, or would do: counted where it is done, so that the two cannot differ."""
+"""The deletions of a run, real or only planned: both are counted at the same place, so that they cannot differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("stepfs.lake.reclaim")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run did, or with `dry_run` would do."""
+    """The result of one run; with `dry_run` the result that it would have."""
 
     floor: Version
     first_live_step: Step
@@ -41,11 +41,11 @@ class Tally:
         self.bytes += sum(entry.size for entry in entries)
 
     async def remove_if_allowed(self, entries: Sequence[Entry]) -> None:
-        """Delete what harms nobody if it stays: a reclaimer's role may not cover it."""
+        """Delete objects that may as well stay: an older policy may not allow the reclaimer to delete them."""
         try:
             await self.remove(entries)
         except StepfsError as error:
-            _log.info("%d objects that nobody needs stay: %s", len(entries), error)
+            _log.info("%d objects that are no longer needed stay: %s", len(entries), error)
 
     def report(self, target: Target, reason: str) -> Report:
         return Report(target.floor, target.first_live, self.objects, self.bytes, reason)

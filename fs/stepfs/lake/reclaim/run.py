@@ -3,11 +3,11 @@
     closing record at X  →  look at the groups again  →  make sure of two confirmed snapshots at or above the new floor
     →  floor record in the slot directly after our own closing record  →  delete: data, index, log, snapshots
 
-A group that appears after the closing record sees it and takes it back; one that appeared before is in the second look.
-Another reclaimer's record in the slot after ours means our look is stale: start over. Deletion works from LISTs, so
-what a killed reclaimer left, uploads of dead producers and resurrected slots go too (`sweep`).
+A group that appears after the closing record sees it and withdraws it; the second look at the groups shows one that
+appeared before. Another reclaimer's record in the slot after ours means our look is stale: start over. Deletion works
+from LISTs, so leftovers of a killed reclaimer, uploads of dead producers and resurrected slots are deleted too (`sweep`).
 
-A `Reclaimer` runs again and again: it follows the log and remembers group records and what it has swept, so a run that
+A `Reclaimer` runs repeatedly: it follows the log and remembers group records and how far it has swept, so a run that
 finds nothing new costs five requests, however long the lake is.
 """
 
@@ -64,7 +64,7 @@ async def reclaim(
 
 
 class Reclaimer:
-    """Deletes what no kept checkpoint of any live group may need, nor needed less than `grace_s` ago. Idempotent."""
+    """Deletes steps that no kept checkpoint of a live group needs, or needed less than `grace_s` ago. Idempotent."""
 
     def __init__(
         self,
@@ -84,15 +84,16 @@ class Reclaimer:
         self._grace_s = grace_s
         self._watch = GroupWatch(store, identity, grace_s)
         self._reader: LogReader | None = None
-        self._swept: Target | None = None  # below this nothing is left, as far as this process knows
+        self._swept: Target | None = None  # as far as this process knows, nothing is left below this
         self._fresh = True  # no run has looked for orphans yet
         self._released: Step | None = None
 
     async def run(self, *, dry_run: bool = False, orphans: bool = False) -> Report:
-        """Once. `orphans`: look for them even if it is not due.
+        """Run once. `orphans`: search for them even if that is not due.
 
-        `RefusedError` when a group says that it consumed what nobody committed, or when more than `max_percent` of the
-        live steps would go at once; `CorruptError` when something that must be read to be sure cannot be.
+        `RefusedError` when a group claims to have consumed steps that were never committed, or when more than
+        `max_percent` of the live steps would be deleted at once; `CorruptError` when an object that a safe decision
+        needs is unreadable.
         """
         failed: tuple[Version, int] | None = None
         for attempt in range(_ROUNDS_MAX):
@@ -101,8 +102,8 @@ class Reclaimer:
             try:
                 report = await self._round(dry_run=dry_run, orphans=orphans)
             except (CorruptError, ReclaimedError):
-                # Our view may be stale: another reclaimer deletes what we read, and snapshots may all be newer than our
-                # head. Only what is as damaged at a second look, with nothing new in between, is corrupt.
+                # Our view may be stale: another reclaimer deletes what we read, and all snapshots may be newer than
+                # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
                 found = _position(self._reader)
                 self._reader = None
                 if failed == found or attempt == _ROUNDS_MAX - 1:
@@ -117,13 +118,13 @@ class Reclaimer:
         raise RefusedError("other reclaimers are working on this lake all the time; let one of them do it")
 
     async def _round(self, *, dry_run: bool, orphans: bool) -> Report | None:
-        """Advance if there is something to give up, and delete. None: somebody else moved, start over."""
+        """Advance if steps can be released, and delete. None: another writer moved the floor, start over."""
         self._reader = reader = await (
             opened(self._store, self.identity) if self._reader is None else refreshed(self._reader)
         )
         look = await self._watch.look(reader.floor)
         if furthest_need(look.groups) > reader.state.next_step:
-            # A trainer may be faster than our two requests; only a log read after the groups tells.
+            # A trainer may be faster than our two requests: read the log after the groups.
             await refreshed(reader)
             if furthest_need(look.groups) <= reader.state.next_step:
                 return None
@@ -146,7 +147,7 @@ class Reclaimer:
     async def _sweep(
         self, reader: LogReader, target: Target, look: Look, need: Need, *, dry_run: bool, orphans: bool
     ) -> Report:
-        """Delete what is below `target`, or with `dry_run` count what would go: both walk through the same objects."""
+        """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
         tally = Tally(None if dry_run else self._store)
         orphans = orphans or orphans_due(reader.state, reader.floor, self._clock.now_ms(), fresh=self._fresh)
         if orphans or self._swept != target:
@@ -160,10 +161,12 @@ class Reclaimer:
         return tally.report(target, need.reason)
 
     async def _announce(self, reader: LogReader, look: Look, *, orphans: bool) -> None:
-        """Say in a floor record what spares others work, if it is not said yet: at most one create per change.
+        """Record in a floor record facts that save other processes work, unless it has them: at most one create per
+        change.
 
-        Every record says its reclaimer's grace, but none is written to shorten it: writers keep group records for as long
-        as the reclaimer that wrote last must see them, and one that advances with a shorter grace deletes first anyway.
+        Every record holds its reclaimer's grace, but none is written to shorten it: writers keep group records for as
+        long as the reclaimer that wrote last must see them, and a reclaimer that advances with a shorter grace deletes
+        first anyway.
         """
         floor = reader.floor
         changes: dict[str, object] = {}
@@ -179,7 +182,8 @@ class Reclaimer:
             if bounded != listed:
                 changes["tombstones"] = bounded
         if changes:
-            # Taking this slot ends whatever was announced in the one before. If it is taken, the next run says it.
+            # Taking this slot ends the announcement of the one before. If another writer has it, the next run records
+            # it.
             changes |= {"grace_ms": grace_ms, "closing": floor.first_live_step}
             await floor.append(floor.successor(self._clock, **changes))
 
@@ -193,7 +197,8 @@ async def _delete(reader: LogReader, target: Target, tally: Tally, *, orphans: b
 
 
 async def _silent_nodes(store: Store, identity: LakeIdentity, live: set[str]) -> list[Entry]:
-    """What killed mounts of ended runs left. Nothing depends on it, so its failure is no failure of a reclaim."""
+    """The records that killed mounts of ended runs left. They are informative only: a failure here fails no
+    reclaim."""
     try:
         return await list_nodes_outside(store, identity, live)
     except StepfsError as error:
@@ -213,7 +218,7 @@ def _check_share(reader: LogReader, need: Need, max_percent: float) -> None:
 
 
 async def _target(reader: LogReader, need: Need) -> Target:
-    """Where the lake could begin, if nobody needs more meanwhile: never before it begins now."""
+    """The possible new beginning of the lake, if no group needs more meanwhile: never below the present one."""
     first_live = Step(max(need.step or 0, reader.first_live_step))
     if first_live == reader.first_live_step:
         return Target(first_live, reader.floor.floor)
@@ -228,7 +233,7 @@ async def _target(reader: LogReader, need: Need) -> Target:
 async def _advance(
     reader: LogReader, target: Target, watch: GroupWatch, clock: Clock, grace_s: float
 ) -> bool:
-    """Closing record, second look at the groups, floor record. False: somebody else moved, start over."""
+    """Closing record, second look at the groups, floor record. False: another writer moved the floor, start over."""
     floor = reader.floor
     to = target.first_live
     grace_ms = round(grace_s * 1000)

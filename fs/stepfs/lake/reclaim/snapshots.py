@@ -1,6 +1,6 @@
 """How much of the log a reclaim must keep: two snapshots that can be read, and every commit from the older one on.
 
-One damaged object then costs nobody the lake: readers and producers start from the older snapshot and read on
+Then the lake survives one damaged object: readers and producers start from the older snapshot and read on
 (lake/log/snapshots.py). A lake whose log still begins at version 0 needs no second snapshot.
 """
 
@@ -19,10 +19,10 @@ _KEPT: Final = 2
 
 
 async def ensure_snapshots(reader: LogReader, lowest: Version) -> Version:
-    """Make sure of a snapshot at `lowest` or later. Returns the new floor: at most `lowest`, and no higher than the
-    second newest snapshot that the log confirms. The log never begins between two snapshots of which one is damaged.
+    """Ensure a snapshot at `lowest` or later. Returns the new floor: at most `lowest`, and no higher than the second
+    newest snapshot that the log confirms. The log never begins between two snapshots of which one is damaged.
     """
-    floor = replace(reader.floor)  # a copy: looking must not move the record that our next slot follows
+    floor = replace(reader.floor)  # a copy: this read must not move the record that our next slot follows
     found = await _confirmed(reader)
     if _is_one_missing(reader, found, lowest):
         await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, floor)
@@ -33,7 +33,7 @@ async def ensure_snapshots(reader: LogReader, lowest: Version) -> Version:
 
 
 async def planned_floor(reader: LogReader, lowest: Version) -> Version:
-    """What `ensure_snapshots` would return. Writes nothing."""
+    """The floor that `ensure_snapshots` would return. Writes nothing."""
     found = await _confirmed(reader)
     if _is_one_missing(reader, found, lowest):
         found = [reader.state.version, *found][:_KEPT]

@@ -1,9 +1,9 @@
-"""Which objects go, found by LIST, a page at a time: one answer for the run that deletes and the run that only says.
+"""The objects to delete, found by LIST, a page at a time: the same for a real run and a dry run.
 
-Lists begin where the oldest objects are and stop at what is live, so a sweep costs what is dead; only looking for
-orphans goes through everything. Memory holds one page of names, one segment, and 8 bytes per live step while orphans
-are looked for. The order is such that a kill may cut it anywhere: index segments and log versions go after the data
-that they tell the next run about.
+A LIST begins at the oldest objects and stops at the first live one, so the cost of a sweep grows with the dead
+objects; only the search for orphans lists everything. Memory holds one page of names, one segment, and 8 bytes per
+live step during the search for orphans. The order permits a kill at any point: index segments and log versions are
+deleted after the data that they name, because the next run needs them to find it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PAGE: Final = 1000
 _PAGE_MAX: Final = 16_000  # a directory is read whole for each page
 _NOBODY: Final = array("Q")
 
-Do = Callable[[list[Entry]], Awaitable[None]]  # with objects that go, in the order in which they have to
+Do = Callable[[list[Entry]], Awaitable[None]]  # called with objects to delete, in the required order
 _Last = dict[str, tuple[Epoch, int]]
 
 
@@ -71,7 +71,7 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do, *, orphans: boo
         await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
     if orphans:
         await _walk_orphans(reader, target.first_live, last, do)
-    # In any case: a slow writer may leave them after their segment went.
+    # Always: a slow writer may create them after their segment was deleted.
     await _walk_step_records(store, lake_id, target, do)
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
@@ -81,7 +81,8 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do, *, orphans: boo
 
 
 async def _walk_step_records(store: Store, lake_id: str, target: Target, do: Do) -> None:
-    """They only speed readers up: a reclaimer whose rights do not cover them (an older policy) leaves them."""
+    """Pass the dead `entries/` objects. They only speed readers up: a reclaimer without the right to delete them (an
+    older policy) leaves them."""
     end = entries_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
     try:
         ours = _only(partial(segment_of_entries_key, lake_id), do)
@@ -91,7 +92,7 @@ async def _walk_step_records(store: Store, lake_id: str, target: Target, do: Do)
 
 
 def _only(parse: Callable[[str], object], do: Do) -> Do:
-    """`do` with those objects whose names make sense: what else lies there is not ours."""
+    """`do` for the objects whose names `parse` accepts: other objects are not ours."""
 
     async def ours(page: list[Entry]) -> None:
         if found := [entry for entry in page if parse(entry.key) is not None]:
@@ -101,7 +102,7 @@ def _only(parse: Callable[[str], object], do: Do) -> Do:
 
 
 async def live_entries(reader: LogReader, first: Step, end: Step) -> AsyncGenerator[tuple[StepEntry, ...]]:
-    """The entries of steps [first, end), a segment at a time, none of it kept in memory.
+    """The entries of steps [first, end), a segment at a time; none is kept in memory.
 
     `CorruptError` if a segment is missing or unreadable.
     """
@@ -126,13 +127,13 @@ async def _dead_entries(
         indices.add(boundary)
     for index in sorted(index for index in indices if index is not None):
         segment = await reader.segments.load_unreferenced(index)
-        if segment is not None:  # else: another reclaimer has deleted it, and the data it names before that
+        if segment is not None:  # else: another reclaimer has deleted it, after the data that it names
             yield [entry for entry in segment.entries if entry.step < first_live]
     yield [entry for entry in state.tail if entry.step < first_live]
 
 
 async def _walk_orphans(reader: LogReader, first_live: Step, last: _Last, do: Do) -> None:
-    """Objects above their producer's last dead step that nobody can commit any more and no live step names."""
+    """Objects above their producer's last dead step that can never be committed and that no live step names."""
     state = reader.state
     producers = {component(producer.producer_id): producer for producer in state.producers.values()}
     named = await _named(reader, first_live)
@@ -155,8 +156,8 @@ async def _walk_orphans(reader: LogReader, first_live: Step, last: _Last, do: Do
 
 
 async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
-    """Per producer the random parts of the names of its live objects, sorted: 8 bytes each. Two that are equal by
-    chance would keep an orphan, no more.
+    """Per producer the random parts of the names of its live objects, sorted: 8 bytes each. A collision would only
+    keep an orphan.
     """
     named: dict[str, array[int]] = {}
     async with aclosing(live_entries(reader, first_live, reader.state.next_step)) as parts:
@@ -174,7 +175,8 @@ def _own_names(entries: tuple[StepEntry, ...]) -> Iterator[tuple[str, int]]:
 
 
 async def _each_page(store: Store, prefix: str, do: Do, *, end: str | None = None) -> None:
-    """`do` what lies under `prefix` and before the key `end`; no request beyond the page that reaches `end`."""
+    """Pass the objects under `prefix` and before the key `end` to `do`; no request beyond the page that reaches
+    `end`."""
     after, limit = "", _PAGE
     while True:
         page = await store.list(prefix, after=after, limit=limit)

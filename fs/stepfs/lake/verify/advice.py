@@ -1,4 +1,4 @@
-"""What to type about the damage that `verify` found: pure, from the names of the objects."""
+"""The commands that repair the damage that `verify` found: pure, from the names of the objects."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def advice(
     live: range,
     groups: dict[str, str],
 ) -> list[str]:
-    """One line per thing to do, commands whole and quoted for a shell. `groups`: component → name, where known.
+    """One line per action, commands whole and quoted for a shell. `groups`: component → name, where known.
 
-    `opens`: whether a reader reaches the head of the log. `has_beginning`: whether it at least finds a state to begin
-    from, without which no fork can be made either. `live`: the steps that it shows when it opens.
+    `opens`: whether a reader reaches the head of the log. `has_beginning`: whether it at least finds a state to start
+    from, which a fork needs, too. `live`: the steps that a reader shows.
     """
     if lake_id is None:
         return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
@@ -71,7 +71,7 @@ def advice(
 
 
 def _harmless(lake_id: str) -> list[tuple[str, str]]:
-    """What nothing depends on: prefix, advice."""
+    """(prefix, advice) of objects on which nothing depends."""
     return [
         (entries_prefix(lake_id), "readers use the index segment instead: nothing to do"),
         (nodes_prefix(lake_id), "what a mount said of itself is informative only: nothing to do"),
@@ -91,7 +91,7 @@ def _lost_steps(lake_id: str, damages: Iterable[Damage], live: range) -> list[in
 
 
 def _around(url: str, lost: list[int], live: range) -> list[str]:
-    """A fork that leaves out the first run of lost steps; forks are made one after another for the others."""
+    """The fork that leaves out the first run of lost steps; further runs need further forks, one after another."""
     if not lost:
         return []
     first = end = lost[0]

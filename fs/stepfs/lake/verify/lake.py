@@ -1,10 +1,10 @@
-"""`verify`: is every committed byte there and right? Reads everything, trusts nothing but the log's checksums.
+"""`verify`: does every committed byte exist, unchanged? Reads everything, trusts only the log's checksums.
 
 Each TGB object is read once, front to back, in windows of `WINDOW_BYTES`, by a bounded number of tasks with one
-reused buffer each: memory is bounded whatever the lake holds, and one damaged object never stops the others. Besides
-the slices, the header, footer and index of each object are held against the log, since recovery after a lost log
-would rest on them. Rejected: HEAD requests (a store that lost bytes still answers them) and one GET per slice
-(64 requests where 8 do).
+reused buffer each: memory is bounded for any lake, and one damaged object never stops the check of the others. Besides
+the slices, the header, footer and index of each object are compared with the log, because a recovery after a lost log
+would depend on them. Rejected: HEAD requests (a store that lost bytes still answers them) and one GET per slice (64
+requests in place of 8).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from stepfs.store.api import Store
 
 WINDOW_BYTES: Final = 8 << 20
 TASKS: Final = 4
-_UNREAD_MAX: Final = 2 * TASKS  # objects in a row; more, and it is not the objects
-_ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with complaints
+_UNREAD_MAX: Final = 2 * TASKS  # objects in a row; beyond that the store is at fault
+_ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with errors
 
 OriginStore = Callable[[str], Store]  # the URL of a fork's parent → its store
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is not as committed. `step` or `slice` is None when it concerns more than one."""
+    """One difference from the committed contents. `step` or `slice` is None when it concerns more than one."""
 
     step: Step | None
     slice: int | None
@@ -42,7 +42,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Verification:
-    """What was looked at, and what was wrong with it."""
+    """The checked amounts, and the damage found."""
 
     steps: int = 0
     slices: int = 0
@@ -60,11 +60,11 @@ async def verify_lake(
     progress: Callable[[Verification], None] | None = None,
     content: bool = False,
 ) -> Verification:
-    """Check all live steps as of now. Never raises `CorruptError`: damage is what it reports.
+    """Check all steps that are live now. Never raises `CorruptError`: the result lists damage.
 
-    Steps reclaimed while this runs are not missed: what they lack is no damage. An object that cannot be read is
-    damaged if others of its store can be; if none can, it is the store: `StoreUnreachableError` or `RefusedError`.
-    `content`: a slice that cannot be a file of the lake's extension is damage too.
+    Steps that are reclaimed meanwhile count as no damage. An unreadable object is damaged if other objects of its
+    store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a
+    slice that cannot be a file of the lake's extension is damage, too.
     """
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):
@@ -87,7 +87,7 @@ async def verify_lake(
 
 
 class _Scan:
-    """One look at everything; `result` grows."""
+    """One pass over all objects; `result` grows."""
 
     def __init__(
         self,
@@ -103,10 +103,10 @@ class _Scan:
         self._progress = progress
         self._unread: list[StepEntry] = []
         self._unread_in_a_row = 0
-        self._answered: set[int] = set()  # origins of which an object could be read
+        self._answered: set[int] = set()  # origins whose store has answered
 
     async def at(self, first: Step, end: Step) -> None:
-        """Steps first to end - 1."""
+        """Check the steps from `first` to `end` - 1."""
         send, receive = trio.open_memory_channel[StepEntry](TASKS)
         async with trio.open_nursery() as nursery, receive:
             for _ in range(TASKS):
@@ -115,7 +115,7 @@ class _Scan:
                 await self._feed(first, end, send)
 
     async def again(self) -> None:
-        """A second chance for what could not be read, once the store has shown that it answers."""
+        """Read unreadable objects once more, if their store has answered for others."""
         if not self._unread:
             return
         await self._log.confirm()
@@ -137,7 +137,7 @@ class _Scan:
                 entry = await self._log.entry(number)
             except (CorruptError, ReclaimedError) as error:
                 await self._log.confirm()
-                if self._log.first_live_step > number:  # reclaimed since, and with it perhaps the segment
+                if self._log.first_live_step > number:  # reclaimed meanwhile, and perhaps its segment as well
                     number = self._log.first_live_step
                     continue
                 segment = SegmentIndex(number // SEGMENT_STEPS)
@@ -182,7 +182,7 @@ async def _verify_object(store: Store, entry: StepEntry, window: memoryview, ext
         size = min(len(window), tgb.size - offset)
         try:
             got = await store.read_into(tgb.key, offset, window[:size])
-        except UsageError as error:  # the log names a key that no store would accept
+        except UsageError as error:  # the log names an invalid key
             return [Damage(entry.step, None, tgb.key, str(error))]
         if got is None:
             return [Damage(entry.step, None, tgb.key, "the object is missing")]

@@ -1,11 +1,11 @@
-"""`verify`, second half: every small object of a lake, whether or not a reader would look at it today.
+"""`verify`, second half: every small object of a lake, also those that readers do not open today.
 
-A reader starts at the newest snapshot and never opens what is behind it; a lake whose older snapshot, checkpoint record
-or commit has rotted looks well until the day it is needed. So each is read by its own decoder (envelope, CRC, ranges),
-held against its name, and the commits against each other: consecutive from the floor on, each with the digest of the
-one before. What no longer counts is passed over: commits below the floor, and objects that go while this runs.
+A reader starts at the newest snapshot and never opens older ones. A lake with a rotten older snapshot, checkpoint
+record or commit looks well until the object is needed. So each object is read by its own decoder (envelope, CRC,
+ranges) and compared with its name; commits are compared with each other: consecutive from the floor on, each with the
+digest of the one before. Skipped: commits below the floor, and objects that are deleted meanwhile.
 
-Not to be seen here: that the *newest* object of a sequence is gone. Then the lake is exactly what it was before it.
+The loss of the *newest* object of a sequence cannot be seen here: the lake is then in exactly its former state.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from stepfs.lake.verify.lake import Damage
 from stepfs.store.api import Store
 
 _PAGE: Final = 1000
-_UNREAD_MAX: Final = 3  # objects in a row; more, and it is not the objects
+_UNREAD_MAX: Final = 3  # objects in a row; beyond that the store is at fault
 
-Check = Callable[[str, bytes], str | None]  # (key, bytes) → what is wrong with it
+Check = Callable[[str, bytes], str | None]  # (key, bytes) → the problem, if any
 
 
 async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
-    """Damage to the objects besides data. Never raises `CorruptError`."""
+    """Damage to all objects but data. Never raises `CorruptError`."""
     lake_id = identity.lake_id
 
     def of_lake(found: str) -> str | None:
@@ -89,7 +89,7 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
 
 
 async def group_names(store: Store, identity: LakeIdentity) -> dict[str, str]:
-    """Component → name of the groups whose mounts have said something; what cannot be read is left out."""
+    """Component → name of the groups that mounts have recorded; unreadable records are left out."""
     names = {}
     async with aclosing(_keys(store, nodes_prefix(identity.lake_id))) as keys:
         async for key in keys:
@@ -107,7 +107,7 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
         async for key in keys:
             try:
                 data = await store.get(key)
-                # None: reclaimed, or trimmed, since it was listed
+                # None: reclaimed or trimmed since the LIST
                 problem = None if data is None else check(key, data)
                 unread_in_a_row = 0
             except (CorruptError, NewerFormatError) as error:
@@ -136,7 +136,7 @@ async def _check_log(store: Store, identity: LakeIdentity) -> list[Damage]:
         if damages:
             await floor.refresh()
     except CorruptError:
-        return []  # of a floor record, found above: what the log should hold is not to be told
+        return []  # a damaged floor record, found above: the expected range of the log is unknown
     lowest = numbered(log_prefix(identity.lake_id), floor.floor)
     return [damage for damage in damages if damage.key >= lowest]
 
@@ -154,7 +154,7 @@ async def _check_commits(store: Store, lake_id: str, floor: Floor) -> list[Damag
             async for key, body in bodies:
                 damages += chain.check(key, body)
         unread = [n for n in listed if n >= chain.expected]
-        if unread:  # the first of them was deleted since it was listed; what a reclaimer deletes is no damage
+        if unread:  # the first of them was deleted since the LIST; it is no damage if a reclaimer did so
             damages.append(_damage(numbered(prefix, unread[0]), "the object is missing"))
             await floor.refresh()
         listed = [n for n in unread[1:] if n >= floor.floor]
@@ -170,7 +170,7 @@ class _Chain:
         self._digest: bytes | None = None  # of the commit before, if it was readable
 
     def check(self, key: str, body: bytes) -> list[Damage]:
-        """What is wrong with the commit under `key`."""
+        """The damage of the commit under `key`."""
         number = number_of(log_prefix(self._lake_id), key)
         assert number is not None
         before = self._digest if number == self.expected else None

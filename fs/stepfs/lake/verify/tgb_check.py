@@ -1,8 +1,9 @@
 """Checking one TGB object from its bytes in order, without holding them.
 
-A sequential consumer: `feed` it consecutive pieces of any size, then `finish`. Each slice's CRC32C and each of its
-blocks' are computed on the way; the index and footer, a few bytes per slice, are kept and compared with the log.
-What lies between must be the zeros that were written: no checksum covers it, and a bit that rots there is a warning.
+A sequential consumer: `feed` it consecutive pieces of any size, then `finish`. It computes the CRC32C of each slice
+and of each block on the way; it keeps the index and footer, a few bytes per slice, and compares them with the log.
+The padding between them must be the zeros that were written: no checksum covers it, and a rotten bit there is a
+warning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 from stepfs.format.tgb import ALIGNMENT_BYTES, FOOTER_BYTES, HEADER, read_footer, read_header, read_index
 
-Problem = tuple[int | None, str]  # (slice, or None for the object as a whole; what is wrong)
+Problem = tuple[int | None, str]  # (slice, or None for the object as a whole; description)
 
 _EMPTY: Final = crc32c(b"")
 
@@ -25,7 +26,7 @@ _EMPTY: Final = crc32c(b"")
 class TgbCheck:
     """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
 
-    `ext`: what kind of file each slice must be; None takes any bytes.
+    `ext`: the kind of file that each slice must be; None accepts any bytes.
     """
 
     def __init__(self, tgb: Descriptor, *, ext: str | None = None) -> None:
@@ -41,13 +42,13 @@ class TgbCheck:
         self._block_crc = _EMPTY
         self._blocks: list[int] = []
         self._end = ALIGNMENT_BYTES  # of the header, then of the slice before
-        self._dirty = False  # something lies between the slices
+        self._dirty = False  # a byte between the slices is not zero
         self._header = bytearray()
         self._tail = bytearray()
         self._problems: list[Problem] = []
 
     def feed(self, piece: memoryview) -> None:
-        """The next bytes of the object."""
+        """Check the next bytes of the object."""
         start, end = self._offset, self._offset + len(piece)
         self._offset = end
         if start < ALIGNMENT_BYTES:
@@ -65,7 +66,7 @@ class TgbCheck:
             self._tail += piece[max(0, self._tail_from - start) :]
 
     def finish(self) -> list[Problem]:
-        """Everything wrong with the object; call it after the last byte."""
+        """All problems of the object; call it after the last byte."""
         for ref, index in self._slices[self._next :]:
             self._problems.append((index, f"the object ends before byte {ref.offset + ref.length}"))
         try:
