@@ -69,16 +69,16 @@ async def verify_lake(
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):
         stores[number] = origin_store(origin.url)
-    look = _Scan(log, stores, progress or (lambda _: None), log.identity.ext if content else None)
+    scan = _Scan(log, stores, progress or (lambda _: None), log.identity.ext if content else None)
     try:
-        await look.at(log.first_live_step, log.state.next_step)
-        await look.again()
+        await scan.run(log.first_live_step, log.state.next_step)
+        await scan.retry()
     finally:
         with trio.CancelScope(shield=True):
             for number, store in stores.items():
                 if number:
                     await store.aclose()
-    result = look.result
+    result = scan.result
     if result.errors and await log.confirm():
         live = log.first_live_step
         result.errors = [d for d in result.errors if d.step is None or d.step >= live]
@@ -105,7 +105,7 @@ class _Scan:
         self._unread_in_a_row = 0
         self._answered: set[int] = set()  # origins whose store has answered
 
-    async def at(self, first: Step, end: Step) -> None:
+    async def run(self, first: Step, end: Step) -> None:
         """Check the steps from `first` to `end` - 1."""
         send, receive = trio.open_memory_channel[StepEntry](TASKS)
         async with trio.open_nursery() as nursery, receive:
@@ -114,7 +114,7 @@ class _Scan:
             async with send:
                 await self._feed(first, end, send)
 
-    async def again(self) -> None:
+    async def retry(self) -> None:
         """Read unreadable objects once more, if their store has answered for others."""
         if not self._unread:
             return
