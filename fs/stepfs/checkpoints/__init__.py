@@ -1,1 +1,1 @@
-"""Checkpoints of the trainer as they appear on disk: found, counted in steps, and told to the lake."""
+"""Checkpoints of the trainer as they appear on disk: found, counted in steps, and recorded in the lake."""

@@ -1,7 +1,7 @@
-"""Which complete checkpoints a directory holds, in the layouts that trainers write unasked.
+"""The complete checkpoints of a directory, in the layouts that trainers write by default.
 
-Only *complete* checkpoints count, because a step that a torn checkpoint "covers" may be deleted. Each layout has its own
-sign of completeness, the thing its writer writes last:
+Only *complete* checkpoints count: a step that an incomplete checkpoint "covers" might be deleted. Each layout has its
+own sign of completeness, the object that its writer writes last:
 
     torch DCP      <name-with-counter>/.metadata     torch.distributed.checkpoint writes it after every shard
     Hugging Face   checkpoint-<N>/trainer_state.json whose global_step is N
@@ -9,8 +9,8 @@ sign of completeness, the thing its writer writes last:
     Megatron       iter_<N>/ with N at most what latest_checkpointed_iteration.txt says
     a pattern      any path with `{N}` in it, such as run-{N}/DONE: there when the file is there
 
-Reads directories only; call it in a worker thread. What is not for this user to read (a neighbour's run, perhaps) is
-told apart: it is no checkpoint, unless it was one before.
+Reads directories and files only; call it in a worker thread. Entries that this user may not read (another user's run,
+perhaps) are reported separately: they are no checkpoints, unless they were ones before.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _LIGHTNING: Final = re.compile(r"step=(\d{1,15})")
 _MEGATRON: Final = re.compile(r"iter_(\d{1,15})")
 _MEGATRON_LATEST: Final = "latest_checkpointed_iteration.txt"
 _PLACE: Final = "{N}"
-_ARCHIVE_END_BYTES: Final = 1 << 12  # every node reads so much of each archive every second
+_ARCHIVE_END_BYTES: Final = 1 << 12  # read by every node from each archive every second
 _END_RECORD: Final = b"PK\x05\x06"
 _END_RECORD_BYTES: Final = 22
 _BARRED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
 
-# Counter, and whether it is complete; OSError if that cannot be told.
+# Counter, and a test of completeness; OSError if the test fails.
 Candidate = tuple[int, Callable[[], bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to look: a directory, and a pattern below it when the layout is none of the known ones."""
+    """A directory, and for other than the known layouts a pattern below it."""
 
     directory: Path
     pattern: str | None = None
@@ -66,15 +66,15 @@ class Found:
     """Counters, in the trainer's own unit."""
 
     complete: frozenset[int]
-    barred: frozenset[int]  # of what may not be looked into
+    barred: frozenset[int]  # counters of entries that this user may not read
 
 
 def look(place: Place) -> Found:
-    """The checkpoints that are there now.
+    """The checkpoints that exist now.
 
     `AbsentError` if the directory does not exist: not the same as "all checkpoints were deleted". OSError if it cannot
-    be read, or the file system fails: a checkpoint that is merely out of reach must not look like one that was deleted.
-    (Hence no `glob`, which leaves out what it may not list.)
+    be read, or the file system fails: an unreachable checkpoint must not look like a deleted one. (Hence no `glob`,
+    which silently skips directories that it may not list.)
     """
     try:
         names = [path.name for path in place.directory.iterdir()]
@@ -163,9 +163,9 @@ def _is_archive(path: Path) -> bool:
 
 
 def _ends_an_archive(end: bytes) -> bool:
-    """Whether a zip archive is whole: its end record, then the comment that this announces, then nothing.
+    """Whether a zip archive is whole: its end record, then the comment of the announced length, then nothing.
 
-    Not `zipfile.is_zipfile`, which takes a failing read for "not one", and later versions of which read the directory.
+    Not `zipfile.is_zipfile`: it reports a failing read as "no archive", and later versions of it read the directory.
     """
     at = end.rfind(_END_RECORD)
     comment = int.from_bytes(end[at + _END_RECORD_BYTES - 2 : at + _END_RECORD_BYTES], "little")
@@ -173,7 +173,7 @@ def _ends_an_archive(end: bytes) -> bool:
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of what is at `path`, None if nothing is."""
+    """Size of the file at `path` in bytes, None if there is none."""
     try:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):

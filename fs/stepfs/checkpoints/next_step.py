@@ -1,7 +1,7 @@
 """From a trainer's counter to the first step still needed: explicit, because off-by-one here loses data.
 
 A checkpoint named 100 may have consumed steps 0…99 (Hugging Face: next is N) or 0…100 (next is N+1), and a counter of
-optimizer steps with gradient accumulation 4 means N*4. The user says which; nothing is guessed.
+optimizer steps with gradient accumulation 4 means N*4. The user gives the expression; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NextStep:
         self(1)
 
     def __call__(self, counter: int) -> Step:
-        """First step needed by the checkpoint with this counter. `UsageError` if that is no step."""
+        """The first step that the checkpoint with this counter needs. `UsageError` if the result is no step."""
         try:
             value = self._evaluate(counter)
         except ZeroDivisionError:

@@ -1,9 +1,9 @@
-"""Which checkpoints a watcher may believe: their counters are the trainer's, and may be in another unit than steps.
+"""Plausibility of watched checkpoints: their counters are the trainer's, and may count something else than steps.
 
-A counter of micro-batches, samples or epochs, or of another run, makes a "next step" that nobody has read up to. Recorded,
-it would hide every step of the mount, or let steps go that were never read. So a watcher holds back what lies beyond
-the committed steps, and what no reader of the group has reached: a checkpoint that resumes at step 100 was made by a
-trainer that had read step 99. Who *says* a number (the command, the hook) means it.
+A counter of micro-batches, samples or epochs, or of another run, gives a "next step" that no reader has reached. If it
+were recorded, the mount would hide all its steps, or steps would be deleted unread. So a watcher holds back
+checkpoints beyond the committed steps, and those that no reader of the group has reached: a trainer that made a
+checkpoint to resume at step 100 has read step 99. A number that a user gives (by the command or the hook) is accepted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from stepfs.format.ids import Step
 
 _log = logging.getLogger("stepfs.checkpoints")
 
-_OTHERS_COMMIT_S: Final = 30.0  # this mount may know less than the one that the trainer reads
+_OTHERS_COMMIT_S: Final = 30.0  # this mount may lag behind the mount that the trainer reads
 _OTHERS_READ_S: Final = (
-    900.0  # where nobody reads here, until the mounts with readers have said how far these are
+    900.0  # without readers here: until the mounts with readers have recorded their progress
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one mount knows of its group. `opened` is one past the greatest step that any reader has opened."""
+    """One mount's knowledge of its group. `opened` is one past the greatest step that any reader has opened."""
 
     committed: Step  # number of steps
     opened: Step
@@ -51,11 +51,11 @@ class Progress:
         return ""
 
     def breaks_order(self, step: Step) -> bool:
-        """Whether the checkpoint was made inside a shuffled epoch, of which it would give up steps."""
+        """Whether the checkpoint lies inside a shuffled epoch and would release steps that the epoch needs."""
         return self.order_needs_from is not None and step > self.order_needs_from and step not in self.kept
 
     def patience_s(self, step: Step) -> float:
-        """How long to hold a doubtful checkpoint back before saying so: others may know better, and record it."""
+        """Seconds before a doubtful checkpoint is logged: another mount may know more and record it."""
         if step > self.committed:
             return _OTHERS_COMMIT_S
         if self.breaks_order(step):
@@ -73,7 +73,7 @@ def in_shuffled_order(step: int, needed: int) -> str:
 
 
 class HeldBack:
-    """The checkpoints that one watcher sees and does not believe, each of which is logged once."""
+    """The implausible checkpoints of one watcher, each of which is logged once."""
 
     def __init__(self, progress: Callable[[], Progress], *, trusts: bool) -> None:
         self._progress = progress
@@ -82,10 +82,11 @@ class HeldBack:
         self._told: set[Step] = set()
         self._out_of_order: dict[
             Step, str
-        ] = {}  # why; for good: the end of the epoch changes nothing about them
+        ] = {}  # reasons; permanent: the end of the epoch does not change them
 
     def among(self, new: frozenset[Step], *, at_the_end: bool = False) -> frozenset[Step]:
-        """Which of the checkpoints that are `new` to be recorded must not be. `at_the_end` nobody can know better."""
+        """The checkpoints among `new` that must not be recorded. `at_the_end`: no other mount will record them
+        later."""
         progress, now = self._progress(), trio.current_time()
         doubts = {step: doubt for step in new if (doubt := progress.doubt(step, trusts=self._trusts))}
         self._out_of_order |= {step: doubts[step] for step in doubts if progress.breaks_order(step)}

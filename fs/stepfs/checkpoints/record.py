@@ -1,4 +1,5 @@
-"""Recording that a durable checkpoint exists, by the lake's URL or through a mount of it: one door for all who may say so."""
+"""Recording that a durable checkpoint exists, by the lake's URL or through a mount of it: the one entry for all
+callers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from stepfs.lake.log.reader import LogReader
 
 @dataclass(frozen=True, slots=True)
 class MountedLake:
-    """What a directory shows, as its daemon says."""
+    """The lake that a mount shows, from its daemon."""
 
     lake: str
     endpoint_url: str | None
@@ -38,10 +39,10 @@ async def record_checkpoint(
     drop: bool = False,
     resumed: bool = False,
 ) -> ConsumerRecord:
-    """A checkpoint of `group` that resumes at `next_step` is durable; with `drop` it is gone, with `resumed` training
-    goes on from it. `keep` belongs to the first of these.
+    """Record for `group` a durable checkpoint that resumes at `next_step`; with `drop` its deletion; with `resumed`
+    that training continues from it. `keep` belongs to the first of these.
 
-    Refuses a step nobody can have consumed yet: it would let the lake delete what was never read.
+    Refuses a step that no reader can have consumed yet: the lake would delete unread steps.
     """
     assert not (drop and resumed)
     check_next_step(next_step, log.state.next_step)

@@ -1,12 +1,12 @@
-"""Following a checkpoint directory: what appears is kept, what disappears is dropped, on every node the same.
+"""Following a checkpoint directory: new checkpoints are kept, vanished ones dropped, the same on every node.
 
-Nodes that share the directory all watch it; whoever sees a change first writes it, and the others find it written. A
-node acts on *changes* of what it sees, not on differences between its view and the record: a node whose network file
-system shows it an old listing would otherwise undo what the others did. What was there at the start is the one
-exception: a checkpoint the group keeps but that is no longer on disk was deleted while nobody watched.
+Nodes that share the directory all watch it; the first node that sees a change records it, and the others find the
+record. A node acts on *changes* of its own view, not on differences between its view and the record: a node whose
+network file system shows it an old listing would otherwise undo the changes of others. The start is the one exception:
+a checkpoint that the group keeps and that is no longer on disk was deleted while no node watched.
 
-One checkpoint that cannot be recorded stops no other: what comes too late, what lies beyond the group's readers and what
-makes no step is left out, and logged once.
+A checkpoint that cannot be recorded does not stop the others: checkpoints that come too late, that lie beyond the
+group's readers, or whose counter gives no step are left out, and logged once.
 
 A directory that vanishes as a whole is an accident (an unmounted volume), never "all checkpoints were deleted".
 """
@@ -50,7 +50,8 @@ class Watch:
         progress: Callable[[], Progress] | None = None,
         trusts: bool = False,
     ) -> None:
-        """`progress`: how far the group's readers are; checkpoints beyond that are held back, unless it `trusts` them."""
+        """`progress`: of the group's readers; checkpoints beyond it are held back, unless the watcher `trusts`
+        them."""
         self._group = group
         self._next_step = next_step
         self._look = look_at or (lambda: look(place))
@@ -59,11 +60,11 @@ class Watch:
         self._held_back = HeldBack(progress, trusts=trusts) if progress is not None else None
         self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
-        self._late: frozenset[Step] = frozenset()  # on disk, but what they need is reclaimed
-        self._told_counters: set[int] = set()  # that make no step
+        self._late: frozenset[Step] = frozenset()  # on disk, but steps that they need are reclaimed
+        self._told_counters: set[int] = set()  # logged: they give no step
 
     async def run(self, *, poll_s: float = POLL_S) -> None:
-        """Look again and again; problems are logged and retried, never fatal to the mount."""
+        """Look repeatedly; problems are logged and retried, never fatal to the mount."""
         warned = ""
         failures = 0  # in a row
         while True:
@@ -87,7 +88,7 @@ class Watch:
             await trio.sleep(poll_s)
 
     async def last_look(self) -> str:
-        """Record what changed since the last look, before the mount ends; '' or why that could not be done."""
+        """Record the changes since the last look, before the mount ends. Returns '' or the reason of a failure."""
         try:
             await self.look_once(at_the_end=True)
         except AbsentError as error:
@@ -97,22 +98,22 @@ class Watch:
         return ""
 
     async def look_once(self, *, at_the_end: bool = False) -> None:
-        """Compare the directory with what was seen last and record the difference."""
+        """Compare the directory with the last look and record the difference."""
         try:
-            # A file system that hangs must not keep the mount from ending; a thread that hangs in it, no second one.
+            # A hanging file system must not keep the mount from ending; at most one thread may hang in it.
             found = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True, limiter=self._threads)
         except OSError as error:
-            # The trainer deletes an old one meanwhile, or a network file system hiccups. The whole look is repeated:
-            # one that leaves out what it could not read would drop a checkpoint that is there.
+            # The trainer deletes an old one meanwhile, or a network file system fails briefly. Repeat the whole look:
+            # a look without the unreadable entries would drop a checkpoint that exists.
             raise StoreUnreachableError(f"cannot read the checkpoints: {error}") from error
         complete, barred = self._steps(found.complete, told=True), self._steps(found.barred)
         seen = self._seen or frozenset()
         self._late &= complete
-        now = (complete - self._late) | (barred & seen)  # known before, and nothing says that it went
+        now = (complete - self._late) | (barred & seen)  # barred now, but known before: not deleted
         if self._held_back is not None:
             now -= self._held_back.among(now - seen, at_the_end=at_the_end)
         if self._seen is None and not now | barred:
-            self._seen = now  # nothing there yet, and that proves nothing
+            self._seen = now  # an empty directory proves nothing
         while now != self._seen:
             try:
                 self._seen = await self._record(now, barred)
@@ -126,7 +127,7 @@ class Watch:
                 return
 
     async def _record(self, now: frozenset[Step], barred: frozenset[Step]) -> frozenset[Step]:
-        """Make the group keep what is there `now`, as far as it changed. Returns what was there to be kept."""
+        """Record the changes up to `now`. Returns the checkpoints that the group should keep."""
         before: frozenset[Step] = frozenset()
 
         def follow(kept: frozenset[Step]) -> frozenset[Step]:
@@ -153,7 +154,7 @@ class Watch:
             )
 
     def _steps(self, counters: Collection[int], *, told: bool = False) -> frozenset[Step]:
-        """Next steps; counters that make none are left out, and with `told` each is logged once."""
+        """The next steps of the counters. Counters that give none are left out; with `told` each is logged once."""
         steps = set()
         for counter in counters:
             try:
@@ -166,7 +167,7 @@ class Watch:
 
 
 def _follow(kept: frozenset[Step], seen: frozenset[Step] | None, now: frozenset[Step]) -> frozenset[Step]:
-    """What the group should keep, given what it keeps, what was seen last and what is seen now."""
+    """The checkpoints to keep, from those `kept`, those `seen` last and those that exist `now`."""
     if seen is None:
         # A first, empty look proves nothing: the run may not have written its first checkpoint yet.
         return now or kept

@@ -1,7 +1,7 @@
 """The store as the rest of stepfs sees it: six verbs on byte strings, async on trio.
 
 One primitive carries every guarantee: `create`, a single-request put that succeeds only if the key is absent. Its
-outcome is a value, because losing a race and not knowing are ordinary (COMMIT.md). `If-Match`, conditional
+outcome is a value, because a lost race and an unknown result are normal (COMMIT.md). `If-Match`, conditional
 multipart completion and conditional copy are not used: servers differ on them. Implementations: `local` (file://),
 `s3` (boto3), `faulty` (in memory, virtual time, planted faults).
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
-Progress = Callable[[int], None]  # how many bytes of a read are in its buffer by now
+Progress = Callable[[int], None]  # called with the bytes of a read that are in its buffer so far
 
 
 def ignore_progress(landed: int) -> None:
-    """Nobody wants to know."""
+    """For callers that need no progress."""
 
 
 class Put(enum.Enum):
@@ -54,13 +54,13 @@ class Counts:
     delete: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
-    throttled: int = 0  # answers that were "slow down", those that a retry made good included
+    throttled: int = 0  # "slow down" answers, also those that a retry made good
     keys: MutableSequence[tuple[str, str]] | None = field(
         default=None
     )  # (verb, key) trace, when a test sets a list
 
     def note(self, verb: str, *keys: str) -> None:
-        """One more request of `verb` ('get', 'create', 'put', 'list', 'delete'); only a delete names several keys."""
+        """Count one request of `verb` ('get', 'create', 'put', 'list', 'delete'); only a delete names several keys."""
         setattr(self, verb, getattr(self, verb) + 1)
         if self.keys is not None:
             self.keys.extend((verb, key) for key in keys)
@@ -85,8 +85,8 @@ class Store(Protocol):
     ) -> int | None:
         """Fill `buffer` with bytes from `offset`; one request, no copy beyond the socket's.
 
-        Returns how many bytes there were (fewer than asked at the end of the object), None if absent. `landed` is told
-        how many bytes are in `buffer` by now, each time there are more, in the thread that put them there.
+        Returns the number of bytes (fewer than the buffer's at the end of the object), None if absent. `landed` is
+        called with the number of bytes in `buffer` each time it grows, in the thread that filled it.
         """
         ...
 
@@ -95,7 +95,7 @@ class Store(Protocol):
         ...
 
     async def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """Upload the concatenation of `parts` under a name nobody else uses; retried, durable on return."""
+        """Upload the concatenation of `parts` under a name that no other writer uses; retried, durable on return."""
         ...
 
     async def list(
@@ -103,8 +103,8 @@ class Store(Protocol):
     ) -> list[Entry]:
         """Objects under `prefix` with key > `after`, in key order, at most `limit`.
 
-        With `ages`, each entry says for at least how many seconds the object has been there, by the store's own clock
-        and as of the answer: the caller's clock has no part in it. 0 when the store does not say.
+        With `ages`, each entry holds the least number of seconds that the object has existed, by the store's own clock
+        and as of the answer: the caller's clock is not used. 0 when the store gives no age.
         """
         ...
 

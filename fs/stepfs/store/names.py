@@ -1,8 +1,8 @@
-"""What may stand in a key: refused here, once, before any store turns a name into a path or a URL.
+"""The check of keys: bad ones are refused here, before any store turns a name into a path or a URL.
 
-Keys reach stores from decoded objects too (descriptors carry them), so a hostile one must not climb out of the
-lake: no empty, '.' or '..' component, nothing hidden (the local store keeps its temporary files in a hidden
-directory), nothing a URL or a file system would rewrite.
+Stores receive keys from decoded objects, too (descriptors contain them), so a hostile key must not leave the lake: no
+empty, '.' or '..' component, no hidden name (the local store keeps its temporary files in a hidden directory), no
+character that a URL or a file system would rewrite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a lake's URL to its store: parsing and refusing only; nothing here touches a disk or a network."""
+"""From a lake's URL to its store: parsing and checks only; nothing here touches a disk or a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed system call means to the person who runs the program: errno to one line and one error class."""
+"""From a failed system call to an error for the user: errno to one line and one error class."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REFUSALS: Final = {
 def explain(error: OSError, root: Path, doing: str) -> StepfsError:
     """The error to raise (from `error`) when `doing` ('write a/b', …) failed below `root`."""
     what = f"cannot {doing} on the file system of {root}: {(error.strerror or str(error)).lower()}"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # producers and reclaimers wait for room as for a network
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # producers and reclaimers wait for space, too
         return StoreUnreachableError(f"{what}; free space and retry")
     if error.errno in _REFUSALS:
         return RefusedError(what + _REFUSALS[error.errno])
@@ -43,7 +43,7 @@ def explain(error: OSError, root: Path, doing: str) -> StepfsError:
 
 @contextmanager
 def explained(root: Path, doing: str) -> Iterator[None]:
-    """What is raised inside as an `OSError` leaves as the error that `explain` makes of it."""
+    """Convert an `OSError` of the body with `explain`."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The one promise everything rests on, tried out: of many creates of a key exactly one succeeds.
+"""A test of the one guarantee that stepfs needs of a store: of many creates of a key exactly one succeeds.
 
-Some servers ignore If-None-Match and answer 200 to everybody (hazard 4: `rclone serve s3`, the JuiceFS gateway);
-others check and then write without a lock, which only a race shows. `probe_store` refuses such a store by name:
-briefly for writers (a few requests), thoroughly when a lake is made. `examine_store` gives `stepfs doctor` the whole
-list. Probe objects live under `probe/`, outside every lake id; a role without the right to delete leaves them there.
+Some servers ignore If-None-Match and answer 200 to every create (hazard 4: `rclone serve s3`, the JuiceFS gateway);
+others check and then write without a lock, which only a race reveals. `probe_store` refuses such a store and names it:
+with a few requests for writers, thoroughly when a lake is made. `examine_store` gives `stepfs doctor` the whole list.
+Probe objects live under `probe/`, outside every lake id; a role without the right to delete leaves them there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RACES: Final = 4
 _RACERS: Final = 4
 _UNDECIDED_MAX: Final = 3
 _PAUSE_S: Final = 0.5
-_SERVERS: Final = {  # what a server that was caught calls itself → what it is called
+_SERVERS: Final = {  # Server header of unfit servers → their usual name
     "AmazonS3": "probably `rclone serve s3` or another gofakes3 server",
     "MinIO": "probably the JuiceFS gateway or an old MinIO",
 }
@@ -32,7 +32,7 @@ _SERVERS: Final = {  # what a server that was caught calls itself → what it is
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One capability: `passed`, or what was seen instead."""
+    """One capability: `passed`, or in `seen` the wrong behaviour."""
 
     name: str
     passed: bool
@@ -41,7 +41,7 @@ class Check:
 
 @dataclass(slots=True)
 class StoreReport:
-    """What `examine_store` found; `server` as the server names itself, '' if it does not."""
+    """The result of `examine_store`; `server` is the server's own name for itself, '' if it gives none."""
 
     url: str
     server: str = ""
@@ -53,7 +53,7 @@ class StoreReport:
         return all(check.passed for check in self.checks)
 
     def refusal(self) -> str:
-        """One line that names the server and what it got wrong; '' if it is fit."""
+        """One line that names the server and its faults; '' if it is fit."""
         wrong = [f"{check.name}: {check.seen}" for check in self.checks if not check.passed]
         if not wrong:
             return ""
@@ -68,7 +68,7 @@ async def probe_store(store: Store, *, thorough: bool) -> None:
     """`RefusedError` naming the server unless conditional creates are honest.
 
     Brief: two creates, a read, a delete, one after the other. Thorough: `examine_store`. `StoreUnreachableError` if
-    the server would not decide.
+    the server does not decide a create.
     """
     report = await (examine_store(store) if thorough else _examine(store, [_second_create]))
     if not report.fit:
@@ -76,7 +76,7 @@ async def probe_store(store: Store, *, thorough: bool) -> None:
 
 
 async def examine_store(store: Store) -> StoreReport:
-    """Every capability that stepfs relies on, each tried; only an unreachable or closed store raises."""
+    """Try every capability that stepfs needs; only an unreachable or closed store raises."""
     return await _examine(store, [_second_create, _racing_creates, _reading, _listing])
 
 
@@ -90,7 +90,7 @@ async def _examine(store: Store, checks: list[Callable[[Store, str], Awaitable[C
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 10.0), suppress(RefusedError):
                 await store.delete([prefix, *_race_keys(prefix), *_list_keys(prefix)])
         if not report.checks[-1].passed:
-            break  # what follows would only repeat it
+            break  # further checks would only repeat it
     report.server = str(getattr(store, "server", ""))
     return report
 
@@ -108,7 +108,8 @@ async def _second_create(store: Store, prefix: str) -> Check:
             name, passed=False, seen=f"two creates of one key ended as {first.value}, {second.value}"
         )
     body = await store.get(prefix)
-    kept = body == b"first" or (first is Put.EXISTS and body is not None)  # our own, unheard, then a retry
+    # Our first create may have succeeded without a reply.
+    kept = body == b"first" or (first is Put.EXISTS and body is not None)
     return Check(name, passed=kept, seen="" if kept else "a refused create changed the object")
 
 
@@ -130,7 +131,7 @@ async def _racing_creates(store: Store, prefix: str) -> Check:
 
 
 async def _race(store: Store, keys: Sequence[str]) -> dict[str, dict[bytes, Put]]:
-    """All races at once: losers wait seconds on some servers."""
+    """Run all races at once: losers wait seconds on some servers."""
     outcomes: dict[str, dict[bytes, Put]] = {key: {} for key in keys}
     failed: list[StepfsError] = []
 

@@ -1,9 +1,10 @@
-"""For somebody who waits at a terminal: says after seconds that the store does not answer, and gives up after a minute.
+"""For a user who waits at a terminal: report a silent store after seconds, and give up after a minute.
 
-A request to a server that accepts connections and then says nothing takes its time-outs times its retries: minutes
-without a line. A daemon bears that once it serves; a command must not. Silence is measured over all requests of one store, from the
-last sign of life (an answer, bytes of one) while some request waits, so a long read that moves is never cut. Requests that
-fail without an answer, one after another, are one silence; the time between them is not.
+A request to a server that accepts connections and never answers takes its timeouts times its retries: minutes
+without a line. A daemon may wait so long once it serves; a command must not. Silence is measured over all requests of
+one store, from the last sign of life (an answer, or bytes of one), while a request waits; so a long read that makes
+progress is never cut. Requests that fail without an answer, one after another, are one silence; the time between them
+does not count.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from stepfs.errors import StoreSilentError
 T = TypeVar("T")
 Say = Callable[[str], None]
 SAY_AFTER_S: Final = 5.0
-GIVE_UP_AFTER_S: Final = 60.0  # and up to 20 s more for a create, which always reports how it ended
+GIVE_UP_AFTER_S: Final = 60.0  # and up to 20 s more for a create, which always reports its outcome
 
 
 class Silence:
-    """Watches the requests of one store until `end`. `say` gets the line for stderr, once for each silence."""
+    """Watches the requests of one store until `end`. `say` is called with the line for stderr, once per silence."""
 
     def __init__(
         self,
@@ -42,21 +43,21 @@ class Silence:
         self._silent_s = 0.0  # when the last request ended
 
     def hear(self) -> None:
-        """A sign of life, from any thread."""
+        """Note a sign of life, from any thread."""
         self._heard_s = time.monotonic()
 
     def be_patient(self, give_up_after_s: float) -> None:
-        """From now on bear that much silence: for a program that has more to lose once it has begun."""
+        """Allow that many seconds of silence from now on: a program that has begun loses more by giving up."""
         self._give_up_after_s = give_up_after_s
 
     def end(self) -> None:
-        """Nobody waits at a terminal any more: requests take their time, those under way included."""
+        """Stop watching, because no user waits any more: requests, also those under way, may take their time."""
         self._ended = True
 
     async def watch(self, url: str, request: Callable[[], Awaitable[T]]) -> T:
         """The result of `request`; `StoreSilentError` once the store has been silent for too long.
 
-        A request that shields itself from cancellation is waited for, and what it returns counts.
+        A request that shields itself from cancellation is awaited, and its result counts.
         """
         if self._ended:
             return await request()
@@ -71,7 +72,7 @@ class Silence:
                 try:
                     results.append(await request())
                     self.hear()
-                except Exception as error:  # noqa: BLE001 - raised below as itself: a nursery would wrap it
+                except Exception as error:  # noqa: BLE001 - raised below: a nursery would wrap it
                     failures.append(error)
                 nursery.cancel_scope.cancel()
         finally:
@@ -94,7 +95,7 @@ class Silence:
             elif not self._said:
                 self._said = True
                 self._say(f"waiting for {url}: no answer yet; gives up after {self._give_up_after_s:g} s")
-                # All of it, also if this task comes late (a stopped process): an answer may lie ready.
+                # Wait the full time, also if this task runs late (a stopped process): an answer may be ready.
                 await trio.sleep(self._give_up_after_s - self._say_after_s)
             elif silent_s < self._give_up_after_s:
                 await trio.sleep(self._give_up_after_s - silent_s)

@@ -1,4 +1,4 @@
-"""Whether a store keeps what is overwritten or deleted: advice for whoever owns the bucket, so no verb of `Store`."""
+"""Whether a store keeps overwritten and deleted objects: advice for the bucket's owner, so not a verb of `Store`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from stepfs.store.api import Store
 
 @runtime_checkable
 class Versionable(Protocol):
-    """A store that can tell; a directory keeps nothing."""
+    """A store that may keep versions; a directory never does."""
 
     async def keeps_versions(self) -> bool:
-        """False also if the store does not say. Never raises for the store's sake."""
+        """False also if the store does not answer. Never raises for a failure of the store."""
         ...
 
 
 async def keeps_versions(store: Store) -> bool:
-    """Whether space is freed only by a rule of the bucket's own."""
+    """Whether only a lifecycle rule of the bucket frees space."""
     return isinstance(store, Versionable) and await store.keeps_versions()

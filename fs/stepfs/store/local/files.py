@@ -1,4 +1,4 @@
-"""Whole reads, durable writes: the few file primitives the local store is made of."""
+"""Whole reads, durable writes: the file primitives of the local store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VECTORS_MAX: Final = 1024  # IOV_MAX
 
 
 def links(path: Path) -> int:
-    """Names the file has; opening it first makes a network file system ask its server (close-to-open)."""
+    """The number of names of the file; opening it first makes a network file system ask its server (close-to-open)."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.fstat(handle).st_nlink
@@ -26,7 +26,8 @@ def links(path: Path) -> int:
 
 
 def fill(handle: int, offset: int, buffer: memoryview) -> int:
-    """Read into `buffer` from byte `offset`; returns how many bytes there were before the end of the file."""
+    """Read into `buffer` from byte `offset`; returns the number of bytes, fewer than the buffer's at the end of the
+    file."""
     done = 0
     while done < len(buffer):
         got = os.preadv(handle, [buffer[done:]], offset + done)
@@ -60,7 +61,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def collect_stale(place: Path, now_s: float) -> None:
-    """Drop what writers that crashed left behind; `now_s` is this file system's time, from a file just written."""
+    """Delete the leftovers of crashed writers; `now_s` is this file system's time, from a file just written."""
     with suppress(OSError), os.scandir(place) as scan:
         for entry in scan:
             with suppress(OSError):
@@ -69,10 +70,10 @@ def collect_stale(place: Path, now_s: float) -> None:
 
 
 def file_system_time_s(place: Path) -> float:
-    """What time it is for the file system that holds `place`: its server stamps inodes, and may disagree with us.
+    """The time of the file system that holds `place`: its server stamps inodes, and may disagree with our clock.
 
-    Asked by creating a file in `place` and removing it. Where that is refused, or there is no room for it, our own
-    clock has to do: on a local file system it is the same clock.
+    Found by creating a file in `place` and removing it. If that is refused, or there is no space, our own clock is
+    used: on a local file system it is the same clock.
     """
     name = place / f"{os.getpid()}-{secrets.token_hex(8)}"
     try:

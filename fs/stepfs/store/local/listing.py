@@ -1,4 +1,4 @@
-"""Listing a directory tree in the order S3 lists keys: by bytes of the whole key, lazily, from any point.
+"""Listing a directory tree in the order of an S3 LIST: by bytes of the whole key, lazily, from any point.
 
 Sorting the children of one directory by name, with '/' appended to directories, gives exactly that order, so a
 depth-first walk never needs the whole tree. A directory of 10^6 names costs one pass over its names; files are
@@ -22,9 +22,10 @@ def list_keys(
 ) -> list[Entry]:
     """Regular files under `root` whose relative path starts with `prefix` and is > `after`.
 
-    `now_s` is the file system's time, for ages: how long ago the inode last changed. That is when the name was linked
-    or later; a writer that was stopped between writing and linking has an old mtime, and anybody can set one.
-    Hidden names, symbolic links and what vanishes meanwhile are left out. OSError other than absence passes.
+    `now_s` is the file system's time, for ages: the seconds since the inode last changed. That is when the name was
+    linked, or later. Not the mtime: it is old if a writer was stopped between writing and linking, and any process can
+    set it. Hidden names, symbolic links and files that vanish meanwhile are left out. OSErrors other than absence
+    pass.
     """
     base, _, rest = prefix.rpartition("/")
     start = f"{base}/" if base else ""
@@ -46,7 +47,7 @@ def _walk(
 
 
 def _in_order(children: list[str], limit: int | None) -> Iterator[str]:
-    """A heap when few will be taken (a bounded answer may still need more: files vanish, directories are empty)."""
+    """A heap when the answer is short (it may need more than `limit`: files vanish, directories are empty)."""
     if limit is None:
         children.sort()
         yield from children

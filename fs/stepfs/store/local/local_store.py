@@ -2,14 +2,14 @@
 
 Create-if-absent is `link(2)` of a fully written, fsynced temporary file: the name appears at once with all its
 bytes, for exactly one of any number of racing processes or hosts. A network file system may send a link twice and
-report EEXIST for our own success; the link count of the temporary file and the bytes tell. Rejected:
+report EEXIST for our own success; the link count of the temporary file, and the bytes, reveal that. Rejected:
 `O_CREAT|O_EXCL` (shows a partial object), `renameat2(RENAME_NOREPLACE)` (not on network file systems), `O_TMPFILE`
 (same, and it leaves no name to count links of), lock files (outlive their holder). Where the fsync of a directory
 failed, the create is UNKNOWN, and a read of the object fails until that fsync has succeeded.
 
-Temporary files live in a hidden directory that listing never shows; what a crash leaves there is collected, by age
-on the file system's own clock. Calls run in worker threads and are never abandoned: a cancelled caller waits for its
-system call, so a buffer is never written to after its owner went on, and a create always reports how it ended.
+Temporary files live in a hidden directory that listing never shows. The leftovers of crashes are deleted there by
+their age on the file system's own clock. Calls run in worker threads and are never abandoned: a cancelled caller waits
+for its system call, so a buffer is never written to after its owner went on, and a create always reports its outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stepfs.store.os_errors import explained
 
 THREADS_MAX: Final = 16
 _TEMPORARY: Final = ".stepfs-tmp"
-_RACES_MAX: Final = 1000  # creates in a directory that reclaim keeps pruning; each round both sides progress
+_RACES_MAX: Final = 1000  # creates in a directory that reclaim keeps deleting; each round both sides progress
 _AMBIGUOUS: Final = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE}  # a server may have linked all the same
 Listing = list[Entry]  # inside the class `list` is the verb
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in the way must not block
@@ -48,7 +48,7 @@ class LocalStore:
         self.url = self.root.as_uri()
         self.counts = Counts()
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
-        self._root_seen = False  # from then on its absence is a lost mount, not an empty lake
+        self._root_seen = False  # once seen, its absence is a lost mount, not an empty lake
         self._stale_collected = False
         self._unsynced: set[Path] = set()  # directories whose newest names may not be durable
 
@@ -94,7 +94,7 @@ class LocalStore:
             await trio.to_thread.run_sync(self._delete, names, limiter=self._limiter)
 
     async def aclose(self) -> None:
-        """Nothing is held between calls."""
+        """Nothing to do: the store holds nothing between calls."""
 
     def _get(self, key: str, bytes_max: int) -> bytes | None:
         with explained(self.root, f"read {key}"):
@@ -126,8 +126,8 @@ class LocalStore:
     def _open(self, key: str) -> int | None:
         """A descriptor of the object, or None if absent.
 
-        A miss is asked again through its freshly opened directory: that makes a network file system drop its memory
-        of the name's absence (close-to-open consistency).
+        After a miss the freshly opened directory is searched again: that makes a network file system drop its cached
+        absence of the name (close-to-open consistency).
         """
         path = self.root / key
         try:
@@ -260,7 +260,7 @@ class LocalStore:
         return name
 
     def _make_directory(self, directory: Path) -> None:
-        """`mkdir -p`, each new name made durable; refuses to remake a root that was there before."""
+        """`mkdir -p`, each new name made durable; refuses to create a lost root again."""
         missing = []
         while not directory.is_dir():
             if directory == self.root:
@@ -268,12 +268,12 @@ class LocalStore:
             missing.append(directory)
             directory = directory.parent
         for path in reversed(missing):
-            with suppress(FileExistsError, FileNotFoundError):  # by someone else: the caller loops
+            with suppress(FileExistsError, FileNotFoundError):  # by another process: the caller loops
                 path.mkdir()
                 self._sync(path)
 
     def _sync(self, path: Path) -> None:
-        """Make the name of `path` durable, and those above it."""
+        """Make the name of `path` durable, and the names above it."""
         try:
             sync_directory(path.parent)
         except OSError:
@@ -283,7 +283,7 @@ class LocalStore:
 
     def _sync_again(self, path: Path) -> None:
         for directory in self._unsynced.intersection(path.parents):
-            with suppress(FileNotFoundError):  # pruned: no name is left in it
+            with suppress(FileNotFoundError):  # deleted: no name is left in it
                 sync_directory(directory)
             self._unsynced.discard(directory)
 

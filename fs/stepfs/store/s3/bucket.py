@@ -20,5 +20,5 @@ def delete_batch(client: S3Client, bucket: str, prefix: str, keys: Sequence[str]
 
 
 def is_versioned(client: S3Client, bucket: str) -> bool:
-    """Whether new versions are kept. False when suspended: what is written from then on replaces itself."""
+    """Whether the bucket keeps new versions. False when suspended: later writes replace each other."""
     return client.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled"

@@ -1,10 +1,10 @@
 """Botocore clients of one S3 store: made late, in a worker thread, never used across a fork, every request counted.
 
-Two of them, because botocore's retries resend a create that already landed and then report 412 for the caller's own
-success (hazard 2): `commit` sends exactly once and waits longer than a loser's queue on the slowest server measured
-(4 s); `data` retries what may be sent twice and gives up on a silent connection early. Threads have three budgets,
-so that following the log or reading the floor never waits for bytes: creates, other control requests, and data
-(bodies of uploads and ranged reads). `data` pools as many connections as control and data threads can hold.
+Two of them, because botocore's retries resend a create that already succeeded and then report 412 for the caller's own
+success (hazard 2). `commit` sends exactly once and waits longer than the queue of losers on the slowest measured
+server (4 s). `data` retries requests that may be sent twice and gives up on a silent connection early. Threads have
+three budgets, so that following the log or reading the floor never waits for bytes: creates, other control requests,
+and data (bodies of uploads and ranged reads). `data` pools as many connections as control and data threads can use.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Clients:
     """The `commit` and `data` clients, each made at its first use. Thread-safe.
 
     `on_request(operation, headers)` runs in the sending thread right before each HTTP attempt, retries included;
-    `on_server(name)` with the Server header of each answer; `on_throttled()` at each answer that asks for fewer
-    requests, also when a retry makes it good.
+    `on_server(name)` runs with the Server header of each answer; `on_throttled()` at each answer that asks for fewer
+    requests, also if a retry succeeds.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Clients:
         self._pid: int | None = None
 
     def commit(self) -> S3Client:
-        """Exactly one attempt per call."""
+        """The client that sends exactly one attempt per call."""
         return self._client("commit", 1, COMMIT_THREADS_MAX, self._commit_timeout_s)
 
     def data(self) -> S3Client:
-        """Retries with back-off."""
+        """The client that retries with back-off."""
         return self._client("data", 4, CONTROL_THREADS_MAX + self._data_threads, self._data_timeout_s)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Clients:
             session = Session()
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
-        signs_body = attempts == 1  # uploads rely on the CRC32C that the server verifies: SHA-256 costs more
+        signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
         named = self._endpoint_url or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
         if named and "@" in named:  # it would be in argv, in logs and in error messages
             raise UsageError(
@@ -117,7 +117,7 @@ class Clients:
                 return session.client(
                     "s3", endpoint_url=self._endpoint_url, region_name=region, config=config
                 )
-            except ValueError as error:  # botocore's way to say that it is no URL
+            except ValueError as error:  # botocore raises this for anything but a URL
                 raise UsageError(f"endpoint {named!r}: write a URL such as https://host:port") from error
 
         client = make("path" if named else "auto")

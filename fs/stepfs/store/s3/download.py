@@ -1,9 +1,9 @@
-"""A ranged GET into a buffer whose owner may leave at any moment.
+"""A ranged GET into a buffer whose owner may abandon it at any moment.
 
-Bytes go from the socket through one cache-sized piece into the caller's buffer (measured: no dearer than urllib3's own
-`readinto`), where the caller may look at them while they are still in the cache, under a lock that a leaving owner
-takes: after `leave` returned, nothing is written to the buffer any more, and the connection is shut down so that the
-thread ends at once instead of at its timeout.
+Bytes go from the socket through one cache-sized piece into the caller's buffer (measured: as cheap as urllib3's own
+`readinto`), where the caller may checksum them while they are still in the CPU's cache. The copy holds a lock that
+`abandon` takes: once `abandon` has returned, no byte is written to the buffer any more, and the connection is shut
+down so that the thread ends at once instead of at its timeout.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class LeftError(Exception):
-    """The owner of the buffer is gone; nobody sees this."""
+    """The owner has abandoned the buffer; no caller sees this error."""
 
 
 class Answered:
-    """How many answers of a read began; `hear` is told of each sign of life."""
+    """Counts the answers that began; calls `on_sign_of_life` for each piece."""
 
     def __init__(self, hear: Callable[[], None]) -> None:
         self.hear = hear
@@ -35,7 +35,7 @@ class Answered:
 
 
 class Landing:
-    """The caller's buffer, and how much of it is filled."""
+    """The caller's buffer, filled from the front by one thread at a time."""
 
     def __init__(self, buffer: memoryview, landed: Progress, hear: Callable[[], None] = lambda: None) -> None:
         self._buffer = buffer.cast("B")
@@ -45,14 +45,14 @@ class Landing:
         self._left = False
         self._stream: Any = None
         self.done = 0
-        self.answers = 0  # that began
+        self.answers = 0  # responses that began
 
     @property
     def room(self) -> int:
         return len(self._buffer) - self.done
 
     def connect(self, stream: Any) -> None:
-        """Remember the raw stream, for `leave` to shut down."""
+        """Remember the raw stream, for `abandon` to shut down."""
         with self._lock:
             self._stream = stream
             if self._left:
@@ -68,7 +68,7 @@ class Landing:
         self._hear()
 
     def leave(self) -> None:
-        """The owner goes (from another thread): no byte lands after this."""
+        """Release the buffer, from another thread: no byte is written to it after this."""
         with self._lock:
             self._left = True
             if self._stream is not None:
@@ -78,7 +78,7 @@ class Landing:
 
 
 def download(client: S3Client, bucket: str, key: str, offset: int, landing: Landing) -> None:
-    """Fill what room `landing` has with the object's bytes from `offset` + what is done; one request."""
+    """Fill the rest of the buffer with the object's bytes from `offset` + `target.done`; one request."""
     first = offset + landing.done
     last = offset + landing.done + landing.room - 1
     response = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={first}-{last}")
@@ -93,7 +93,7 @@ def download(client: S3Client, bucket: str, key: str, offset: int, landing: Land
 
 
 def download_whole(client: S3Client, bucket: str, key: str, bytes_max: int, answered: Answered) -> bytes:
-    """The object's bytes, in one request; `CorruptError`, before they are read, if they are too many."""
+    """The object's bytes, in one request; `CorruptError` before the read if the object is too large."""
     response = client.get_object(Bucket=bucket, Key=key)
     answered.answers += 1
     with closing(response["Body"]) as body:

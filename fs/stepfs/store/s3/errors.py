@@ -1,4 +1,4 @@
-"""What a failed S3 request means: the outcome of a create, or one error with one line that says what to do."""
+"""From a failed S3 request to the outcome of a create, or to one error with one line of advice."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FAILURES: Final = (
     ResponseParserError,
     HTTPError,
     OSError,
-)  # what a request may end in
-CREDENTIALS: Final = (  # had, and not to be renewed just now
+)  # the errors of a request
+CREDENTIALS: Final = (  # they exist, but cannot be renewed just now
     boto.CredentialRetrievalError,
     boto.SSOError,
     boto.TokenRetrievalError,
@@ -93,7 +93,7 @@ def code_of(error: Exception) -> str:
 
 
 def is_absent(error: Exception) -> bool:
-    """The object (not the bucket) is not there, and the store itself says so."""
+    """The object (not the bucket) is absent, and the answer is the store's own."""
     if status_of(error) != HTTPStatus.NOT_FOUND or code_of(error) == "NoSuchBucket":
         return False
     return not is_foreign(error)
@@ -115,12 +115,12 @@ def is_foreign(error: Exception) -> bool:
 
 
 def is_expired(error: Exception) -> bool:
-    """Credentials that were good, or could not be renewed."""
+    """The credentials have expired, or could not be renewed."""
     return isinstance(error, CREDENTIALS) or code_of(error) in _EXPIRED
 
 
 def is_forbidden(error: Exception) -> bool:
-    """The server refuses these credentials this action."""
+    """The server forbids this action to these credentials."""
     return status_of(error) in _FORBIDDEN
 
 
@@ -135,17 +135,18 @@ def is_distrusted(error: Exception) -> bool:
 
 
 def is_skewed(error: Exception) -> bool:
-    """Signed long before it arrived: by a wrong clock, or by a process that was suspended in between."""
+    """The request was signed long before it arrived: by a wrong clock, or by a process that was suspended in
+    between."""
     return code_of(error) == "RequestTimeTooSkewed"
 
 
 def broke_in_body(error: Exception) -> bool:
-    """The answer started well and its body did not arrive: worth asking for the rest."""
+    """The answer began and its body did not arrive whole: request the rest."""
     return isinstance(error, _BODY)
 
 
 def create_outcome(error: Exception) -> Put | None:
-    """How a conditional create ended that did not answer 200; None: definitely not done, raise `explain`."""
+    """The outcome of a conditional create without a 200; None: definitely not done, raise `explain`."""
     if isinstance(error, (*_SETTINGS, boto.ParamValidationError)) or is_distrusted(error):
         return None
     status = status_of(error)
@@ -160,12 +161,12 @@ def create_outcome(error: Exception) -> Put | None:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Refused for now only: throttled, or damaged on the way."""
+    """The refusal is temporary: throttled, or damaged on the way."""
     return status_of(error) in _TRANSIENT_4XX or is_transient(code_of(error))
 
 
 def is_transient(code: str) -> bool:
-    """Whether an S3 error code, also one for a single key of several, says "later"."""
+    """Whether an S3 error code, also that of one key of several, is temporary."""
     return code in _TRANSIENT_CODES
 
 
@@ -177,7 +178,7 @@ def is_throttled(status: int, code: str) -> bool:
 def explain(error: Exception, url: str, doing: str, *, passing: bool = False) -> StepfsError:
     """The error to raise (from `error`) when `doing` ('read a/b', …) failed on the store `url`.
 
-    `passing`: this was allowed before (`s3_rights`), so a refusal for want of rights is waited for like an outage.
+    `passing`: the action was allowed before (`rights`), so a refusal for lack of rights counts as an outage.
     """
     code, status = code_of(error), status_of(error)
     said = f"({code or status})"

@@ -11,11 +11,11 @@ from stepfs.store.api import Entry
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
-_RESOLUTION_S: Final = 1.0  # of a Date header and of most servers' LastModified; both are cut off
+_RESOLUTION_S: Final = 1.0  # of a Date header and of most servers' LastModified; both are truncated
 
 
 def page_entries(page: ListObjectsV2OutputTypeDef, prefix: str, *, ages: bool) -> list[Entry]:
-    """The entries of one answer, keys without `prefix`. Without a readable Date every age is 0: nothing is known."""
+    """The entries of one answer, keys without `prefix`. Without a readable Date every age is 0: unknown."""
     now = _date(page) if ages else None
     found = []
     for item in page.get("Contents", []):

@@ -1,8 +1,8 @@
-"""What the credentials of this process have been good for: tells a refusal that passes from one that lasts.
+"""The actions that succeeded in this process: they distinguish a temporary refusal from a lasting one.
 
-Credentials expire and are renewed, metadata services have outages, policies are edited; a producer must bear that as it
-bears an outage. At the start a 403 is a mistake to be told at once (and without the right to list, S3 answers 403 for an
-absent object). So what counts is the past: a verb that succeeded under a prefix is allowed there.
+Credentials expire and are renewed, metadata services have outages, policies are edited; a producer must survive that
+like an outage. At the start, however, a 403 is a mistake to be reported at once (and without the right to list, S3
+answers 403 for an absent object). So the past decides: a verb that succeeded under a prefix is allowed there.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Rights:
         self._proven: set[tuple[str, str]] = set()
 
     def prove(self, verb: str, keys: Iterable[str]) -> None:
-        """`verb` was allowed on these keys."""
+        """Record that `verb` was allowed on these keys."""
         self._proven.update((verb, _prefix(key)) for key in keys)
 
     def passing(self, error: Exception, verb: str, key: str) -> bool:
-        """Whether `error` denies what was allowed before. Expired credentials deny everything alike.
+        """Whether `error` denies an action that was allowed before. Expired credentials deny every action.
 
-        Not a wrong clock: that one does not mend itself.
+        Not for a wrong clock: it does not correct itself.
         """
         if is_expired(error):
             return bool(self._proven)

@@ -1,9 +1,9 @@
-"""A lake in an S3-compatible bucket (s3://): six verbs, each as few requests as it can be, on boto3 in threads.
+"""A lake in an S3-compatible bucket (s3://): six verbs, each with as few requests as possible, on boto3 in threads.
 
-Cancellation: `get`, `read_into`, `list`, `delete` and `put` are abandoned at once, `create` never. Their thread ends at
-the latest with its timeout and touches nothing of the caller's: a read copies into the caller's buffer under a lock
-that a cancelled caller takes first; an upload whose caller left ends, its checksum covers a buffer that changed (a
-multipart upload first waits for its pieces to stop, so that none arrives after they are given back).
+Cancellation abandons `get`, `read_into`, `list`, `delete` and `put` at once, `create` never. An abandoned thread ends
+at the latest with its timeout and does not touch the caller's memory: a read copies under a lock that a cancelled
+caller takes first; an upload stops, and its checksum catches a changed buffer (its pieces stop before a multipart is
+aborted).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Listing = list[Entry]  # inside the class `list` is the verb
 COMMIT_TIMEOUT_S: Final = 15.0  # losers of a race wait up to 4 s on SeaweedFS
-DATA_TIMEOUT_S: Final = 20.0  # of silence; a loaded server takes seconds to acknowledge 64 MiB
-_ADVICE_S: Final = 3.0  # for a question whose answer is only advice
+DATA_TIMEOUT_S: Final = 20.0  # without a byte; a loaded server takes seconds to acknowledge 64 MiB
+_ADVICE_S: Final = 3.0  # for a request whose answer is only advice
 _PAGE: Final = 1000  # S3's limit, for listing and for deleting
 _ATTEMPTS_MAX: Final = 4
 _SENDS_BODY: Final = {"PutObject", "UploadPart"}
@@ -86,7 +86,7 @@ class S3Store:
         self._threads = trio.CapacityLimiter(data_threads)
         self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
-        self._sending = threading.local()  # verb and keys of the call this thread is busy with
+        self._sending = threading.local()  # verb and keys of the call that this thread runs
         self._lock = threading.Lock()
         self._rights = Rights()
         self._silence = silence
@@ -206,7 +206,7 @@ class S3Store:
             await self._delete_all(tuple(names[start : start + _PAGE]))
 
     async def keeps_versions(self) -> bool:
-        """Whether the bucket keeps what is overwritten or deleted; False if the server does not say so soon."""
+        """Whether the bucket keeps overwritten and deleted objects; False if the server does not answer soon."""
         with suppress(StepfsError, *FAILURES), trio.move_on_after(_ADVICE_S):
             return await self._call("get", (), lambda: is_versioned(self._clients.data(), self.bucket))
         return False
@@ -246,7 +246,7 @@ class S3Store:
         abandon: bool = True,
         data: bool = False,
     ) -> T:
-        """Run `work` in a thread. data: it moves a body of any size, and must not hold up control requests."""
+        """Run `work` in a thread. `data`: it moves a body of any size, and must not delay control requests."""
 
         def labelled() -> T:
             self._sending.label = (verb, keys)
@@ -261,7 +261,7 @@ class S3Store:
         limiter = self._threads if data else control
         run = partial(trio.to_thread.run_sync, labelled, limiter=limiter, abandon_on_cancel=abandon)
         result = await (run() if self._silence is None else self._silence.watch(self.url, run))
-        if verb != "delete":  # which answers for each key
+        if verb != "delete":  # a delete has an answer for each key
             self._rights.prove(verb, keys)
         return result
 
@@ -270,9 +270,9 @@ class S3Store:
         return explain(error, self.url, f"{doing or verb} {key or 'the lake'}", passing=passing)
 
     async def _after_break(self, error: Exception, attempt: int, key: str, *, answered: bool) -> None:
-        """Wait before asking again for a body that did not arrive whole; raise for every other error.
+        """Wait before the next request for a body that did not arrive whole; raise for every other error.
 
-        Not for an answer that never began: the client has asked for that several times already.
+        Also raise if no answer began: the client has already retried that several times.
         """
         if not (answered and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
             raise self._explain(error, "get", key, "read") from error

@@ -1,7 +1,7 @@
 """Uploads without copies: a body chained from its parts, cut into multipart pieces, checksummed for the server.
 
-The server verifies the CRC32C it is sent with each piece before it acknowledges it, so bytes damaged on the way, or a
-buffer changed under an upload that was abandoned, never become an object.
+The server verifies the CRC32C of each piece before it acknowledges the piece, so bytes damaged on the way, or a buffer
+that changed under an abandoned upload, never become an object.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PIECE_BYTES_MIN: Final = 16 << 20
 _PIECES_MAX: Final = 10_000  # S3's limit
 _PIECES_AT_ONCE: Final = 4
 _SEND_BYTES: Final = 1 << 20
-_JOINED_BYTES_MAX: Final = 64 << 10  # a larger part is not worth a copy
+_JOINED_BYTES_MAX: Final = 64 << 10  # copying a larger part would cost more than it saves
 _ABORT_S: Final = 10.0
 
 
 class AbandonedError(BaseException):
-    """The uploader went away; the request must not complete. Not an Exception: botocore would retry it."""
+    """The caller abandoned the upload; the request must not complete. Not an Exception: botocore would retry it."""
 
 
 class ChainedBody:
@@ -63,9 +63,9 @@ class ChainedBody:
         return self._position
 
     def read(self, size: int = -1) -> memoryview:
-        """Up to 1 MiB, even if less is asked for: urllib3 asks for 16 KiB, 4096 Python turns per 64 MiB.
+        """Up to 1 MiB, even if `size` is less: urllib3 passes 16 KiB, which is 4096 Python calls per 64 MiB.
 
-        Small parts are joined: a step of thousands of slices would be as many calls of `send`.
+        Small parts are joined: otherwise a step of thousands of slices would cost as many calls of `send`.
         """
         if self._abandoned.is_set():
             raise AbandonedError
@@ -112,7 +112,7 @@ def pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def checksum(views: Sequence[memoryview]) -> str:
-    """CRC32C of the concatenation, as S3 spells it."""
+    """CRC32C of the concatenation, in S3's notation."""
     value = 0
     for view in views:
         value = crc32c.crc32c(view, value)
@@ -120,7 +120,7 @@ def checksum(views: Sequence[memoryview]) -> str:
 
 
 def encryption() -> dict[str, str]:
-    """Server-side encryption asked for by the environment, as request parameters."""
+    """The server-side encryption that the environment chooses, as request parameters."""
     chosen = {"ServerSideEncryption": "STEPFS_SSE", "SSEKMSKeyId": "STEPFS_SSE_KMS_KEY_ID"}
     return {name: value for name, variable in chosen.items() if (value := os.environ.get(variable))}
 
@@ -141,7 +141,7 @@ class Upload:
         self._views = views
         self._encryption: dict[str, Any] = dict(encryption)
         self.length = sum(len(view) for view in views)
-        self.abandoned = threading.Event()  # set: bodies refuse to be read any further
+        self.abandoned = threading.Event()  # once set, bodies raise at the next read
 
     def create(self, client: S3Client, body: bytes) -> None:
         """Single PUT, only if absent."""
@@ -163,7 +163,7 @@ class Upload:
         )
 
     async def send_pieces(self, client: Callable[[], S3Client], call: Call) -> None:
-        """Multipart, a few pieces at once; on any failure no piece is on its way any more when all are given back."""
+        """Multipart, a few pieces at once; after a failure it returns only when no piece is being sent any more."""
         upload_id = await call(lambda: self._begin(client()))
         done: dict[int, CompletedPartTypeDef] = {}
         slots = trio.CapacityLimiter(_PIECES_AT_ONCE)
@@ -187,7 +187,7 @@ class Upload:
             try:
                 await trio.sleep_forever()
             finally:
-                self.abandoned.set()  # too late for anything when all pieces are there
+                self.abandoned.set()  # without effect once all pieces have arrived
 
         try:
             async with trio.open_nursery() as watching:
@@ -206,7 +206,7 @@ class Upload:
             raise
 
     def _body(self, views: Sequence[memoryview]) -> IO[bytes]:
-        return cast("IO[bytes]", ChainedBody(views, self.abandoned))  # as much of one as botocore uses
+        return cast("IO[bytes]", ChainedBody(views, self.abandoned))  # it has the methods that botocore uses
 
     def _begin(self, client: S3Client) -> str:
         begun = client.create_multipart_upload(**self._target, **self._encryption, ChecksumAlgorithm="CRC32C")
@@ -231,7 +231,7 @@ class Upload:
                 **self._target, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
         except FAILURES as error:
-            # a retry of a completion that succeeded finds no upload any more, but the object
+            # the retry of a completion that succeeded finds no upload any more, but the object
             if code_of(error) != "NoSuchUpload":
                 raise
             if client.head_object(**self._target)["ContentLength"] != self.length:
