@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Put
-from stepfs.store.s3.download import Landing
+from stepfs.store.s3.download import ReadTarget
 from stepfs.store.s3.errors import create_outcome, explain
 from stepfs.store.s3.upload import ChainedBody, byte_views
 
@@ -53,6 +53,6 @@ def test_a_read_that_is_left_just_as_it_ended_raises_nothing():
         def shutdown(self):
             raise RuntimeError("Cannot shutdown as connection has already been released to the pool")
 
-    landing = Landing(memoryview(bytearray(8)), lambda _: None)
-    landing.connect(Released())
-    landing.leave()
+    target = ReadTarget(memoryview(bytearray(8)), lambda _: None)
+    target.connect(Released())
+    target.abandon()

@@ -70,7 +70,7 @@ async def test_signs_of_life_keep_a_long_request_alive():
     async def slow():
         for _ in range(12):
             await trio.sleep(0.05)
-            watch.hear()
+            watch.note_sign_of_life()
         return "done"
 
     assert await watch.watch("s3://x", slow) == "done"

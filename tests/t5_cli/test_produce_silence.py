@@ -108,7 +108,7 @@ async def test_an_answer_ends_a_silence_and_time_without_requests_is_none() -> N
         raise TimeoutError
 
     async def answer() -> None:
-        silence.hear()
+        silence.note_sign_of_life()
 
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -120,7 +120,7 @@ async def test_an_answer_ends_a_silence_and_time_without_requests_is_none() -> N
 
 async def test_more_patience_from_now_on() -> None:
     silence, heard = watched()
-    silence.be_patient(1.0)
+    silence.set_limit(1.0)
     began_s = trio.current_time()
     with pytest.raises(StoreSilentError, match="no answer for 1 s"):
         await silence.watch("s3://x", trio.sleep_forever)

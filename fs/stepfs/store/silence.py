@@ -38,16 +38,16 @@ class Silence:
         self._give_up_after_s = GIVE_UP_AFTER_S if give_up_after_s is None else give_up_after_s
         self._ended = False
         self._waiting = 0
-        self._said = False
-        self._heard_s = 0.0
+        self._reported = False
+        self._last_sign_s = 0.0
         self._silent_s = 0.0  # when the last request ended
 
-    def hear(self) -> None:
+    def note_sign_of_life(self) -> None:
         """Note a sign of life, from any thread."""
-        self._heard_s = time.monotonic()
+        self._last_sign_s = time.monotonic()
 
-    def be_patient(self, give_up_after_s: float) -> None:
-        """Allow that many seconds of silence from now on: a program that has begun loses more by giving up."""
+    def set_limit(self, give_up_after_s: float) -> None:
+        """Set the seconds of silence allowed from now on: a program that has begun loses more by giving up."""
         self._give_up_after_s = give_up_after_s
 
     def end(self) -> None:
@@ -62,22 +62,22 @@ class Silence:
         if self._ended:
             return await request()
         if not self._waiting:
-            self._heard_s = time.monotonic() - self._silent_s
+            self._last_sign_s = time.monotonic() - self._silent_s
         self._waiting += 1
         results: list[T] = []
         failures: list[Exception] = []
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen, url, nursery.cancel_scope)
+                nursery.start_soon(self._report_silence, url, nursery.cancel_scope)
                 try:
                     results.append(await request())
-                    self.hear()
+                    self.note_sign_of_life()
                 except Exception as error:  # noqa: BLE001 - raised below: a nursery would wrap it
                     failures.append(error)
                 nursery.cancel_scope.cancel()
         finally:
             self._waiting -= 1
-            self._silent_s = time.monotonic() - self._heard_s
+            self._silent_s = time.monotonic() - self._last_sign_s
         for failure in failures:
             raise failure
         if not results:
@@ -86,14 +86,14 @@ class Silence:
             )
         return results[0]
 
-    async def _listen(self, url: str, scope: trio.CancelScope) -> None:
+    async def _report_silence(self, url: str, scope: trio.CancelScope) -> None:
         while not self._ended:
-            silent_s = time.monotonic() - self._heard_s
+            silent_s = time.monotonic() - self._last_sign_s
             if silent_s < self._say_after_s:
-                self._said = False
+                self._reported = False
                 await trio.sleep(self._say_after_s - silent_s)
-            elif not self._said:
-                self._said = True
+            elif not self._reported:
+                self._reported = True
                 self._say(f"waiting for {url}: no answer yet; gives up after {self._give_up_after_s:g} s")
                 # Wait the full time, also if this task runs late (a stopped process): an answer may be ready.
                 await trio.sleep(self._give_up_after_s - self._say_after_s)

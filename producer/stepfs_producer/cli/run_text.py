@@ -142,7 +142,7 @@ def _patient_producer(lake: str, producer_id: str, store_options: StoreOptions) 
     store = open_store(lake, options=store_options, silence=silence)
     try:
         with Producer(lake, producer_id=producer_id, store=store) as producer:
-            silence.be_patient(GIVE_UP_AFTER_S)
+            silence.set_limit(GIVE_UP_AFTER_S)
             yield producer
     finally:
         trio.run(store.aclose)

@@ -22,77 +22,79 @@ if TYPE_CHECKING:
 _PIECE_BYTES: Final = 1 << 20
 
 
-class LeftError(Exception):
+class AbandonedReadError(Exception):
     """The owner has abandoned the buffer; no caller sees this error."""
 
 
-class Answered:
+class AnswerCount:
     """Counts the answers that began; calls `on_sign_of_life` for each piece."""
 
-    def __init__(self, hear: Callable[[], None]) -> None:
-        self.hear = hear
+    def __init__(self, on_sign_of_life: Callable[[], None]) -> None:
+        self.on_sign_of_life = on_sign_of_life
         self.answers = 0
 
 
-class Landing:
+class ReadTarget:
     """The caller's buffer, filled from the front by one thread at a time."""
 
-    def __init__(self, buffer: memoryview, landed: Progress, hear: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, buffer: memoryview, landed: Progress, on_sign_of_life: Callable[[], None] = lambda: None
+    ) -> None:
         self._buffer = buffer.cast("B")
-        self._hear = hear
+        self._sign_of_life = on_sign_of_life
         self._landed = landed
         self._lock = threading.Lock()
-        self._left = False
+        self._abandoned = False
         self._stream: Any = None
         self.done = 0
         self.answers = 0  # responses that began
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         return len(self._buffer) - self.done
 
     def connect(self, stream: Any) -> None:
         """Remember the raw stream, for `abandon` to shut down."""
         with self._lock:
             self._stream = stream
-            if self._left:
-                raise LeftError
+            if self._abandoned:
+                raise AbandonedReadError
 
-    def land(self, piece: bytes) -> None:
+    def append(self, piece: bytes) -> None:
         with self._lock:
-            if self._left:
-                raise LeftError
+            if self._abandoned:
+                raise AbandonedReadError
             self._buffer[self.done : self.done + len(piece)] = piece
             self.done += len(piece)
             self._landed(self.done)
-        self._hear()
+        self._sign_of_life()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Release the buffer, from another thread: no byte is written to it after this."""
         with self._lock:
-            self._left = True
+            self._abandoned = True
             if self._stream is not None:
                 # Finished, closed, or (urllib3's RuntimeError) back in the pool already.
                 with suppress(AttributeError, OSError, RuntimeError, ValueError):
                     self._stream.shutdown()
 
 
-def download(client: S3Client, bucket: str, key: str, offset: int, landing: Landing) -> None:
+def download(client: S3Client, bucket: str, key: str, offset: int, target: ReadTarget) -> None:
     """Fill the rest of the buffer with the object's bytes from `offset` + `target.done`; one request."""
-    first = offset + landing.done
-    last = offset + landing.done + landing.room - 1
+    first = offset + target.done
+    last = offset + target.done + target.remaining - 1
     response = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={first}-{last}")
-    landing.answers += 1
+    target.answers += 1
     body = response["Body"]
     with closing(body):
         if not response.get("ContentRange", "").startswith(f"bytes {first}-"):
             raise RefusedError(f"s3://{bucket}/{key}: the server ignores Range requests; use another server")
-        landing.connect(getattr(body, "_raw_stream", None))  # the only way to end a blocked read
+        target.connect(getattr(body, "_raw_stream", None))  # the only way to end a blocked read
         while piece := body.read(_PIECE_BYTES):
-            landing.land(piece)
+            target.append(piece)
 
 
-def download_whole(client: S3Client, bucket: str, key: str, bytes_max: int, answered: Answered) -> bytes:
+def download_whole(client: S3Client, bucket: str, key: str, bytes_max: int, answered: AnswerCount) -> bytes:
     """The object's bytes, in one request; `CorruptError` before the read if the object is too large."""
     response = client.get_object(Bucket=bucket, Key=key)
     answered.answers += 1
@@ -103,5 +105,5 @@ def download_whole(client: S3Client, bucket: str, key: str, bytes_max: int, answ
         pieces = []
         while piece := body.read(_PIECE_BYTES):
             pieces.append(piece)
-            answered.hear()
+            answered.on_sign_of_life()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -2,8 +2,7 @@
 
 Cancellation abandons `get`, `read_into`, `list`, `delete` and `put` at once, `create` never. An abandoned thread ends
 at the latest with its timeout and does not touch the caller's memory: a read copies under a lock that a cancelled
-caller takes first; an upload stops, and its checksum catches a changed buffer (its pieces stop before a multipart is
-aborted).
+caller takes first; an upload stops, its checksum covers a changed buffer (a multipart stops before its abort).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progre
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.s3.bucket import delete_batch, is_versioned
 from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
-from stepfs.store.s3.download import Answered, Landing, download, download_whole
+from stepfs.store.s3.download import AnswerCount, ReadTarget, download, download_whole
 from stepfs.store.s3.errors import (
     FAILURES,
     broke_in_body,
@@ -90,11 +89,11 @@ class S3Store:
         self._lock = threading.Lock()
         self._rights = Rights()
         self._silence = silence
-        self._hear = silence.hear if silence is not None else lambda: None
+        self._sign_of_life = silence.note_sign_of_life if silence is not None else lambda: None
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         name = self._name(key)
-        answered = Answered(self._hear)
+        answered = AnswerCount(self._sign_of_life)
 
         def fetch() -> bytes:
             return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
@@ -117,32 +116,32 @@ class S3Store:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
-        landing = Landing(buffer, landed, self._hear)
-        if landing.room == 0:
+        target = ReadTarget(buffer, landed, self._sign_of_life)
+        if target.remaining == 0:
             return 0
 
         def fetch() -> None:
-            download(self._clients.data(), self.bucket, name, offset, landing)
+            download(self._clients.data(), self.bucket, name, offset, target)
 
         for attempt in range(_ATTEMPTS_MAX):
-            before, answers = landing.done, landing.answers
+            before, answers = target.done, target.answers
             try:
                 await self._call("get", (key,), fetch, data=True)
             except trio.Cancelled:
-                landing.leave()
+                target.abandon()
                 raise
             except FAILURES as error:
                 if is_absent(error):
                     self._rights.prove("get", [key])
                     return None
-                if is_past_end(error) or landing.room == 0:
+                if is_past_end(error) or target.remaining == 0:
                     break
-                await self._after_break(error, attempt, key, answered=landing.answers > answers)
+                await self._after_break(error, attempt, key, answered=target.answers > answers)
             else:
                 break
             finally:
-                self._add_read(landing.done - before)
-        return landing.done
+                self._add_read(target.done - before)
+        return target.done
 
     async def create(self, key: str, body: bytes) -> Put:
         name = self._name(key)
@@ -298,4 +297,4 @@ class S3Store:
 
     def _see(self, server: str) -> None:
         self.server = server or self.server
-        self._hear()
+        self._sign_of_life()
