@@ -124,7 +124,7 @@ def test_scripts_and_files_it_names_exist(page):
 
 
 def test_every_option_of_a_mount_is_in_the_manual():
-    command = typer.main.get_command(app).commands["mount"]
+    command = typer.main.get_group(app).commands["mount"]
     options = {
         name
         for parameter in command.params
