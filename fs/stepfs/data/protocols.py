@@ -6,9 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
-from stepfs.format.ids import SliceIndex, Step
-
-Key = tuple[Step, SliceIndex]
+from stepfs.format.ids import SliceIndex, SliceKey, Step
 
 
 class PageCache(Protocol):
@@ -27,29 +25,29 @@ class Priming(Protocol):
     """`stepfs.data.pagecache.primer.Primer`, as slices notify it."""
 
     @property
-    def primed(self) -> Collection[Key]: ...
+    def primed(self) -> Collection[SliceKey]: ...
     def changed(self) -> None: ...
-    def idle(self, key: Key) -> None: ...
-    def closed(self, key: Key, *, awaited: bool) -> None: ...
-    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None: ...
+    def idle(self, key: SliceKey) -> None: ...
+    def closed(self, key: SliceKey, *, awaited: bool) -> None: ...
+    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None: ...
     def forget_below(self, step: Step) -> None: ...
 
 
 class Unprimed:
     """A mount whose page cache is left to the kernel."""
 
-    primed: Collection[Key] = ()
+    primed: Collection[SliceKey] = ()
 
     def changed(self) -> None:
         """Nothing is primed."""
 
-    def idle(self, key: Key) -> None:
+    def idle(self, key: SliceKey) -> None:
         """Nothing is primed."""
 
-    def closed(self, key: Key, *, awaited: bool) -> None:
+    def closed(self, key: SliceKey, *, awaited: bool) -> None:
         """Nothing is primed."""
 
-    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None:
+    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
         """Nothing is primed."""
 
     def forget_below(self, step: Step) -> None:

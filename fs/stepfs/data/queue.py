@@ -15,12 +15,11 @@ import trio
 
 from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.cache.memory import Cache
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
 
 _REST_S: Final = 10.0
 
-Key = tuple[Step, SliceIndex]
 PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
 
 
@@ -31,7 +30,7 @@ class FetchQueue:
         self,
         cache: Cache,
         on_disk: Callable[[HeldSlice], bool],
-        primed: Callable[[], Container[Key]],
+        primed: Callable[[], Container[SliceKey]],
     ) -> None:
         self._cache = cache
         self._primed = primed
@@ -39,8 +38,8 @@ class FetchQueue:
         self._demands: dict[Step, tuple[StepEntry, set[SliceIndex]]] = {}
         self.prefetch_requests: list[PrefetchRequest] = []
         self._planned = 0  # requests before it were planned
-        self._served_since: set[Key] = set()  # demanded or read, since the requests were made
-        self._rest: dict[Key, float] = {}
+        self._served_since: set[SliceKey] = set()  # demanded or read, since the requests were made
+        self._rest: dict[SliceKey, float] = {}
         self._queue: list[Block] = []
 
     def demand(self, held: HeldSlice) -> None:

@@ -25,10 +25,10 @@ from stepfs.data.fetch.fetcher import Fetcher
 from stepfs.data.handle import SliceHandle
 from stepfs.data.loading import BlockLoader
 from stepfs.data.protocols import Priming, Unprimed
-from stepfs.data.queue import FetchQueue, Key, PrefetchRequest
+from stepfs.data.queue import FetchQueue, PrefetchRequest
 from stepfs.data.sources import DiskSource, OriginStore, StoreSource
 from stepfs.errors import StoreUnreachableError
-from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.store.api import Store
 
@@ -291,9 +291,9 @@ class Slices:
             self.release_copy(held)
         self._loader.notify()
 
-    def _is_last_copy(self, key: Key) -> bool:
+    def _is_last_copy(self, key: SliceKey) -> bool:
         """Whether the copy on disk is the only one: primed pages replaced the copy in memory."""
         return key in self._primed() and not self.holds(*key)
 
-    def _primed(self) -> Collection[Key]:
+    def _primed(self) -> Collection[SliceKey]:
         return self._priming.primed

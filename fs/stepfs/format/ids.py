@@ -8,6 +8,7 @@ Step = NewType("Step", int)  # position in the global order, dense from 0
 Version = NewType("Version", int)  # log slot, dense from 0; -1 is "before the first commit"
 Epoch = NewType("Epoch", int)  # incarnation of a producer id, from 1
 SliceIndex = NewType("SliceIndex", int)  # which slice of a TGB, 0 ≤ i < slices
+SliceKey = tuple[Step, SliceIndex]
 SegmentIndex = NewType("SegmentIndex", int)  # steps [i * SEGMENT_STEPS, (i + 1) * SEGMENT_STEPS)
 
 NO_VERSION: Final = Version(-1)

@@ -23,14 +23,12 @@ from typing import Final
 
 from stepfs.errors import RefusedError
 from stepfs.format.descriptor import SliceRef
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.own_directory import make_own
 
 _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _FLUSHED_BYTES_MIN: Final = 1 << 20  # a flush per small file costs more than the pages it frees
-
-Key = tuple[Step, SliceIndex]
 
 
 class DiskCache:
@@ -42,9 +40,9 @@ class DiskCache:
         self.used = 0
         self.low = Step(0)  # files of steps below were passed over by the readers
         self._lake_id = lake_id
-        self._files: dict[Key, tuple[str, int]] = {}  # name, bytes; in order of arrival
-        self._consumed: dict[Key, None] = {}
-        self._pins: dict[Key, int] = {}
+        self._files: dict[SliceKey, tuple[str, int]] = {}  # name, bytes; in order of arrival
+        self._consumed: dict[SliceKey, None] = {}
+        self._pins: dict[SliceKey, int] = {}
         self.path = directory / "slices"
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,18 +53,18 @@ class DiskCache:
                 f"{self.path}: cannot be used as cache ({error.strerror or error}); choose another --cache-dir"
             ) from error
 
-    def holds(self, key: Key, ref: SliceRef) -> bool:
+    def holds(self, key: SliceKey, ref: SliceRef) -> bool:
         """Whether a file that claims to be exactly this slice is here."""
         found = self._files.get(key)
         return found is not None and found[0] == self._name(key, ref.length, ref.crc32c)
 
-    def is_pinned(self, key: Key) -> bool:
+    def is_pinned(self, key: SliceKey) -> bool:
         return key in self._pins
 
-    def pin(self, key: Key) -> None:
+    def pin(self, key: SliceKey) -> None:
         self._pins[key] = self._pins.get(key, 0) + 1
 
-    def unpin(self, key: Key, *, consumed: bool = True) -> None:
+    def unpin(self, key: SliceKey, *, consumed: bool = True) -> None:
         """A file was closed: its slice is consumed, if no other reader is on its way."""
         self._pins[key] -= 1
         if not self._pins[key]:
@@ -74,7 +72,9 @@ class DiskCache:
             if consumed and key in self._files:
                 self._consumed[key] = None
 
-    def make_room(self, key: Key, size: int, is_last_copy: Callable[[Key], bool]) -> list[str] | None:
+    def make_room(
+        self, key: SliceKey, size: int, is_last_copy: Callable[[SliceKey], bool]
+    ) -> list[str] | None:
         """Names to remove so that a slice fits; None if it may not displace what is here.
 
         Consumed files go first, then those the readers passed over, then the farthest ahead; never one that is nearer,
@@ -88,7 +88,7 @@ class DiskCache:
             names.append(self.forget(victim))
         return names
 
-    def forget(self, key: Key) -> str:
+    def forget(self, key: SliceKey) -> str:
         """Take a file out of the index; returns its name, for `remove`."""
         name, size = self._files.pop(key)
         self._consumed.pop(key, None)
@@ -99,7 +99,7 @@ class DiskCache:
         """The same for all unpinned files of steps below."""
         return [self.forget(key) for key in list(self._files) if key[0] < step and key not in self._pins]
 
-    def write(self, key: Key, ref: SliceRef, parts: Sequence[memoryview]) -> str:
+    def write(self, key: SliceKey, ref: SliceRef, parts: Sequence[memoryview]) -> str:
         """Write one slice; returns its name, for `add`. OSError if the disk is full or failing. Touches files."""
         name = self._name(key, ref.length, ref.crc32c)
         temporary, directory = f"{name}.tmp", self._directory
@@ -120,12 +120,12 @@ class DiskCache:
             raise
         return name
 
-    def add(self, key: Key, name: str, size: int) -> None:
+    def add(self, key: SliceKey, name: str, size: int) -> None:
         """Enter a written file into the index."""
         self._files[key] = (name, size)
         self.used += size
 
-    def read_into(self, key: Key, offset: int, buffer: memoryview) -> int:
+    def read_into(self, key: SliceKey, offset: int, buffer: memoryview) -> int:
         """Fill `buffer` from `offset` of the slice's file; 0 if the file is gone. Unverified. Touches files."""
         found = self._files.get(key)
         if found is None:
@@ -182,7 +182,7 @@ class DiskCache:
     def _unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._directory)
 
-    def _victim(self, step: Step, is_last_copy: Callable[[Key], bool]) -> Key | None:
+    def _victim(self, step: Step, is_last_copy: Callable[[SliceKey], bool]) -> SliceKey | None:
         passed = (key for key in self._files if key[0] < self.low)
         for key in itertools.chain(self._consumed, passed):
             if key not in self._pins:
@@ -194,7 +194,7 @@ class DiskCache:
                 return key
         return None
 
-    def _name(self, key: Key, length: int, crc: int) -> str:
+    def _name(self, key: SliceKey, length: int, crc: int) -> str:
         return f"{self._lake_id}-{key[0]:020d}-{key[1]:07d}-{length}-{crc:08x}.slice"
 
 

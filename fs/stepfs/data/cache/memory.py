@@ -18,10 +18,8 @@ from stepfs.data.cache.passed import find_passed
 from stepfs.data.counters import DataCounts
 from stepfs.data.ranges import join_pieces
 from stepfs.errors import StepfsError, StoreUnreachableError
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
-
-Key = tuple[Step, SliceIndex]
 
 _UNSAVED_SHARE: Final = 0.5  # of the budget
 _AWAITED_SHARE: Final = 0.5  # of the budget: for readers behind, not taken by reading ahead
@@ -35,7 +33,7 @@ class Cache:
         self._on_disk = on_disk
         self.evictable = EvictionOrder()
         self._counts = counts
-        self._slices: dict[tuple[Step, SliceIndex], HeldSlice] = {}
+        self._slices: dict[SliceKey, HeldSlice] = {}
         self._floor = Step(0)
         self._unsaved: dict[Block, int] = {}  # fetched ahead, not on disk (yet): capacity
         self._unsaved_bytes = 0
@@ -85,7 +83,7 @@ class Cache:
         self._refile(held)
         self._tidy(held)
 
-    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None:
+    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
         """Look again which of the slices that were closed another reader will open."""
         for held in list(self._slices.values()):
             if (held.consumed or held.awaited) and not held.handles:

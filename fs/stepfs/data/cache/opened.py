@@ -15,21 +15,19 @@ from collections.abc import Iterable
 from typing import Final
 
 from stepfs.data.blocks import HeldSlice
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceKey, Step
 
 _STEPS_MAX: Final = 16
 _SHARE: Final = 0.25  # of the budget; with the share that prefetching may take, this is all of it
 _READING_S: Final = 2.0  # a slice that was read so lately is still being read
 _SPARED_MAX: Final = 4  # found reading per call: the cost of an open must not grow with the number of readers
 
-Key = tuple[Step, SliceIndex]
-
 
 class OpenSlices:
     """The open slices of one mount that are pinned by recency, and those that are idle. Plain state, no I/O."""
 
     def __init__(self) -> None:
-        self.idle: dict[Key, HeldSlice] = {}
+        self.idle: dict[SliceKey, HeldSlice] = {}
         self._recent: OrderedDict[HeldSlice, None] = OrderedDict()  # least recently opened or reading first
         self._steps: Counter[Step] = Counter()  # of `_recent`
         self._bytes = 0  # of `_recent`
@@ -53,7 +51,7 @@ class OpenSlices:
             if not self._steps[held.entry.step]:
                 del self._steps[held.entry.step]
 
-    def take_idle(self, keys: Iterable[Key]) -> list[HeldSlice]:
+    def take_idle(self, keys: Iterable[SliceKey]) -> list[HeldSlice]:
         """The idle slices among `keys`, which are idle no more: they are expected to be read soon."""
         if not self.idle:
             return []

@@ -11,13 +11,11 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceKey
 
 _SLICES_MAX: Final = 4096  # remembered
 _OPENS: Final = 64  # the latest, from which is learned
 _REOPENED_MIN: Final = 0.2  # of the latest opens: fewer are a look now and then, not a second reader
-
-Key = tuple[Step, SliceIndex]
 
 
 @dataclass(slots=True)
@@ -31,10 +29,10 @@ class ReaderCounts:
 
     def __init__(self) -> None:
         self.expected = 1  # opens of a slice
-        self._uses: OrderedDict[Key, _Uses] = OrderedDict()
+        self._uses: OrderedDict[SliceKey, _Uses] = OrderedDict()
         self._latest: deque[int] = deque(maxlen=_OPENS)  # 1 for the first open of a slice, 2 for its second …
 
-    def note_open(self, key: Key) -> bool:
+    def note_open(self, key: SliceKey) -> bool:
         """A slice was opened; True if more opens of each slice are expected, or fewer, than before."""
         uses = self._uses.setdefault(key, _Uses())
         self._uses.move_to_end(key)
@@ -49,12 +47,12 @@ class ReaderCounts:
             self.expected = min(max(self._latest), max(2, round(1 / first)) if first else max(self._latest))
         return self.expected != before
 
-    def note_close(self, key: Key) -> None:
+    def note_close(self, key: SliceKey) -> None:
         """A slice was closed."""
         if key in self._uses:
             self._uses[key].closes += 1
 
-    def is_awaited(self, key: Key) -> bool:
+    def is_awaited(self, key: SliceKey) -> bool:
         """Whether a slice that was closed will be opened again, as far as is known."""
         uses = self._uses.get(key)
         return uses is not None and uses.closes < self.expected

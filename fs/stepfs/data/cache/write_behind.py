@@ -13,10 +13,10 @@ from typing import Final
 import trio
 
 from stepfs.data.blocks import HeldSlice
-from stepfs.data.cache.disk import DiskCache, Key
+from stepfs.data.cache.disk import DiskCache
 from stepfs.data.counters import DataCounts
 from stepfs.format.descriptor import SliceRef
-from stepfs.format.ids import BLOCK_BYTES, Step
+from stepfs.format.ids import BLOCK_BYTES, SliceKey, Step
 from stepfs.store.api import Progress
 
 _log = logging.getLogger("stepfs.data")
@@ -32,7 +32,7 @@ class WriteBehind:
         disk: DiskCache | None,
         counts: DataCounts,
         changed: Callable[[HeldSlice], None],
-        is_last_copy: Callable[[Key], bool],
+        is_last_copy: Callable[[SliceKey], bool],
     ) -> None:
         """`changed` is told of every slice that became loadable from disk; `is_last_copy` spares what only the disk has."""
         self.disk = disk
@@ -139,7 +139,7 @@ class WriteBehind:
             self._warned = True
             _log.warning("%s: %s; caching in memory only for now", self.disk.path, error.strerror)
 
-    def _enter(self, disk: DiskCache, key: Key, name: str, ref: SliceRef) -> None:
+    def _enter(self, disk: DiskCache, key: SliceKey, name: str, ref: SliceRef) -> None:
         forgotten = key[0] < self._floor and not disk.is_pinned(key)
         if disk.used + ref.length > disk.limit or forgotten:
             self._queue_removal([name])

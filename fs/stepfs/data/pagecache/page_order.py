@@ -6,60 +6,58 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceKey
 
 FILES_MAX: Final = 64
 _BYTES_MIN: Final = 1 << 20  # of small files, so much goes by one call into a thread
-
-Key = tuple[Step, SliceIndex]
 
 
 class PageOrder:
     """The primed files that may lose their pages."""
 
     def __init__(self) -> None:
-        self._consumed: dict[Key, None] = {}  # opened and closed
+        self._consumed: dict[SliceKey, None] = {}  # opened and closed
         self.awaited: dict[
-            Key, int
+            SliceKey, int
         ] = {}  # opened and closed, and another reader is on its way: bytes; not dropped
         self.awaited_bytes = 0
-        self._idle: dict[Key, None] = {}  # open, and nobody seems to read them
+        self._idle: dict[SliceKey, None] = {}  # open, and nobody seems to read them
 
     def __bool__(self) -> bool:
         return bool(self._consumed or self._idle)
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[SliceKey]:
         return itertools.chain(self._consumed, self._idle)
 
-    def closed(self) -> list[Key]:
+    def closed(self) -> list[SliceKey]:
         """The files that were opened and closed."""
         return [*self.awaited, *self._consumed]
 
-    def consume(self, key: Key) -> None:
+    def consume(self, key: SliceKey) -> None:
         """The file was closed."""
         self.discard(key)
         self._consumed[key] = None
 
-    def keep_for_peer(self, key: Key, length: int) -> None:
+    def keep_for_peer(self, key: SliceKey, length: int) -> None:
         """The file was closed, and another reader is on its way."""
         self.discard(key)
         self.awaited[key] = length
         self.awaited_bytes += length
 
-    def make_idle(self, key: Key) -> None:
+    def make_idle(self, key: SliceKey) -> None:
         """The file is open, and nobody seems to read it."""
         if key not in self._consumed:
             self._idle[key] = None
 
-    def discard(self, key: Key) -> None:
+    def discard(self, key: SliceKey) -> None:
         """The pages are gone."""
         self._consumed.pop(key, None)
         self._idle.pop(key, None)
         self.awaited_bytes -= self.awaited.pop(key, 0)
 
-    def oldest(self, size: int, length: Callable[[Key], int]) -> list[Key]:
+    def oldest(self, size: int, length: Callable[[SliceKey], int]) -> list[SliceKey]:
         """The first files of at least `size` bytes together, if there are so many; of small files several."""
-        keys: list[Key] = []
+        keys: list[SliceKey] = []
         found = 0
         for key in itertools.islice(self, FILES_MAX):
             keys.append(key)

@@ -24,9 +24,9 @@ from stepfs.data.blocks import HeldSlice
 from stepfs.data.pagecache.page_order import PageOrder
 from stepfs.data.pagecache.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.pagecache.threads import MountThreads
-from stepfs.data.protocols import Key, PageCache
+from stepfs.data.protocols import PageCache
 from stepfs.data.slices import Slices
-from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
 _SHARE: Final = 0.5  # of the budget, for pages
@@ -48,10 +48,10 @@ class Primer:
         self.bytes = 0  # in the page cache, as far as is known
         self._slices = slices
         self._pages = pages
-        self._primed: dict[Key, _Primed] = {}
+        self._primed: dict[SliceKey, _Primed] = {}
         self._order = PageOrder()  # what is dropped when room is needed
-        self._evicted: set[Key] = set()  # were primed before
-        self._refused: set[Key] = set()  # could not be primed: not shown here, or the kernel would not
+        self._evicted: set[SliceKey] = set()  # were primed before
+        self._refused: set[SliceKey] = set()  # could not be primed: not shown here, or the kernel would not
         self._todo: deque[HeldSlice] = deque()  # ready and requested, nearest first, as of the last look
         self._stale = True  # the requests, or what is ready, may differ from then
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
@@ -75,7 +75,7 @@ class Primer:
         return self._threads.has(pid)
 
     @property
-    def primed(self) -> Collection[Key]:
+    def primed(self) -> Collection[SliceKey]:
         """What is in the page cache, as far as is known: no need to have it in memory too."""
         return self._primed.keys()
 
@@ -84,12 +84,12 @@ class Primer:
         self._stale = True
         self._wake.set()
 
-    def idle(self, key: Key) -> None:
+    def idle(self, key: SliceKey) -> None:
         """A file is open and nobody seems to read it: its pages may go when room is needed."""
         if key in self._primed:
             self._order.make_idle(key)
 
-    def closed(self, key: Key, *, awaited: bool = False) -> None:
+    def closed(self, key: SliceKey, *, awaited: bool = False) -> None:
         """A file was closed: its pages may go when room is needed.
 
         Thousands of small files are closed per second: the cost must not grow with the number of prefetch requests.
@@ -107,7 +107,7 @@ class Primer:
         if self._todo:
             self._wake.set()
 
-    def file_closed(self, is_awaited: Callable[[Key], bool]) -> None:
+    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
         """Look again which of the files that were closed another reader will open."""
         for key in self._order.closed():
             self.closed(key, awaited=is_awaited(key))
@@ -158,7 +158,7 @@ class Primer:
             self._sample = step, frozenset(indices[:: max(1, len(indices) // _SAMPLE)])
         return [index for index in indices if index in self._sample[1]]
 
-    async def _check(self, key: Key, primed: _Primed) -> None:
+    async def _check(self, key: SliceKey, primed: _Primed) -> None:
         primed.checked = True
         path = self._pages.path(*key)
         resident = await self._threads.call(lambda: resident_bytes(path, primed.length))
@@ -269,7 +269,7 @@ class Primer:
                 mark_used(path, offset)
         return True
 
-    async def _drop(self, keys: Sequence[Key]) -> None:
+    async def _drop(self, keys: Sequence[SliceKey]) -> None:
         paths = [self._pages.path(*key) for key in keys]
         for key in keys:
             self._forget(key)
@@ -281,7 +281,7 @@ class Primer:
 
         await self._threads.call(drop)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: SliceKey) -> None:
         primed = self._primed.pop(key, None)
         self._order.discard(key)
         if primed is not None:

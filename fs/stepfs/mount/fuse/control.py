@@ -22,7 +22,7 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.files import OpenContent, OpenFile
 from stepfs.mount.fuse.order_directory import OrderDirectory
-from stepfs.mount.fuse.waits import WaitOutcome, Waits
+from stepfs.mount.fuse.waits import WaitOutcome, Waits, refusal
 from stepfs.mount.protocols import Reader
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
@@ -128,12 +128,7 @@ class Control:
         outcome = await self._waits.for_commit(step, pid)
         if outcome is WaitOutcome.READY:
             return OpenContent(step_name(step) + b"\n")
-        codes = {
-            WaitOutcome.NEVER: errno.ENOENT,
-            WaitOutcome.EXPIRED: self._waits.expired_errno,
-            WaitOutcome.INTERRUPTED: errno.EINTR,
-        }
-        raise pyfuse3.FUSEError(codes[outcome])
+        raise refusal(outcome, expired_errno=self._waits.expired_errno)
 
     async def open_step(self, entry: StepEntry) -> OpenFile:
         """Open `steps/<step>.json`."""

@@ -15,7 +15,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
 import pyfuse3
 
@@ -37,7 +37,7 @@ from stepfs.mount.fuse.known_attributes import KnownAttributes
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.fuse.waits import WaitOutcome, Waits
+from stepfs.mount.fuse.waits import WaitOutcome, Waits, refusal
 from stepfs.mount.protocols import Reader, Slices
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
@@ -253,7 +253,7 @@ class StepOperations(pyfuse3.Operations):
             if presence is Presence.PENDING:
                 outcome = await self._parts.waits.for_commit(step, pid)
                 if outcome is not WaitOutcome.READY:
-                    self._fail(outcome, expired_errno=self._parts.waits.expired_errno)
+                    raise refusal(outcome, expired_errno=self._parts.waits.expired_errno)
                 continue
             if presence is not Presence.COMMITTED:
                 raise pyfuse3.FUSEError(errno.ENOENT)
@@ -262,17 +262,9 @@ class StepOperations(pyfuse3.Operations):
                 return entry
             found = await self._parts.waits.for_entry(step, pid)
             if isinstance(found, WaitOutcome):
-                self._fail(found, expired_errno=errno.ETIMEDOUT)
+                raise refusal(found, expired_errno=errno.ETIMEDOUT)
             if self._tree.readable(step):
                 return found
-
-    def _fail(self, outcome: WaitOutcome, *, expired_errno: int) -> NoReturn:
-        codes = {
-            WaitOutcome.NEVER: errno.ENOENT,
-            WaitOutcome.EXPIRED: expired_errno,
-            WaitOutcome.INTERRUPTED: errno.EINTR,
-        }
-        raise pyfuse3.FUSEError(codes[outcome])
 
     def _count(self, found: Attributes) -> None:
         node = node_of(found.inode)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import pyfuse3
 import trio
 
 from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
@@ -40,6 +41,16 @@ class WaitOutcome(enum.Enum):
     NEVER = "never"  # sealed, or reclaimed: it will not come
     EXPIRED = "expired"
     INTERRUPTED = "interrupted"  # the caller has a signal pending
+
+
+def refusal(outcome: WaitOutcome, *, expired_errno: int) -> pyfuse3.FUSEError:
+    """What a caller gets whose wait ended without what it waited for."""
+    codes = {
+        WaitOutcome.NEVER: errno.ENOENT,
+        WaitOutcome.EXPIRED: expired_errno,
+        WaitOutcome.INTERRUPTED: errno.EINTR,
+    }
+    return pyfuse3.FUSEError(codes[outcome])
 
 
 @dataclass(slots=True)
