@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import trio
+from prometheus_client import CollectorRegistry
 
+from stepfs.checkpoints.formats import Place
+from stepfs.checkpoints.next_step import NextStep
 from stepfs.clock import SystemClock
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
@@ -15,12 +18,14 @@ from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.segments import decode_in_thread
 from stepfs.lake.origins import OriginStores
 from stepfs.mount import documents
 from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.consumer_group import GroupFollower
 from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.control import Control
@@ -33,7 +38,8 @@ from stepfs.mount.fuse.order_directory import OrderDirectory
 from stepfs.mount.fuse.waits import Waits
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import metrics
-from stepfs.mount.status.reports import Machine, Reports
+from stepfs.mount.status.heartbeat import Heartbeat
+from stepfs.mount.status.reports import Machine, ReportedParts, Reports
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
@@ -43,7 +49,7 @@ from stepfs.view.tree import Tree, ViewOptions
 
 
 class Assembly:
-    """The parts of one mount; nothing runs until `start`."""
+    """The parts of one mount; nothing runs until `start`. Only this file and `session` see them all."""
 
     def __init__(
         self,
@@ -63,32 +69,10 @@ class Assembly:
         self.files = FileTable()
         self.news = News()
         self.ranks = ranks_of(options, reader.identity)
-        self.tree = Tree(
-            reader,
-            ViewOptions(
-                options.steps,
-                options.show_last,
-                wait=options.wait_s is not None,
-                stat_waits=options.stat_waits,
-            ),
-        )
+        self.tree = _tree_of(options, reader)
         self.origins = OriginStores(store, lambda url: store_of(options, url))
-        self.slices = Slices(
-            store,
-            memory_bytes=machine.memory_bytes,
-            disk=disk,
-            deadline_s=options.deadline_s,
-            concurrency=ConcurrencyLimit(options.connections),
-            origin_store=self._origin_store,
-            opened_are_kept=options.group is not None,
-        )
-        self.prefetcher = Prefetcher(
-            self.slices,
-            _CommittedSteps(self.tree, reader),
-            window=options.prefetch_steps,
-            hinted=hinted_slices(options, self.ranks),
-            start=None if options.steps is None else Step(options.steps.start),
-        )
+        self.slices = self._make_slices(disk)
+        self.prefetcher = self._make_prefetcher()
         self.slices.on_reading = self.prefetcher.note_open
         pages = KernelPageCache(options.directory, self.ranks, reader.identity.ext.encode())
         self.primer = Primer(self.slices, pages) if options.prime else None
@@ -103,19 +87,65 @@ class Assembly:
             on_change=self.changed,
             fleet=self.fleet,
         )
-        self.reports = Reports(self)
+        self.reports = self._make_reports()
+        self.registry = self._make_registry()
+        self.operations = self._make_operations()
+
+    def _make_slices(self, disk: DiskCache | None) -> Slices:
+        return Slices(
+            self.store,
+            memory_bytes=self.machine.memory_bytes,
+            disk=disk,
+            deadline_s=self.options.deadline_s,
+            concurrency=ConcurrencyLimit(self.options.connections),
+            origin_store=self._origin_store,
+            opened_are_kept=self.options.group is not None,
+        )
+
+    def _make_prefetcher(self) -> Prefetcher:
+        steps = self.options.steps
+        return Prefetcher(
+            self.slices,
+            _CommittedSteps(self.tree, self.reader),
+            window=self.options.prefetch_steps,
+            hinted=hinted_slices(self.options, self.ranks),
+            start=None if steps is None else Step(steps.start),
+        )
+
+    def _make_reports(self) -> Reports:
+        return Reports(
+            ReportedParts(
+                options=self.options,
+                store=self.store,
+                reader=self.reader,
+                machine=self.machine,
+                meter=self.meter,
+                known=self.known,
+                files=self.files,
+                ranks=self.ranks,
+                tree=self.tree,
+                slices=self.slices,
+                prefetcher=self.prefetcher,
+                waits=self.waits,
+                follower=self.follower,
+            )
+        )
+
+    def _make_registry(self) -> CollectorRegistry:
         collector = metrics.MountCollector(
             self.meter,
-            store.counts,
+            self.store.counts,
             self.slices.counts,
             self.reports.gauges,
             self.waits.seconds,
             self.follower.lag_s,
             self.reports.labels(),
         )
-        self.registry = metrics.registry_of(collector)
-        self.control = Control(
-            reader,
+        return metrics.registry_of(collector)
+
+    def _make_operations(self) -> StepOperations:
+        control = Control(
+            self.reader,
             self.tree,
             self.waits,
             files={
@@ -128,19 +158,47 @@ class Assembly:
             now_ms=SystemClock().now_ms(),
             order=OrderDirectory(self.prefetcher, self.reports.orders),
         )
-        self.operations = StepOperations(
+        return StepOperations(
             Parts(
-                reader=reader,
+                reader=self.reader,
                 tree=self.tree,
                 ranks=self.ranks,
                 slices=self.slices,
                 waits=self.waits,
-                control=self.control,
+                control=control,
                 meter=self.meter,
                 known=self.known,
                 files=self.files,
                 is_own=self._is_own,
             )
+        )
+
+    def heartbeat(self, group: str) -> Heartbeat:
+        """The record of this mount in the fleet view."""
+        return Heartbeat(
+            self.store,
+            self.reader.identity,
+            group,
+            directory=self.options.directory,
+            meter=self.meter,
+            follower=self.follower,
+            fleet=self.fleet,
+        )
+
+    def group_follower(self, name: str) -> GroupFollower:
+        """The consumer group of this mount, with its checkpoint directory if it watches one."""
+        options = self.options
+        found = options.checkpoint_dir is not None and Place.parse(options.checkpoint_dir)
+        return GroupFollower(
+            Group.of(self.store, self.reader.identity, name),
+            self.tree,
+            self.changed,
+            checkpoints=(found, NextStep(options.next_step)) if found else None,
+            fleet=self.fleet,
+            opened_here=lambda: self.meter.opened,
+            order_needs_from=self.prefetcher.hints.needed_from,
+            trusts=options.trust_checkpoints,
+            on_retired=self.slices.keep_opened,
         )
 
     async def start(self, background: trio.Nursery) -> None:
@@ -180,6 +238,13 @@ class Assembly:
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id
+
+
+def _tree_of(options: MountOptions, reader: LogReader) -> Tree:
+    view = ViewOptions(
+        options.steps, options.show_last, wait=options.wait_s is not None, stat_waits=options.stat_waits
+    )
+    return Tree(reader, view)
 
 
 class _CommittedSteps:

@@ -21,12 +21,9 @@ from typing import Final
 import sdnotify
 import trio
 
-from stepfs.checkpoints.formats import Place
-from stepfs.checkpoints.next_step import NextStep
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.assembly import Assembly, store_of
@@ -44,7 +41,6 @@ from stepfs.mount.host.server_record import recorded, records_directory
 from stepfs.mount.host.sysfs import tune
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import scrape
-from stepfs.mount.status.heartbeat import Node
 from stepfs.mount.status.reports import Machine
 from stepfs.store.api import Store
 from stepfs.store.silence import Say, Silence
@@ -193,7 +189,7 @@ class _Session:
         await mount.start_priming(background)
         if group is not None:
             await background.start(group.run)
-            await background.start(Node(mount, mount.reader.identity, group.name).run)
+            await background.start(mount.heartbeat(group.name).run)
         if self._descriptor is None:
             # Through the kernel, as a reader would; not the root, which may hold 10⁶ steps.
             control = self._directory / ".stepfs"
@@ -251,23 +247,11 @@ def _check_steps(options: MountOptions, reader: LogReader) -> None:
 
 
 async def _register(mount: Assembly) -> GroupFollower | None:
-    options = mount.options
-    if options.group is None:
+    if mount.options.group is None:
         return None
-    found = options.checkpoint_dir is not None and Place.parse(options.checkpoint_dir)
-    need = GroupFollower(
-        Group.of(mount.store, mount.reader.identity, options.group),
-        mount.tree,
-        mount.changed,
-        checkpoints=(found, NextStep(options.next_step)) if found else None,
-        fleet=mount.fleet,
-        opened_here=lambda: mount.meter.opened,
-        order_needs_from=mount.prefetcher.hints.needed_from,
-        trusts=options.trust_checkpoints,
-        on_retired=mount.slices.keep_opened,
-    )
-    await need.register()
-    return need
+    group = mount.group_follower(mount.options.group)
+    await group.register()
+    return group
 
 
 def budgets(options: MountOptions) -> tuple[int, int]:

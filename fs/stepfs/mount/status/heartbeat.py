@@ -15,7 +15,8 @@ import os
 import socket
 import time
 from importlib.metadata import version
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -29,7 +30,6 @@ from stepfs.lake.fleet import BEAT_S, FRESH_INTERVALS, count_nodes, remove_node,
 from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.options import MountOptions
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.mount")
@@ -42,42 +42,46 @@ _PAGE: Final = 1000  # records that one LIST request returns
 _REMOVE_S: Final = 5.0  # an ending waits no longer for a store that is away; the record says how old it is
 
 
-class Speaking(Protocol):
-    """The parts of a mount that are spoken of; `assembly.Assembly` has them."""
-
-    options: MountOptions
-    store: Store
-    meter: Meter
-    follower: Follower
-    fleet: FleetPace
-
-
-class Node:
+class Heartbeat:
     """The record of one mount in its group."""
 
-    def __init__(self, mount: Speaking, identity: LakeIdentity, group: str) -> None:
-        self._mount = mount
+    def __init__(
+        self,
+        store: Store,
+        identity: LakeIdentity,
+        group: str,
+        *,
+        directory: Path,
+        meter: Meter,
+        follower: Follower,
+        fleet: FleetPace,
+    ) -> None:
+        self._store = store
         self._identity = identity
         self._group = group
+        self._directory = directory
+        self._meter = meter
+        self._follower = follower
+        self._fleet = fleet
         self._version = version("stepfs")
-        self._spoke_at = time.perf_counter()
+        self._published_at = time.perf_counter()
         self._waited_s = 0.0
         self._troubled = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Speak until cancelled, then take the record away."""
+        """Publish until cancelled, then remove the record."""
         task_status.started()
         try:
             for beat in itertools.count():
                 if self._is_count_due(beat):
                     await self._count()
-                interval_s = self._mount.fleet.beat_s()
+                interval_s = self._fleet.beat_s()
                 next_at = trio.current_time() + interval_s
                 await self._publish(interval_s)
                 if beat == 0:
                     await trio.sleep(_SECOND_COUNT_S)
                     await self._count()
-                    if self._mount.fleet.is_large:  # many have started together: let their records come apart
+                    if self._fleet.is_large:  # many have started together: let their records come apart
                         next_at += entropy.uniform(0.0, _APART_INTERVALS * interval_s)
                 await trio.sleep_until(next_at)
         finally:
@@ -87,19 +91,19 @@ class Node:
                 _log.info("the store is away: this mount's record in the fleet view will look stale")
 
     def _is_count_due(self, beat: int) -> bool:
-        if self._mount.fleet.is_large:
-            return beat % math.ceil(self._mount.fleet.nodes / _PAGE) == 0
+        if self._fleet.is_large:
+            return beat % math.ceil(self._fleet.nodes / _PAGE) == 0
         return beat < _BEATS_COUNTED_FIRST or beat % _BEATS_PER_COUNT == 0
 
     async def _count(self) -> None:
         try:
-            self._mount.fleet.counted(await count_nodes(self._mount.store, self._identity))
+            self._fleet.counted(await count_nodes(self._store, self._identity))
         except StepfsError as error:  # the follower reports a store that is away
             _log.debug("cannot count the mounts of this lake: %s", error)
 
     async def _publish(self, interval_s: float) -> None:
         try:
-            await write_node(self._mount.store, self._identity, self.record(interval_s))
+            await write_node(self._store, self._identity, self.record(interval_s))
         except StepfsError as error:
             if not self._troubled:
                 _log.info("cannot write this mount's record for the fleet view: %s", error)
@@ -109,23 +113,23 @@ class Node:
 
     async def _withdraw(self) -> None:
         try:
-            await remove_node(self._mount.store, self._identity, self.record())
+            await remove_node(self._store, self._identity, self.record())
         except StepfsError as error:
             _log.info("cannot remove this mount's record from the fleet view: %s", error)
 
     def record(self, interval_s: float = BEAT_S) -> NodeRecord:
         """As of now, until the next one in `interval_s`; the time waited is counted since the record before."""
-        now, waited_s = time.perf_counter(), self._mount.meter.waited.seconds()
-        share = (waited_s - self._waited_s) / max(now - self._spoke_at, 1e-9)
-        self._spoke_at, self._waited_s = now, waited_s
-        last = self._mount.meter.last_step
+        now, waited_s = time.perf_counter(), self._meter.waited.seconds()
+        share = (waited_s - self._waited_s) / max(now - self._published_at, 1e-9)
+        self._published_at, self._waited_s = now, waited_s
+        last = self._meter.last_step
         return NodeRecord(
             group=self._group,
             host=socket.gethostname(),
-            directory=str(self._mount.options.directory),
+            directory=str(self._directory),
             pid=os.getpid(),
             version=self._version,
-            next_step=Step(self._mount.follower.frontier + 1),
+            next_step=Step(self._follower.frontier + 1),
             read_to=Step(0 if last is None else last + 1),
             waited_permille=min(PERMILLE, round(PERMILLE * share)),
             time_ms=SystemClock().now_ms(),

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -39,11 +38,13 @@ class Machine:
     kernel: dict[str, int | None] = field(default_factory=dict)
 
 
-class Reported(Protocol):
-    """The parts of a mount that are reported on; `assembly.Assembly` has them."""
+@dataclass(frozen=True, slots=True)
+class ReportedParts:
+    """The parts of a mount that reports describe."""
 
     options: MountOptions
     store: Store
+    reader: Reader
     machine: Machine
     meter: Meter
     known: LookupCounts
@@ -55,64 +56,61 @@ class Reported(Protocol):
     waits: Waits
     follower: Follower
 
-    @property
-    def reader(self) -> Reader: ...
-
 
 class Reports:
     """Reads everything when asked; keeps nothing."""
 
-    def __init__(self, mount: Reported) -> None:
-        self._mount = mount
+    def __init__(self, parts: ReportedParts) -> None:
+        self._parts = parts
 
     def status(self) -> documents.Json:
         """`.stepfs/status.json`."""
-        state, follower = self._mount.reader.state, self._mount.follower
+        state, follower = self._parts.reader.state, self._parts.follower
         looked = follower.looked_at
         return {
             "schema": JSON_SCHEMA,
-            "lake": self._mount.options.redacted()["lake"],  # type: ignore[dict-item]
+            "lake": self._parts.options.redacted()["lake"],  # type: ignore[dict-item]
             "lake_id": state.lake_id,
             "slices": state.slices,
-            "ext": self._mount.reader.identity.ext,
-            "world": self._mount.ranks.world,
+            "ext": self._parts.reader.identity.ext,
+            "world": self._parts.ranks.world,
             "head": state.version,
             "frontier": follower.frontier,
             "next_step": state.next_step,
-            "first_step": self._mount.tree.first_visible(),
+            "first_step": self._parts.tree.first_visible(),
             "sealed": state.sealed,
             "time": state.time_ms / 1000 if state.version >= 0 else None,
             "total_bytes": state.total_bytes,
             "total_records": state.total_records,
-            "group": self._mount.options.group,
-            "need": self._mount.tree.need if self._mount.options.group is not None else None,
+            "group": self._parts.options.group,
+            "need": self._parts.tree.need if self._parts.options.group is not None else None,
             "store": {
                 "reachable": follower.trouble is None,
                 "trouble": follower.trouble,
                 "looked_s_ago": None if looked is None else round(trio.current_time() - looked, 3),
                 "poll_interval_s": round(follower.interval_s, 3),
-                "requests": self._mount.store.counts.requests,
-                "bytes_read": self._mount.store.counts.bytes_read,
+                "requests": self._parts.store.counts.requests,
+                "bytes_read": self._parts.store.counts.bytes_read,
             },
             "cache": dict(self._cache()),
-            "order_needs_from": self._mount.prefetcher.hints.needed_from(),
-            "last_step": self._mount.meter.last_step,
-            "waited_s": round(self._mount.meter.waited.seconds(), 3),
-            "waiting": self._mount.waits.waiting,
-            "open_files": len(self._mount.files),
-            "known_directories": len(self._mount.known),
-            "requests": dict(sorted(self._mount.meter.requests.items())),
-            "faults": self._mount.meter.faults,
-            "bytes_read": self._mount.meter.bytes_read,
-            "data": dict(self._mount.slices.counts.as_dict()),
+            "order_needs_from": self._parts.prefetcher.hints.needed_from(),
+            "last_step": self._parts.meter.last_step,
+            "waited_s": round(self._parts.meter.waited.seconds(), 3),
+            "waiting": self._parts.waits.waiting,
+            "open_files": len(self._parts.files),
+            "known_directories": len(self._parts.known),
+            "requests": dict(sorted(self._parts.meter.requests.items())),
+            "faults": self._parts.meter.faults,
+            "bytes_read": self._parts.meter.bytes_read,
+            "data": dict(self._parts.slices.counts.as_dict()),
             "producers": documents.describe_producers(state),
             "pid": os.getpid(),
-            "uptime_s": round(time.time() - self._mount.meter.started_at, 1),
+            "uptime_s": round(time.time() - self._parts.meter.started_at, 1),
         }
 
     def orders(self) -> documents.Json:
         """A file in `.stepfs/order/`: what was announced, and what a checkpoint must keep for it."""
-        hints = self._mount.prefetcher.hints
+        hints = self._parts.prefetcher.hints
         return {
             "schema": JSON_SCHEMA,
             "needed_from": hints.needed_from(),
@@ -123,29 +121,29 @@ class Reports:
         """`.stepfs/config.json`: effective options, and what `stepfs unmount` needs to find this process."""
         return {
             "schema": JSON_SCHEMA,
-            "options": self._mount.options.redacted(),  # type: ignore[dict-item]
-            "lake_id": self._mount.reader.identity.lake_id,
-            "directory": str(self._mount.options.directory),
-            "world": self._mount.ranks.world,
-            "memory_bytes": self._mount.machine.memory_bytes,
-            "disk_bytes": self._mount.machine.disk_bytes,
-            "cache_dir": str(self._mount.machine.cache_dir),
-            "device": self._mount.machine.device,
-            "kernel": dict(self._mount.machine.kernel),
+            "options": self._parts.options.redacted(),  # type: ignore[dict-item]
+            "lake_id": self._parts.reader.identity.lake_id,
+            "directory": str(self._parts.options.directory),
+            "world": self._parts.ranks.world,
+            "memory_bytes": self._parts.machine.memory_bytes,
+            "disk_bytes": self._parts.machine.disk_bytes,
+            "cache_dir": str(self._parts.machine.cache_dir),
+            "device": self._parts.machine.device,
+            "kernel": dict(self._parts.machine.kernel),
             "pid": os.getpid(),
             "process_start": process_start(os.getpid()),
         }
 
     def line(self) -> str:
         """One line for a supervisor's status; changes when something happens, not with time."""
-        mount = self._mount
-        trouble = mount.follower.trouble
-        steps = f"steps {mount.tree.first_visible()} to {mount.follower.frontier}"
-        return f"serving {mount.options.directory}, {steps}" + (f"; {trouble}" if trouble else "")
+        parts = self._parts
+        trouble = parts.follower.trouble
+        steps = f"steps {parts.tree.first_visible()} to {parts.follower.frontier}"
+        return f"serving {parts.options.directory}, {steps}" + (f"; {trouble}" if trouble else "")
 
     def labels(self) -> dict[str, str]:
         """What tells this mount's metrics from those of others."""
-        options, identity = self._mount.options, self._mount.reader.identity
+        options, identity = self._parts.options, self._parts.reader.identity
         return {
             "lake": redact_url(options.lake),
             "lake_id": identity.lake_id,
@@ -155,24 +153,24 @@ class Reports:
         }
 
     def gauges(self) -> dict[str, float]:
-        state, last = self._mount.reader.state, self._mount.meter.last_step
+        state, last = self._parts.reader.state, self._parts.meter.last_step
         return {
             "frontier_step": state.next_step - 1,
-            "first_step": self._mount.tree.first_visible(),
+            "first_step": self._parts.tree.first_visible(),
             "last_read_step": -1 if last is None else last,
             "sealed": float(state.sealed),
             "newest_commit_timestamp_seconds": state.time_ms / 1000,
-            "poll_interval_seconds": self._mount.follower.interval_s,
-            "store_up": float(self._mount.follower.trouble is None),
-            "waiting_requests": self._mount.waits.waiting,
-            "open_files": len(self._mount.files),
-            "known_directories": len(self._mount.known),
+            "poll_interval_seconds": self._parts.follower.interval_s,
+            "store_up": float(self._parts.follower.trouble is None),
+            "waiting_requests": self._parts.waits.waiting,
+            "open_files": len(self._parts.files),
+            "known_directories": len(self._parts.known),
             **self._cache(),
-            "start_timestamp_seconds": self._mount.meter.started_at,
+            "start_timestamp_seconds": self._parts.meter.started_at,
         }
 
     def _cache(self) -> dict[str, int]:
-        memory, disk = self._mount.slices.cache.pool, self._mount.slices.spill.disk
+        memory, disk = self._parts.slices.cache.pool, self._parts.slices.spill.disk
         return {
             "memory_bytes": memory.used,
             "memory_limit_bytes": memory.limit,
