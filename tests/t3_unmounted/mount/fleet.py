@@ -25,7 +25,7 @@ from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status.heartbeat import Node
+from stepfs.mount.status.heartbeat import Heartbeat
 from stepfs.store.api import Buffer, Counts, Entry
 from stepfs.testing.faulty_store import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
@@ -152,7 +152,16 @@ class OneOfMany:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.follower.run)
                 nursery.start_soon(self._need.run)
-                nursery.start_soon(Node(self, self.identity, "run").run)
+                heartbeat = Heartbeat(
+                    self.store,
+                    self.identity,
+                    "run",
+                    directory=self.options.directory,
+                    meter=self.meter,
+                    follower=self.follower,
+                    fleet=self.fleet,
+                )
+                nursery.start_soon(heartbeat.run)
 
 
 class Fleet:

@@ -25,7 +25,7 @@ from stepfs.mount.follow.fleet_interval import FleetPace
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status.heartbeat import Node
+from stepfs.mount.status.heartbeat import Heartbeat
 from stepfs.testing.faulty_store import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
 
@@ -129,7 +129,7 @@ async def forever(*_args: object, **_options: object) -> None:
     await trio.sleep_forever()
 
 
-class Spoken:
+class Beating:
     """The parts of a mount that its node record is made of."""
 
     def __init__(self, store: FaultyStore) -> None:
@@ -140,12 +140,23 @@ class Spoken:
         self.table = FakeTable()
         self.follower = Follower(self.table, None, poll_s=1, find_lake_id=forever, on_change=lambda: None)
 
+    def heartbeat(self, identity) -> Heartbeat:
+        return Heartbeat(
+            self.store,
+            identity,
+            "run",
+            directory=self.options.directory,
+            meter=self.meter,
+            follower=self.follower,
+            fleet=self.fleet,
+        )
+
 
 async def test_a_mount_speaks_every_ten_seconds_and_is_silent_once_it_ended(autojump_clock):
     group = await group_of()
-    mount = Spoken(group.store)
+    mount = Beating(group.store)
     async with trio.open_nursery() as background:
-        await background.start(Node(mount, group.identity, "run").run)
+        await background.start(mount.heartbeat(group.identity).run)
         await trio.sleep(1)
         (first,) = await list_nodes(group.store, group.identity)
         assert (first.directory, first.frontier, first.last_step) == ("/mnt/run", -1, None)
@@ -163,13 +174,13 @@ async def test_a_mount_speaks_every_ten_seconds_and_is_silent_once_it_ended(auto
 
 async def test_a_mount_whose_store_is_away_serves_on_and_ends_in_time(autojump_clock):
     group = await group_of()
-    mount = Spoken(group.store)
+    mount = Beating(group.store)
 
     async def away(*_args: object) -> None:
         raise StoreUnreachableError("away")
 
     async with trio.open_nursery() as background:
-        await background.start(Node(mount, group.identity, "run").run)
+        await background.start(mount.heartbeat(group.identity).run)
         await trio.sleep(1)
         mount.store.put = away  # type: ignore[method-assign]
         await trio.sleep(100)
@@ -182,8 +193,8 @@ async def test_a_mount_whose_store_is_away_serves_on_and_ends_in_time(autojump_c
 def test_the_share_waited_is_of_the_time_and_not_of_the_requests(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    mount = Spoken(FaultyStore())
-    node = Node(mount, None, "run")  # type: ignore[arg-type]
+    mount = Beating(FaultyStore())
+    node = mount.heartbeat(None)
     waited = mount.meter.waited
     waited.began()
     waited.began()  # two at once wait no longer than one
