@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from stepfs import __version__
 from stepfs.errors import FencedError as Fenced
 from stepfs.errors import SealedError as Sealed
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.sync import Producer
 
-__all__ = ["AsyncProducer", "Fenced", "Producer", "Sealed"]
+__all__ = ["AsyncProducer", "Fenced", "Producer", "Sealed", "__version__"]

@@ -44,7 +44,8 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
     """Open the lake and become the one live incarnation of `producer_id`.
 
     `AbsentError` if there is no lake (it is never created here), `RefusedError` if the store's conditional creates
-    cannot be trusted or the lake can take no more ids, `SealedError` if no more steps may come. Raced starts end with exactly one live.
+    cannot be trusted or the lake can take no more ids, `SealedError` if no more steps may come. Raced starts end with
+    exactly one live.
     """
     identity = await backoff.through(lambda: open_lake(store))
     await backoff.through(lambda: probe_store(store, thorough=False))

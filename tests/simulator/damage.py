@@ -87,7 +87,8 @@ class Damage:
     def excuses(self, error: StepfsError) -> bool:
         """`CorruptError` while a commit or a segment is rotten, or while no sound snapshot is left.
 
-        A reclaimer that needs a newer snapshot than the sound one may say so, and delete nothing. A flipped bit in the format's version asks for an upgrade: misleading, but no harm.
+        A reclaimer that needs a newer snapshot than the sound one may say so, and delete nothing. A flipped bit in the
+        format's version asks for an upgrade: misleading, but no harm.
         """
         if not isinstance(error, CorruptError | NewerFormatError):
             return False

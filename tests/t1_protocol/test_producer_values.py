@@ -1,4 +1,7 @@
-"""Values that a producer refuses, with numbers in the message, and those that it takes: arguments, batches, positions, record counts."""
+"""Values that a producer refuses, with numbers in the message, and those that it takes.
+
+Arguments, batches, positions, record counts.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -45,6 +48,18 @@ def test_an_unknown_option_is_a_usage_error(command):
 
 def test_version():
     assert stepfs("--version").out == f"stepfs {importlib.metadata.version('stepfs')}\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "command"), [("stepfs", "stepfs"), ("stepfs_producer", "stepfs-produce")]
+)
+def test_each_package_says_its_version_and_runs_as_a_module(package, command):
+    version = importlib.import_module(package).__version__
+    assert version == importlib.metadata.version("stepfs")
+    ended = subprocess.run(
+        [sys.executable, "-m", package, "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"{command} {version}\n"
 
 
 def test_exit_codes_are_in_the_help():

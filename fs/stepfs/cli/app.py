@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from stepfs import __version__
 from stepfs.cli.commands import (
     checkpoint,
     doctor,
@@ -58,9 +59,7 @@ for name, command, summary in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"stepfs {version('stepfs')}")
+        typer.echo(f"stepfs {__version__}")
         raise typer.Exit
 
 

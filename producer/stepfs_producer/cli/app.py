@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stepfs import __version__
 from stepfs.cli.failure import reported
 from stepfs.cli.variables import warn_of_unknown
 from stepfs_producer.cli.text import text
@@ -26,9 +27,7 @@ app.command("text")(reported("stepfs-produce")(text))
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415
-
-        typer.echo(f"stepfs-produce {version('stepfs')}")
+        typer.echo(f"stepfs-produce {__version__}")
         raise typer.Exit
 
 

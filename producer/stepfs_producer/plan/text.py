@@ -1,9 +1,10 @@
 """The text pipeline: a corpus and a position → the remaining steps, each with the position after it.
 
 The position is a small map of what cannot be recomputed: where the stream stands, and which stream it is. Resuming
-a producer id with another shard, tokenizer or field of JSON records would publish other records under the name of these, so it is refused.
-Another sequence length or batch size would continue the same stream of tokens, but a loader could not stack its rows
-with those before: that, and what the lake's other producers have done, is refused in `beginning`.
+a producer id with another shard, tokenizer or field of JSON records would publish other records under the name of
+these, so it is refused. Another sequence length or batch size would continue the same stream of tokens, but a loader
+could not stack its rows with those before: that, and what the lake's other producers have done, is refused in
+`beginning`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class GroupFollower:
         on_retired: Callable[[], None] = lambda: None,
     ) -> None:
         """`checkpoints`: a directory of the trainer's to follow, and what its counters mean. `opened_here`: one past the
-        greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond that are recorded all the same. `on_retired`: the group keeps nothing any more.
+        greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond that are recorded all the
+        same. `on_retired`: the group keeps nothing any more.
         """
         self._fleet = fleet or FleetPace()
         self.name = group.name

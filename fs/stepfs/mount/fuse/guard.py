@@ -1,7 +1,8 @@
 """Every handler is wrapped here, once: counted, timed, and unable to kill the mount.
 
 pyfuse3 ends its main loop on any exception but `FUSEError`. So what a handler raises becomes an errno: an expected
-failure of the store its own, an unexpected exception EIO and a log line with a traceback. Everything that would change something is EROFS.
+failure of the store its own, an unexpected exception EIO and a log line with a traceback. Everything that would change
+something is EROFS.
 """
 
 from __future__ import annotations

@@ -14,13 +14,12 @@ import math
 import os
 import socket
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from stepfs import entropy
+from stepfs import __version__, entropy
 from stepfs.clock import SystemClock
 from stepfs.errors import StepfsError
 from stepfs.format.ids import Step
@@ -63,7 +62,7 @@ class Heartbeat:
         self._meter = meter
         self._follower = follower
         self._fleet = fleet
-        self._version = version("stepfs")
+        self._version = __version__
         self._published_at = time.perf_counter()
         self._waited_s = 0.0
         self._troubled = False

@@ -76,7 +76,9 @@ class MountCollector(Collector):
         lag: Histogram,
         info: Mapping[str, str],
     ) -> None:
-        """`waits`: what readers waited for → how long; `lag`: from commit to sight; `info`: constant labels that tell this mount from others."""
+        """`waits`: what readers waited for → how long; `lag`: from commit to sight; `info`: constant labels that tell this
+        mount from others.
+        """
         self._meter = meter
         self._store = store
         self._data = data

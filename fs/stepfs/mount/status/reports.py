@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import trio
 
+from stepfs import __version__
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.format.ids import JSON_SCHEMA
@@ -149,7 +149,7 @@ class Reports:
             "lake_id": identity.lake_id,
             "directory": str(options.directory),
             "group": options.group or "",
-            "version": version("stepfs"),
+            "version": __version__,
         }
 
     def gauges(self) -> dict[str, float]:
