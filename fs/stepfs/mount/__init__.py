@@ -1,1 +1,1 @@
-"""The kernel's side: pyfuse3 lives here and nowhere else. `fs/SEMANTICS.md` is the prose of this room."""
+"""The kernel's side: the only room that imports pyfuse3. `fs/SEMANTICS.md` describes its promises."""

@@ -1,8 +1,9 @@
-"""The log file of a daemon in the background stays below a bound while the daemon runs.
+"""Keeps the log file of a background daemon below a bound while the daemon runs.
 
-Past the bound the oldest lines go and the newest quarter stays. The file is cut through the descriptor that is open:
-no path is looked up, so nobody can plant a link, and what writes past `logging` (faulthandler) stays in the same file.
-Rejected: renaming to `.1`, which needs the path, and a second file that the next mount would have to clean up.
+Beyond the bound the oldest lines are dropped and the newest quarter stays. The file is cut through its open
+descriptor: no path is looked up, so no user can plant a link, and output that bypasses `logging` (faulthandler) stays
+in the same file. Rejected: renaming to `.1`, which needs the path, and a second file that the next mount would have to
+clean up.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _CUT: Final = b"... (older lines were dropped here: the log had reached its boun
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes records to `stream`, those that are alike once a minute.
+    """Writes records to `stream`; similar records at most once a minute.
 
-    `bytes_max` bounds the file that the stream is. Only the daemon that serves may set it: one that finds the directory
-    taken writes its line into the log of another.
+    `bytes_max` bounds the file behind the stream. Only the daemon that serves may set it: a daemon that finds the
+    directory taken writes its line into the log of another.
     """
 
     def __init__(self, stream: TextIO, *, repeats: Repeats | None = None) -> None:
@@ -60,7 +61,7 @@ def cut(descriptor: int, bytes_max: int) -> None:
     if status.st_size <= bytes_max or not stat.S_ISREG(status.st_mode):
         return
     if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND:
-        return  # its writers go on where they were: cutting would leave a hole
+        return  # not in append mode: its writers would leave a hole
     kept = b""
     with suppress(OSError), Path(f"/proc/self/fd/{descriptor}").open("rb") as reader:
         reader.seek(status.st_size - bytes_max // _KEPT_OF_MAX)

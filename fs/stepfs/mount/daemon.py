@@ -1,4 +1,4 @@
-"""A mount in the background: a fresh process, started before it has threads, and a readiness the caller can trust.
+"""A mount in the background: a fresh process without inherited threads, and reliable readiness for the caller.
 
     parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
     child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
@@ -38,7 +38,7 @@ _LOG_TAIL_LINES: Final = 5
 
 
 class DaemonError(StepfsError):
-    """The daemon could not mount; it said why, and with which exit code."""
+    """The daemon could not mount; the error carries the daemon's message and exit code."""
 
     def __init__(self, message: str, exit_code: int, *, announced: bool) -> None:
         super().__init__(message)
@@ -47,9 +47,9 @@ class DaemonError(StepfsError):
 
 
 def log_file(directory: Path) -> Path:
-    """Where the daemon of a mount point writes: state, so it outlives the mount. `STEPFS_LOG_DIR`, or the usual place.
+    """The log of the daemon of a mount point: it outlives the mount. In `STEPFS_LOG_DIR`, or the default directory.
 
-    That is /var/log/stepfs for root and the XDG state directory for everybody else.
+    The default is /var/log/stepfs for root and the XDG state directory for other users.
     """
     chosen = os.environ.get("STEPFS_LOG_DIR")
     if chosen:
@@ -66,16 +66,17 @@ def log_file(directory: Path) -> Path:
 def start(options: MountOptions, say: Say = lambda _: None) -> int:
     """Mount in the background; returns the daemon's pid once its mount answers a listing, else `DaemonError`.
 
-    `say` gets a line when the daemon waits for a store that does not answer; it gives up in bounded time.
+    `say` is called with a line when the daemon waits for a store that does not answer; the daemon gives up in bounded
+    time.
     """
-    logs.chosen()  # here, where a wrong one can still be reported
+    logs.chosen()  # here, where a wrong format can still be reported
     directory = real_directory(options.directory)
     descriptor = passed_fd.descriptor_of(directory)
     handed_over = () if descriptor is None else (descriptor,)
     for number in handed_over:
         passed_fd.check(number)
     log = log_file(directory)
-    free = mount_at(directory) is None  # else the log is in use, and this mount will be refused
+    free = mount_at(directory) is None  # else the log is in use and this mount will be refused
     fresh = not log.exists()
     output = _open_log(log, start_over=free)
     read_end, write_end = os.pipe()
@@ -97,22 +98,22 @@ def start(options: MountOptions, say: Say = lambda _: None) -> int:
         with process.stdin as pipe:
             pipe.write(options.to_json().encode())
     except BrokenPipeError:
-        pass  # it died early; its log says why
+        pass  # it died early; its log has the reason
     with os.fdopen(read_end, "rb") as pipe:
         answer = _answer(pipe, say)
     try:
         return _understand(answer, process, log)
     except DaemonError as error:
         if fresh and error.announced and mount_at(directory) is None:
-            log.unlink(missing_ok=True)  # it would only repeat what the caller is told
+            log.unlink(missing_ok=True)  # it would only repeat the caller's error
         raise
 
 
 def _open_log(log: Path, *, start_over: bool) -> int:
-    """A descriptor of the log, to append to; one that is too long is begun anew if `start_over`.
+    """A descriptor of the log, in append mode; a log that is too long is truncated if `start_over`.
 
-    `RefusedError` if that place cannot be written, or holds something that is not this user's own file: in a directory
-    that everybody writes to, a link planted under the log's name would make root write into another file.
+    `RefusedError` if the path is not writable, or is not a file of this user: in a directory that all users may write
+    to, a link planted under the log's name would make root write into another file.
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,7 @@ def _open_log(log: Path, *, start_over: bool) -> int:
 
 
 def _answer(pipe: BinaryIO, say: Say) -> bytes:
-    """What the daemon says in the end, empty if it died before; says what it waits for until then."""
+    """The daemon's last line, empty if it died before; meanwhile passes the lines about its waiting to `say`."""
     for line in pipe:
         body = json.loads(line)
         if "waiting" not in body:
@@ -153,7 +154,7 @@ def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> i
     if "error" in body:
         process.wait()
         raise DaemonError(body["error"], body["exit_code"], announced=body["announced"])
-    process.returncode = 0  # it lives on by itself: no warning that nobody waited for it
+    process.returncode = 0  # it lives on by itself: suppresses Popen's ResourceWarning
     return int(body["pid"])
 
 
@@ -174,7 +175,7 @@ def main(arguments: list[str]) -> int:
     def wait(line: str) -> None:
         _log.warning("%s", line)
         if not answered:
-            with suppress(BrokenPipeError):  # whoever started this mount does not wait for it any more
+            with suppress(BrokenPipeError):  # the starting process no longer waits
                 os.write(pipe, json.dumps({"waiting": line}).encode() + b"\n")
 
     try:
@@ -185,7 +186,7 @@ def main(arguments: list[str]) -> int:
             say({"pid": os.getpid()})
 
         run(options, ready, wait)
-    except BaseException as error:  # noqa: BLE001 (the edge: whatever it is, the parent is told)
+    except BaseException as error:  # noqa: BLE001 (the edge: every failure is reported to the parent)
         code, line, expected = explain(error)
         _log.error("%s", line, exc_info=None if expected else error)
         say({"error": line, "exit_code": code, "announced": expected})
@@ -196,7 +197,8 @@ def main(arguments: list[str]) -> int:
 
 
 def explain(error: BaseException) -> tuple[int, str, bool]:
-    """(exit code, one line, whether some room announced it) for what ended a session, wrapped by nurseries or not."""
+    """(exit code, one line, whether it is an expected error) of the exception that ended a session, in groups or
+    not."""
     known = [leaf for leaf in _leaves(error) if isinstance(leaf, StepfsError)]
     if known:
         return known[0].exit_code, str(known[0]), True

@@ -1,4 +1,4 @@
-"""What `.stepfs/` says: plain dictionaries rendered as one JSON document each."""
+"""The documents of `.stepfs/`: plain dictionaries, each rendered as one JSON document."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Lines that would be equal but for their time: one a minute for each kind, with a count of those left out.
+"""Limits repeated log lines to one a minute for each kind, with a count of the omitted ones.
 
-A trainer that retries a damaged file makes thousands of failures a second, and the first of them says everything. A
-log call opts in with `extra={"alike": key}`: lines with one key are alike. Changes of state ("the store answers
-again") never opt in: of those the order matters.
+A trainer that retries a damaged file makes thousands of failures a second, and the first line describes them all. A
+log call opts in with `extra={"alike": key}`: lines with one key are of one kind. Changes of state ("the store answers
+again") never opt in, because their order matters.
 
 The count comes as the fact `repeated`, on the next line of that kind, or with the next line of any kind once the
 minute is over, or when the log is closed.
@@ -18,27 +18,26 @@ from dataclasses import dataclass
 from typing import Final
 
 WINDOW_S: Final = 60.0
-KINDS_MAX: Final = (
-    16_384  # more kinds at once than this: the oldest is forgotten, and may be logged again early
-)
+KINDS_MAX: Final = 16_384  # kinds; beyond that the oldest is forgotten, and may be logged again early
 
 
 @dataclass(slots=True)
 class _Window:
     ends_s: float
-    left_out: logging.LogRecord | None = None  # the newest of them
+    left_out: logging.LogRecord | None = None  # the newest omitted record
     count: int = 0
 
 
 class Repeats:
-    """Which records are logged. Not thread-safe: call it under the handler's lock."""
+    """Decides which records are logged. Not thread-safe: call it under the handler's lock."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._windows: OrderedDict[Hashable, _Window] = OrderedDict()  # the one that ends first comes first
+        self._windows: OrderedDict[Hashable, _Window] = OrderedDict()  # in the order of their ends
 
     def admitted(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
-        """What to log now that `record` came: counts of minutes that are over, then the record unless it is left out."""
+        """The records to log when `record` arrives: counts of finished minutes, then the record unless it is
+        omitted."""
         now_s = self._now_s()
         key: Hashable = getattr(record, "alike", None)
         window = None if key is None else self._windows.get(key)
@@ -77,5 +76,5 @@ def _summary(window: _Window) -> Iterator[logging.LogRecord]:
 
 
 def _without_traceback(record: logging.LogRecord) -> logging.LogRecord:
-    """Frames hold buffers of data: a record that waits for a minute must not keep them."""
+    """The record without its traceback: frames hold buffers of data, and a record may wait here for a minute."""
     return logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None})

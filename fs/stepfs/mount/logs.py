@@ -3,8 +3,8 @@
     text  2025-11-21 09:12:44,120 WARNING stepfs.mount: step 7 slice 1 cannot be read: …  step=7 rank=1
     json  {"time": "2025-11-21T09:12:44.120Z", "level": "WARNING", "logger": …, "message": …, "step": 7, "rank": 1}
 
-Facts come as `extra={"step": …}` of a log call; only the names below are taken. What looks like a credential is struck
-out of the finished line, whoever put it there: a library's error may quote what it was given.
+Facts come as `extra={"step": …}` of a log call; only the names below are used. Text that looks like a credential is
+removed from the finished line, whatever its origin: a library's error may quote its arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stepfs.mount.bounded_log import LogHandler
 FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
-_SECRET_BYTES_MIN: Final = 4  # shorter ones would strike out ordinary words
+_SECRET_BYTES_MIN: Final = 4  # a shorter secret would match ordinary words
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s\"']+@")
 _IN_QUERY: Final = re.compile(
     r"((?:X-Amz-(?:Signature|Credential|Security-Token))=)[^&\s\"']+", re.IGNORECASE
@@ -33,15 +33,15 @@ _IN_QUERY: Final = re.compile(
 _IN_SETTING: Final = re.compile(
     r"((?:secret|token|password|credential)\w*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+", re.IGNORECASE
 )
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a lake's texts must not steer a terminal
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a lake's texts must not control a terminal
 _REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
 _STRUCK: Final = "[redacted]"
 
 
 def configure(mount: Path) -> LogHandler:
-    """Everything this process logs goes to stderr, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
+    """Send all logs of this process to stderr, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
 
-    JSON lines carry the mount point: a collector mixes those of several daemons.
+    JSON lines contain the mount point: a collector mixes the lines of several daemons.
     """
     formatter = Json(mount) if chosen() == "json" else Text(_TEXT)
     handler = LogHandler(sys.stderr)
@@ -54,9 +54,9 @@ def configure(mount: Path) -> LogHandler:
 
 
 def _asked_for(record: logging.LogRecord) -> bool:
-    """Not what pyfuse3 calls an error although nobody waits for it: a reply to a request that the kernel has ended.
+    """False for pyfuse3's error about a reply to a request that the kernel has already ended.
 
-    ENOENT from a reply means that the connection went first, as when a file is closed after `umount -l`.
+    ENOENT from a reply means that the connection ended first, as when a file is closed after `umount -l`.
     """
     return record.name != "pyfuse3" or not record.getMessage().endswith(_REPLY_UNWANTED)
 
@@ -70,7 +70,7 @@ def chosen() -> str:
 
 
 class Text(logging.Formatter):
-    """One line and its facts; a traceback below it."""
+    """One line with its facts; a traceback below it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         facts = " ".join(f"{name}={_word(value)}" for name, value in facts_of(record).items())
@@ -81,7 +81,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One object per line, whatever is in the message."""
+    """One object per line, for any message."""
 
     def __init__(self, mount: Path) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ class Json(logging.Formatter):
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:
-    """What the call said besides its message."""
+    """The facts of a log call besides its message."""
     return {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
 
 
 def redacted(text: str) -> str:
-    """Without this process's credentials, without user and password of URLs, without what is labelled a secret."""
+    """`text` without this process's credentials, without user and password in URLs, without labelled secrets."""
     for name in _SECRETS:
         secret = os.environ.get(name, "")
         if len(secret) >= _SECRET_BYTES_MIN:

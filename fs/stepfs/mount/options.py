@@ -1,6 +1,6 @@
-"""What one mount was asked to do: parsed, checked, frozen, and able to travel to the daemon's process as JSON.
+"""The options of one mount: parsed, checked, frozen, and sent to the daemon's process as JSON.
 
-Credentials are no part of it: they come from the AWS chain in the environment, which the daemon inherits.
+They contain no credentials: these come from the AWS chain in the environment, which the daemon inherits.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class MountOptions:
     lake: str
     directory: Path
     endpoint_url: str | None = None
-    ranks: tuple[int, ...] | None = None  # a hint what to prefetch here; hides nothing
+    ranks: tuple[int, ...] | None = None  # a hint for prefetching; hides nothing
     world: int | None = None
     mesh: str | None = None
     steps: range | None = None
     wait_s: float | None = None
-    stat_waits: bool = False  # under `steps`: names and attributes of steps to come wait, too
+    stat_waits: bool = False  # under `steps`: names and attributes of future steps wait, too
     group: str | None = None
     cache_dir: Path | None = None
     cache_bytes: int | None = None  # on disk under `cache_dir`; without one, in memory
     memory_bytes: int | None = None
     prefetch_steps: int | None = None
-    connections: int = CONNECTIONS_MAX  # GETs of data under way at a time, at most
+    connections: int = CONNECTIONS_MAX  # concurrent GETs of data, at most
     poll_s: float = 0.1
     show_last: int | None = None
     checkpoint_dir: str | None = None  # a directory, or a path with {N} in it
     next_step: str = "N"
-    trust_checkpoints: bool = False  # record at once what no reader has reached
+    trust_checkpoints: bool = False  # record checkpoints that no reader has reached, too
     allow_other: bool = False
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
@@ -64,7 +64,7 @@ class MountOptions:
         return StoreOptions(self.endpoint_url, self.connections)
 
     def to_json(self) -> str:
-        """For the pipe to the daemon."""
+        """The options as text, for the pipe to the daemon."""
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.steps is not None:
             body["steps"] = [self.steps.start, self.steps.stop]
@@ -81,7 +81,7 @@ class MountOptions:
         return cls(**body)
 
     def redacted(self) -> dict[str, object]:
-        """What `.stepfs/config.json` may show."""
+        """The options as `.stepfs/config.json` may show them."""
         body: dict[str, object] = json.loads(self.to_json())
         body["lake"] = redact_url(self.lake)
         body["endpoint_url"] = None if self.endpoint_url is None else redact_url(self.endpoint_url)
@@ -89,7 +89,7 @@ class MountOptions:
 
 
 def redact_url(url: str) -> str:
-    """Without user, password and query, where people put secrets; a path stays as it is."""
+    """The URL without user, password and query, which may contain secrets; a path stays unchanged."""
     if url.startswith("file:"):
         return url
     parts = urlsplit(url)
@@ -139,7 +139,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_interval(text: str) -> float:
-    """A duration that something is repeated at: at least a millisecond."""
+    """The interval of a repeated action: at least a millisecond."""
     interval_s = parse_duration(text)
     if interval_s < INTERVAL_S_MIN:
         raise UsageError(f"interval {text!r} is too short: use at least 1ms")

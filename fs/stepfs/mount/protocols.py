@@ -1,4 +1,4 @@
-"""What the mount needs of the rooms below it, as small protocols, so that its tests need no store and no cache."""
+"""The mount's needs of the rooms below it, as small protocols, so that its tests need no store and no cache."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up
 
-Two nurseries: handlers answer the kernel in the outer one until the very end, because what runs beside them in the
-inner one (fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
+Two nurseries: handlers answer the kernel in the outer one until the very end, because the tasks in the inner one
+(fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ Ready = Callable[[], None]
 
 def run(options: MountOptions, ready: Ready = lambda: None, say: Say = _log.warning) -> int | None:
     """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
-    faulthandler.enable()  # a supervisor's watchdog ends what is stuck with SIGABRT: show where
+    faulthandler.enable()  # a supervisor ends a stuck process with SIGABRT: show its stack
     return trio.run(serve, options, ready, say, clock=RunningTime())
 
 
 async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning) -> int | None:
     """Mount and serve until unmounted or signalled; returns the signal that ended it, if one did.
 
-    `ready` is called once the mount answers a listing; until then, `say` gets a line when the store is silent.
-    Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
+    `ready` is called once the mount answers a listing; until then, `say` is called with a line when the store is
+    silent. Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
     afterwards only `ReplacedError`, when another lake takes this one's URL.
     """
     with trio.open_signal_receiver(*_ENDING) as signals:
@@ -79,12 +79,12 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning) ->
 
 
 class _Session:
-    """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts the detaching."""
+    """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts to detach."""
 
     def __init__(self, options: MountOptions, ready: Ready, silence: Silence) -> None:
         self._directory = real_directory(options.directory)
         self._descriptor = passed_fd.descriptor_of(self._directory)
-        prime = options.prime and self._descriptor is None  # its paths are not to be seen from here
+        prime = options.prime and self._descriptor is None  # its paths are invisible from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
         self._silence = silence
@@ -129,7 +129,7 @@ class _Session:
                 )
             mount = Assembly(options, store, reader, machine, disk)
             group = await _register(mount)
-            self._silence.end()  # a daemon that serves bears an outage
+            self._silence.end()  # a serving daemon survives an outage
             flags = kernel_session.fuse_options(options.lake, allow_other=options.allow_other)
             try:
                 with ExitStack() as scraped:
@@ -152,7 +152,7 @@ class _Session:
         _log.info("%s: %s", self._directory, self._why)
 
     async def _serve_metrics(self, mount: Assembly, held: ExitStack) -> None:
-        """For the rest of `held`. The mount before this one lets go of the port a little later than of the directory."""
+        """Serve until `held` closes. Retry: the previous mount releases its port slightly after its directory."""
         port, until = self._options.metrics_port, trio.current_time() + _PORT_S
         address, healthy = self._options.metrics_address, scrape.loop_turns()
         while port is not None:
@@ -172,7 +172,7 @@ class _Session:
             try:
                 async with trio.open_nursery() as background:
                     self._background = background.cancel_scope
-                    await mount.start(background)  # before the first request: handlers rely on these tasks
+                    await mount.start(background)  # before the first request: handlers need these tasks
                     answering.start_soon(_answer_until_unmounted, background.cancel_scope)
                     if self._descriptor is None:
                         background.start_soon(_until_detached, background.cancel_scope, device)
@@ -191,7 +191,7 @@ class _Session:
             await background.start(group.run)
             await background.start(mount.heartbeat(group.name).run)
         if self._descriptor is None:
-            # Through the kernel, as a reader would; not the root, which may hold 10⁶ steps.
+            # Through the kernel, like a reader; not the root, which may hold 10⁶ steps.
             control = self._directory / ".stepfs"
             assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
             mount.machine.kernel = tune(device)
@@ -237,7 +237,7 @@ class _Session:
 
 
 def _check_steps(options: MountOptions, reader: LogReader) -> None:
-    """`RefusedError` for steps that will never come: whoever opens one would get ENOENT after hours of training."""
+    """`RefusedError` for steps that will never come: a reader would get ENOENT for them after hours of training."""
     steps, state = options.steps, reader.state
     if steps is not None and state.sealed and steps.stop > state.next_step:
         raise RefusedError(
@@ -255,7 +255,7 @@ async def _register(mount: Assembly) -> GroupFollower | None:
 
 
 def budgets(options: MountOptions) -> tuple[int, int]:
-    """(bytes of memory, bytes of disk). With `--cache-dir`, `--cache-size` is what may lie there, else of memory."""
+    """(bytes of memory, bytes of disk). With `--cache-dir`, `--cache-size` bounds the disk cache, else the memory."""
     asked, name = options.memory_bytes, "--memory-size"
     if options.cache_dir is None and options.cache_bytes is not None:
         if asked is not None:
@@ -278,6 +278,7 @@ async def _answer_until_unmounted(background: trio.CancelScope) -> None:
 
 
 async def _until_detached(background: trio.CancelScope, device: str) -> None:
-    """`umount -l` with busy files leaves the kernel's end alive and the mount nowhere: nobody can come any more."""
+    """Cancel once no path leads to the mount: `umount -l` with busy files leaves the kernel's end alive, but
+    hidden."""
     await trio.to_thread.run_sync(wait_until_detached, device, abandon_on_cancel=True)
     background.cancel()

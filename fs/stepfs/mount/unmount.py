@@ -1,8 +1,8 @@
-"""`stepfs unmount`: take the mount away, and return when its daemon and its cache are gone.
+"""`stepfs unmount`: remove the mount, and return when its daemon and its cache are gone.
 
-The daemon is found through the mount itself (`.stepfs/config.json`), never through a pid file that may lie; a pid
-is believed only together with its start time. A busy mount stays exactly as it was; one that is busy for a moment only,
-because `df` or `stepfs doctor` looks at it, is not refused.
+The daemon is found through the mount itself (`.stepfs/config.json`), never through a pid file that may be wrong; a pid
+counts only together with its start time. A busy mount stays unchanged; a mount that is busy only for a moment, because
+`df` or `stepfs doctor` reads it, is not refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stepfs.mount.host.umount import unmount
 GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
 _USERS_SHOWN: Final = 3
-_BUSY_S: Final = 1.0  # a look at all mounts of the machine, as by `df`, holds this one no longer
+_BUSY_S: Final = 1.0  # a pass over all mounts of the machine, as by `df`, holds this one no longer
 _BUSY_RETRY_S: Final = 0.05
 
 
@@ -47,7 +47,7 @@ class Daemon:
 
 
 def daemon_of(directory: Path) -> Daemon:
-    """Ask a live mount who serves it; errors as `read_control_file`."""
+    """The daemon of a live mount, from its config.json; errors as `read_control_file`."""
     body: Any = read_config(directory)
     options = body["options"]
     return Daemon(
@@ -61,7 +61,7 @@ def daemon_of(directory: Path) -> Daemon:
 
 
 def committed_steps(directory: Path) -> int:
-    """How many steps a live mount knows to be committed; errors as `read_control_file`."""
+    """The number of committed steps that a live mount knows; errors as `read_control_file`."""
     committed: Any = read_status(directory)["next_step"]
     return int(committed)
 
@@ -79,7 +79,7 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
         raise RefusedError(
             f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount"
         )
-    if is_dead(mounted):  # what a killed daemon left: there is nobody to wait for
+    if is_dead(mounted):  # left by a killed daemon: there is no process to wait for
         try:
             clear_dead(mounted)
         except OSError as error:
@@ -112,7 +112,7 @@ def _not_ours(directory: Path, error: OSError) -> RefusedError:
 
 
 def _unmount_once_idle(directory: Path) -> None:
-    """Unmount; while something uses the mount, try again for a moment."""
+    """Unmount; while the mount is in use, retry for a moment."""
     deadline = time.monotonic() + _BUSY_S
     while True:
         try:
@@ -148,7 +148,7 @@ def _wait(daemon: Daemon, log: Path, descriptor: int | None, deadline: float) ->
 
 
 def users_of(directory: Path) -> list[str]:
-    """Processes that have something open below `directory`, as "name (pid)"; those we may look into."""
+    """Processes with open files below `directory`, as "name (pid)", as far as we may inspect them."""
     found = []
     prefix = f"{directory}/"
     for process in Path("/proc").iterdir():

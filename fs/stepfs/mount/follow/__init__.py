@@ -1,1 +1,1 @@
-"""How a mount learns of new steps, at what rate, and whom it wakes when they are there."""
+"""Following the lake: how a mount learns of new steps, how often it looks, and how it wakes waiting readers."""

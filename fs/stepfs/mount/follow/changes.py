@@ -1,7 +1,7 @@
-"""The bell that rings when the view has changed, and who is listening for it.
+"""Notification of view changes, and the number of listeners.
 
-One event per generation, replaced when it rings: a waiter that took the event before it looked at the view cannot
-miss a change. The number of listeners tells the follower to look more often.
+One event per generation, replaced when it is set: a waiter that took the event before it looked at the view cannot
+miss a change. While there are listeners, the follower looks more often.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import trio
 
 
 class News:
-    """Rings for everybody who listens; and lets listeners hurry the follower."""
+    """Wakes all listeners at a change; a new listener wakes the follower."""
 
     def __init__(self) -> None:
         self._changed = trio.Event()
@@ -22,17 +22,17 @@ class News:
 
     @property
     def next_change(self) -> trio.Event:
-        """Set at the next change. Take it before looking at the view, then wait."""
+        """The event that the next change sets. Take it before looking at the view, then wait."""
         return self._changed
 
     def notify(self) -> None:
-        """The view has changed."""
+        """Wake all listeners: the view has changed."""
         self._changed.set()
         self._changed = trio.Event()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count as somebody who waits."""
+        """Count as a listener inside the context."""
         self.listeners += 1
         self._hurry.set()
         try:

@@ -1,4 +1,4 @@
-"""This mount's own consumer group: registered at mount, and what it needs decides what the view shows."""
+"""This mount's own consumer group: registered at mount; the view hides the steps below its need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stepfs.view.tree import Tree
 _log = logging.getLogger("stepfs.mount")
 
 INTERVAL_S: Final = 1.0
-_LIST_EVERY: Final = 10  # looks; the others are one GET of the slot after the newest, a tenth of the price
+_LIST_EVERY: Final = 10  # looks; the others are one GET of the slot after the newest, at a tenth of the price
 _SETTLE_S: Final = 10.0
 _SETTLE_OPENED_S: Final = 5.0
 _REPORT_S: Final = (300.0, 600.0)
@@ -46,9 +46,9 @@ class GroupFollower:
         trusts: bool = False,
         on_retired: Callable[[], None] = lambda: None,
     ) -> None:
-        """`checkpoints`: a directory of the trainer's to follow, and what its counters mean. `opened_here`: one past the
-        greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond that are recorded all the
-        same. `on_retired`: the group keeps nothing any more.
+        """`checkpoints`: the trainer's directory to follow, and the meaning of its counters. `opened_here`: one past
+        the greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond it are recorded
+        nevertheless. `on_retired`: called when the group keeps nothing any more.
         """
         self._fleet = fleet or FleetPace()
         self.name = group.name
@@ -69,7 +69,7 @@ class GroupFollower:
         self._troubled = False
 
     async def register(self) -> None:
-        """Make the group exist before anything is shown: from now on it keeps what the mount shows."""
+        """Make the group exist before the view shows anything: from now on it keeps the steps that the mount shows."""
         self._record = await self._group.register()
         self._tree.need = self._record.need
 
@@ -101,7 +101,8 @@ class GroupFollower:
     async def look(self) -> None:
         """Show the newest record if there is a newer one.
 
-        Older slots are trimmed, so after two changes at once the next slot stays empty: a LIST now and then finds that.
+        Older slots are trimmed, so after two quick changes the next slot stays empty: an occasional LIST finds the
+        newest.
         """
         self._looks += 1
         if self._newest >= 0 and self._looks % _LIST_EVERY and not await self._has_moved():
@@ -116,9 +117,9 @@ class GroupFollower:
         return await self._group.store.get(numbered(prefix, self._newest + 1)) is not None
 
     async def _report(self) -> None:
-        """Now and then the record learns how far the readers of this mount are: another mount may watch the checkpoints.
+        """Sometimes record the progress of this mount's readers: another mount may watch the checkpoints.
 
-        Of the mounts of a group one speaks per round, because the others then find that the record has moved.
+        Only one mount of a group writes per round, because the others then find that the record has changed.
         """
         while True:
             known = self._opened_on_record()
@@ -146,8 +147,8 @@ class GroupFollower:
         return self._record.opened if self._record is not None else Step(0)
 
     async def _settle(self) -> None:
-        """What only this mount knows goes on record: a trainer that has saved exits at once, and how far the readers
-        were decides about the checkpoints that the next mount finds.
+        """Record the facts that only this mount knows: a trainer exits at once after saving, and the progress of the
+        readers decides about the checkpoints that the next mount finds.
         """
         answers = self._watch is None or await self._settle_checkpoints(self._watch)
         if answers and self._opened_here() > self._opened_on_record():
@@ -155,7 +156,7 @@ class GroupFollower:
                 await self._note_opened(None)
 
     async def _settle_checkpoints(self, watch: Watch) -> bool:
-        """Whether the store answered."""
+        """Record the last checkpoints. Returns whether the store answered."""
         problem = ""
         with trio.move_on_after(_SETTLE_S) as scope:
             problem = await watch.last_look()
@@ -170,7 +171,7 @@ class GroupFollower:
         return not scope.cancelled_caught
 
     def _show(self, record: ConsumerRecord) -> None:
-        """A retired group needs nothing more, and hides nothing more either."""
+        """Apply the record's need to the view. A retired group needs no step, and hides none."""
         self._record = record
         if record.retired:
             self._on_retired()

@@ -1,7 +1,7 @@
 """The task that looks for new steps and publishes them to the view.
 
 Publishing is one assignment inside `LogReader.poll`, on the loop's own thread, so handlers see a step complete or not
-at all. The store being away changes nothing for readers of what is here: it is said once, and tried again.
+at all. An outage of the store does not affect readers of local bytes: it is logged once, and the look is repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepfs.mount.protocols import Reader
 _log = logging.getLogger("stepfs.mount")
 
 IDENTITY_CHECK_S: Final = 60.0
-SILENCE_S: Final = 5.0  # a store that hangs fails a request only after many times this
+SILENCE_S: Final = 5.0  # a hanging store fails a request only after many times this
 
 FindLakeId = Callable[[], Awaitable[str]]
 
@@ -48,13 +48,13 @@ class Follower:
         self._find_lake_id = find_lake_id
         self._on_change = on_change
         self._now_ms = now_ms or SystemClock().now_ms
-        self.lag_s = Histogram()  # from a look's newest commit, by its producer's clock, until it was seen
+        self.lag_s = Histogram()  # from the newest commit of a look, by its producer's clock, to the look
         self.pace = PollInterval(poll_s)
         self._fleet = fleet or FleetPace()
-        self.interval_s = poll_s  # from the last look to the next: the pace's, or longer in a large fleet
+        self.interval_s = poll_s  # from the last look to the next: of `pace`, or longer in a large fleet
         self._shown = (reader.state.version, reader.first_live_step)
-        self._failure: str | None = None  # why the last look failed
-        # Since when, on which clock, a look is under way.
+        self._failure: str | None = None  # the reason why the last look failed
+        # Clock and start time of the look under way.
         self._asked: tuple[trio.abc.Clock, float] | None = None
         self._began = 0.0  # trio time at which the last look or check began
         self.looked_at: float | None = None  # trio time of the last look that succeeded
@@ -67,7 +67,7 @@ class Follower:
 
     @property
     def trouble(self) -> str | None:
-        """Why the lake cannot be followed right now; None while all is well. Any thread may ask, as scrapes do."""
+        """Why the lake cannot be followed now; None while all is well. Any thread may call it, as scrapes do."""
         asked = self._asked
         silent_s = 0.0 if asked is None else asked[0].current_time() - asked[1]
         if self._failure is None and silent_s > SILENCE_S:
@@ -75,7 +75,7 @@ class Follower:
         return self._failure
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look, publish, sleep as long as the pace and the fleet's size say."""
+        """Look, publish, sleep for the interval that `pace` and the fleet's size give."""
         task_status.started()
         self._began = trio.current_time()
         identity_due = trio.current_time() + IDENTITY_CHECK_S
@@ -83,8 +83,8 @@ class Follower:
             await self._sleep()
             self._began = trio.current_time()
             due = trio.current_time() >= identity_due
-            # At the shortest interval the check takes a look's place, so that one request per `--poll` stays true;
-            # at a longer one it comes besides, so that no step is seen later for it.
+            # At the shortest interval the check replaces a look, so that there is one request per `--poll`;
+            # at a longer interval it is an additional request, so that it delays no step.
             if not (due and self.pace.is_shortest and self.interval_s <= self.pace.interval_s):
                 await self._guarded(self._look)
             if due:
@@ -92,7 +92,8 @@ class Follower:
                 await self._guarded(self._check_identity)
 
     async def _sleep(self) -> None:
-        """Until one interval after the last look began; a reader that starts to wait shortens it to the shortest."""
+        """Sleep until one interval after the last look began; a reader that starts to wait shortens it to the
+        shortest."""
         began = self._began
         if self._news.listeners and self._failure is None:
             self.pace.awaited()
@@ -121,7 +122,7 @@ class Follower:
             self.pace.idle(self.looked_at)
 
     def _show(self) -> None:
-        """Tell of what was published since the last time."""
+        """Notify listeners of steps published since the last call."""
         version, _ = before = self._shown
         self._shown = (self._reader.state.version, self._reader.first_live_step)
         if self._shown != before:
@@ -131,13 +132,13 @@ class Follower:
 
     def _note_lag(self, version: int) -> None:
         state = self._reader.state
-        if state.version > version:  # not only the floor moved
+        if state.version > version:  # more than the floor has moved
             self.lag_s.observe(max(0, self._now_ms() - state.time_ms) / 1000)
             newest = state.next_step - 1
             _log.debug("steps up to %d are visible", newest, extra={"step": newest, "version": state.version})
 
     async def _check_identity(self) -> None:
-        """Another lake under the same URL (hazard 7): what this mount shows is gone, so it must not go on."""
+        """Raise if another lake took the URL (hazard 7): this mount's lake is gone, so it must not go on."""
         found = await self._find_lake_id()
         if found != self._reader.identity.lake_id:
             raise ReplacedError(
@@ -171,4 +172,4 @@ class Follower:
 
 
 class ReplacedError(RefusedError):
-    """The lake was dropped and recreated under its URL: unmount, and mount the new one if that is wanted."""
+    """The lake was dropped and recreated under its URL: unmount, and mount the new one if you want it."""

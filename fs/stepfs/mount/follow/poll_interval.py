@@ -1,9 +1,9 @@
-"""How often to look for new steps: pure.
+"""The interval between two looks for new steps: pure.
 
-A fixed 100 ms on hundreds of nodes is real money at the store, and useless when steps come every minute. So the
-interval starts at `--poll`, grows while nothing comes, and returns to `--poll` at once when something arrives or a
-reader waits. It grows towards the pace of the steps themselves (an eighth of the time between the last ones, so a
-new step is seen within an eighth of a step time), and never beyond 2 s.
+A fixed 100 ms on hundreds of nodes costs real money at the store, and is useless when steps come every minute. So the
+interval starts at `--poll`, grows while no step arrives, and returns to `--poll` at once when a step arrives or a
+reader waits. It grows towards the rate of the steps themselves (an eighth of the time between the last two, so a new
+step is seen within an eighth of a step time), and never beyond 2 s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PollInterval:
         return self.interval_s <= self._poll_s
 
     def arrived(self, now_s: float) -> None:
-        """Something new was found."""
+        """Note a look that found a new step."""
         if self._arrived_at is not None:
             gap = now_s - self._arrived_at
             old = gap if self._between_s is None else self._between_s
@@ -41,19 +41,19 @@ class PollInterval:
         self.interval_s = self._poll_s
 
     def idle(self, now_s: float) -> None:
-        """Nothing was found."""
+        """Note a look that found nothing new."""
         self.interval_s = min(self.interval_s * _GROWTH, self._interval_max(now_s))
 
     def awaited(self) -> None:
-        """A reader is waiting: every look counts."""
+        """A reader waits: use the shortest interval."""
         self.interval_s = self._poll_s
 
     def failed(self) -> None:
-        """The store did not answer: leave it alone for the longest interval."""
+        """Note a failed look: wait the longest interval, to spare the store."""
         self.interval_s = max(self._poll_s, INTERVAL_S_MAX)
 
     def _interval_max(self, now_s: float) -> float:
-        # A stream that has stopped must not be polled at the pace it once had: the silence counts as a gap.
+        # A stream that has stopped must not be polled at its former rate: the time without a step counts as a gap.
         silence = 0.0 if self._arrived_at is None else now_s - self._arrived_at
         pace = INTERVAL_S_MAX / _SHARE_OF_PACE if self._between_s is None else max(self._between_s, silence)
         return max(self._poll_s, min(INTERVAL_S_MAX, pace * _SHARE_OF_PACE))

@@ -1,1 +1,1 @@
-"""What the kernel asks and how it is answered: pyfuse3's handlers, handles, directories, notifications."""
+"""Requests of the kernel and their answers: pyfuse3's handlers, handles, directories, notifications."""

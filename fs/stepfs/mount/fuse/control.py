@@ -1,11 +1,11 @@
 """`.stepfs/`: facts about the mount and its steps, as files that any tool can read.
 
     status.json  metrics  config.json  accesslog      fixed names
-    steps/<step>.json                                 what a commit said of a step; its position is read at open
+    steps/<step>.json                                 facts of a step's commit; its position is read at open
     wait/<step>                                       reading it blocks until the step is committed
     order/<hint>                                      looking it up announces an order (`order_directory`)
 
-All are direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
+All use direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
 closed, so a reader never sees a mixture of two moments.
 """
 
@@ -57,7 +57,8 @@ class Control:
         now_ms: int,
         order: OrderDirectory | None = None,
     ) -> None:
-        """`files` renders the fixed files; `describe_step` may ask the store; `now_ms` dates everything here."""
+        """`files` renders the fixed files; `describe_step` may request from the store; `now_ms` is the time stamp of
+        all."""
         assert set(files) == set(_FILES.values())
         self._reader = reader
         self._tree = tree
@@ -69,7 +70,7 @@ class Control:
         self.directory = attributes.control_directory(Fixed.CONTROL, now_ms)
 
     def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
-        """A name inside `.stepfs/` or a directory of it, for the user `uid`."""
+        """Look up a name inside `.stepfs/` or a directory of it, for the user `uid`."""
         if parent is Fixed.CONTROL:
             node = _FILES.get(name) or _DIRECTORIES.get(name)
             return None if node is None else self.fixed(node)
@@ -103,7 +104,7 @@ class Control:
         return attributes.step_file(node.step, self._reader.time_ms(node.step))
 
     def opendir(self, node: Node | None) -> OpenDirectory | None:
-        """A directory of the control tree; `wait/` and `order/` list nothing, they would have no end."""
+        """Open a directory of the control tree; `wait/` and `order/` list nothing: their names are endless."""
         if node is Fixed.CONTROL:
             names = {**_FILES, **_DIRECTORIES}
             listed = [(name, found) for name, n in names.items() if (found := self.fixed(n)) is not None]
@@ -113,7 +114,7 @@ class Control:
         return OpenFixed([]) if node in {Fixed.WAIT, Fixed.ORDER} else None
 
     def open(self, node: Node | None) -> OpenFile:
-        """Open anything here but a step's file."""
+        """Open any file here but a step's."""
         if isinstance(node, Fixed) and node in self._files:
             return OpenContent(self._files[node]().encode())
         if node is Fixed.HINTED and self._order is not None:
@@ -123,7 +124,7 @@ class Control:
     async def open_wait(self, step: Step, pid: int) -> OpenFile:
         """Open `wait/<step>` once the step is committed: the content is its directory's name.
 
-        It is the open that waits, because only an open tells which thread waits: that one can be let go.
+        The open waits, not the read: only an open identifies the waiting thread, which can then be released early.
         """
         outcome = await self._waits.for_commit(step, pid)
         if outcome is WaitOutcome.READY:

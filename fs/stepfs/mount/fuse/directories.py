@@ -1,7 +1,7 @@
 """Open directories: pure memory, resumable at any entry, stable while steps come and go.
 
 An entry's id is a function of its name, and listings are in order of ids, so a reader that comes back with an id
-continues right behind it whatever happened meanwhile. The range of steps is fixed when a listing starts from the
+continues right behind it, whatever changed meanwhile. The range of steps is fixed when a listing starts from the
 beginning: one `ls` shows one moment.
 """
 
@@ -29,7 +29,7 @@ ReaddirReply = Callable[[pyfuse3.ReaddirToken, bytes, pyfuse3.EntryAttributes, i
 
 
 class Rows:
-    """One reply to READDIRPLUS while it is filled; `add` is False once it is full."""
+    """One reply to READDIRPLUS while it is filled; `add` returns False once it is full."""
 
     def __init__(self, replies: Replies, reply: ReaddirReply, token: pyfuse3.ReaddirToken) -> None:
         self._replies = replies
@@ -38,14 +38,15 @@ class Rows:
         self._entry = pyfuse3.EntryAttributes()
 
     def add(self, number: int, name: bytes, found: Attributes) -> bool:
-        """One entry with its id."""
+        """Add one entry with its id."""
         self._replies.fill(self._entry, found)
         return self._reply(self._token, name, self._entry, number)
 
     def add_steps(self, runs: Iterable[tuple[range, int]], like: Attributes) -> int | None:
-        """Step directories as runs of one time in ms, otherwise like `like`; returns the first that found no room.
+        """Add step directories, as runs that share one time in ms, otherwise like `like`; returns the first without
+        space.
 
-        The loops that list 10⁶ steps: one structure, of which only what differs is changed.
+        These loops list 10⁶ steps: they reuse one structure and change only the fields that differ.
         """
         reply, token, entry = self._reply, self._token, self._entry
         self._replies.fill(entry, like)
@@ -61,15 +62,15 @@ class Rows:
 
 
 class OpenDirectory(Protocol):
-    """What a directory handle stands for."""
+    """The object behind a directory handle."""
 
     def list_after(self, after: int, rows: Rows) -> None:
-        """Add entries with an id greater than `after` until there is no room; 0 starts a new listing."""
+        """Add entries with an id greater than `after` until the reply is full; 0 starts a new listing."""
         ...
 
 
 class OpenRoot:
-    """The root: `.stepfs`, `latest`, and the steps. Counts the steps the kernel was given."""
+    """The root: `.stepfs`, `latest`, and the steps. Counts the lookups of steps that it gives to the kernel."""
 
     def __init__(self, table: StepTable, tree: Tree, control: Attributes, known: LookupCounts) -> None:
         self._table = table
@@ -97,12 +98,13 @@ class OpenRoot:
     def _steps(self, after: int) -> range:
         first = max(self._range.start, after - _FIRST_STEP_ID + 1)
         if self._tree.options.steps is None:
-            # Steps that have left since the listing began must not be given to the kernel again.
+            # The kernel must not get steps again that have left the view since the listing began.
             first = max(first, self._tree.first_visible())
         return range(first, max(first, self._range.stop))
 
     def _list_steps(self, steps: range, rows: Rows) -> int:
-        """The end of what was listed: those that are gone, those that are there, those to come (under --steps)."""
+        """List steps: reclaimed ones, committed ones, future ones (under --steps). Returns the end of the listed
+        range."""
         low = min(max(self._tree.first_visible(), steps.start), steps.stop)
         high = min(max(self._tree.next_step, low), steps.stop)
         empty_ms = self._table.identity.created_ms
@@ -120,7 +122,7 @@ class OpenRoot:
 
 
 class OpenStep:
-    """A step: one file per rank, all of them there from the first moment."""
+    """A step: one file per rank, all present from the first moment."""
 
     def __init__(self, entry: StepEntry, ranks: RankMap, ext: bytes) -> None:
         self._entry = entry
@@ -135,7 +137,7 @@ class OpenStep:
 
 
 class OpenPendingStep:
-    """A step that is not committed yet: the names of its files are known, their sizes are not."""
+    """A step that is not committed yet: the names of its files are known, but not their sizes."""
 
     def __init__(self, table: StepTable, step: Step, ranks: RankMap, ext: bytes) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""From the view's attributes to pyfuse3's, the one place that fills its structures."""
+"""From the view's attributes to pyfuse3's: the only module that fills its structures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECTOR_BYTES: Final = 512
 
 
 class Replies:
-    """Owned by whoever mounted, like every file here."""
+    """Reply structures; the mounting user owns every file."""
 
     def __init__(self) -> None:
         self._uid = os.getuid()

@@ -21,7 +21,7 @@ _FAILED_FOR_S = 2.0
 
 
 class OpenFile(Protocol):
-    """What a file handle stands for."""
+    """The object behind a file handle."""
 
     async def read(self, offset: int, size: int) -> bytes | memoryview: ...
 
@@ -32,7 +32,7 @@ class OpenSlice:
     """A rank's file. Prefetch state belongs to the slice, not here: forked workers share this handle."""
 
     def __init__(self, handle: SliceHandle, entry: StepEntry, index: SliceIndex, rank: int) -> None:
-        """`rank`: the lowest that reads this slice; for the log."""
+        """`rank`: the lowest rank that reads this slice; for the log."""
         self.entry = entry
         self.index = index
         self._rank = rank
@@ -41,7 +41,7 @@ class OpenSlice:
 
     async def read(self, offset: int, size: int) -> memoryview:
         """Verified bytes, or an errno that concerns this file alone, logged with the object's key."""
-        # After a failed readahead the kernel asks for each page again; they must not wait a full deadline each.
+        # After a failed readahead the kernel requests each page again; each must not wait a full deadline.
         if trio.current_time() < self._failed_until:
             raise pyfuse3.FUSEError(errno.ETIMEDOUT)
         try:
@@ -61,7 +61,7 @@ class OpenSlice:
                     self.entry.step,
                     self.index,
                     type(error),
-                ),  # a reader may try again at once, for ever
+                ),  # a reader may retry at once, for ever
             }
             report(
                 "step %d slice %d cannot be read: %s%s",
@@ -81,7 +81,7 @@ class OpenSlice:
 
 
 class OpenUnread:
-    """A rank's file opened by this daemon's own threads, to look at its pages: nothing is pinned, or fetched, for it."""
+    """A rank's file, opened by this daemon's own threads to inspect its pages: it pins and fetches nothing."""
 
     async def read(self, offset: int, size: int) -> bytes:
         del offset, size
@@ -133,13 +133,13 @@ class FileTable:
             file.close()
 
     def entry_of(self, entry_step: int, index: int) -> StepEntry | None:
-        """The entry of a slice that is open here, though it may have left the log."""
+        """The entry of a slice that is open here, even if it has left the log."""
         for file in self._files.values():
             if isinstance(file, OpenSlice) and (file.entry.step, file.index) == (entry_step, index):
                 return file.entry
         return None
 
     def close_all(self) -> None:
-        """At unmount: the kernel sends no RELEASE then."""
+        """Close all files at unmount: the kernel sends no RELEASE then."""
         for handle in list(self._files):
             self.release(handle)

@@ -1,8 +1,8 @@
-"""Every handler is wrapped here, once: counted, timed, and unable to kill the mount.
+"""Wraps every handler, once: counted, timed, and unable to kill the mount.
 
-pyfuse3 ends its main loop on any exception but `FUSEError`. So what a handler raises becomes an errno: an expected
-failure of the store its own, an unexpected exception EIO and a log line with a traceback. Everything that would change
-something is EROFS.
+pyfuse3 ends its main loop on any exception but `FUSEError`. So every exception of a handler becomes an errno: an
+expected failure has an errno of its own, an unexpected exception becomes EIO and a log line with a traceback. Every
+request that would change something gets EROFS.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ERRNOS: Final = (
     (StoreUnreachableError, errno.ETIMEDOUT),
     (RefusedError, errno.EACCES),
     (ReclaimedError, errno.ENOENT),
-    (AbsentError, errno.EIO),  # a committed object that is not there is damage, not "no such file"
+    (AbsentError, errno.EIO),  # a missing committed object is damage, not "no such file"
 )
 _Operations = TypeVar("_Operations", bound=type[pyfuse3.Operations])
 _Handler = Callable[..., Awaitable[object]]
@@ -44,19 +44,19 @@ def guarded(cls: _Operations) -> _Operations:
 
 
 def errno_of(error: StepfsError) -> int:
-    """What a caller is told of a failure below."""
+    """The errno that a caller gets for `error`."""
     return next((code for kind, code in _ERRNOS if isinstance(error, kind)), errno.EIO)
 
 
 def _wrap(name: str, handler: _Handler) -> _Handler:
-    silent = name == "forget"  # answers nobody and must not raise
+    silent = name == "forget"  # it has no reply and must not raise
     waited_for = name in _WAITED_FOR
 
     @functools.wraps(handler)
     async def guard(self: pyfuse3.Operations, *args: object) -> object:
         meter = cast("Meter", cast("Any", self).meter)
         began = time.perf_counter()
-        code = errno.EINTR  # what it was if neither branch below runs: cancelled
+        code = errno.EINTR  # if no branch below runs, the handler was cancelled
         if waited_for:
             meter.waited.began()
         try:
@@ -112,7 +112,7 @@ CHANGES: Final = (
 
 
 def read_only(cls: _Operations) -> _Operations:
-    """Class decorator: every handler that would change something refuses."""
+    """Class decorator: every handler that would change something raises EROFS."""
     for name in CHANGES:
         assert hasattr(pyfuse3.Operations, name)
         setattr(cls, name, _refuse)

@@ -1,6 +1,6 @@
-"""The kernel's end of a mount: pyfuse3's global session as a context, with errors that say what to do.
+"""The kernel's end of a mount: pyfuse3's global session as a context, with errors that give advice.
 
-A heartbeat frees the event loop from a read of /dev/fuse that nothing answers.
+A periodic signal frees the event loop from a read of /dev/fuse that would block for ever.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stepfs.mount.host.passed_fd import descriptor_of
 _log = logging.getLogger("stepfs.mount")
 
 _DEVICE: Final = Path("/dev/fuse")
-TASKS_MAX: Final = 4096  # requests in hand at once; 99, the default, starve everything when they all wait
+TASKS_MAX: Final = 4096  # concurrent requests; with the default, 99, waiting requests would starve all others
 TASKS_IDLE: Final = 8
 
 
 def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
-    """Mount options. Never anything that would run code or give rights from a lake's bytes."""
+    """Mount options. Never one that would run code or grant rights from a lake's bytes."""
     options = {
         *pyfuse3.default_options,
         f"fsname={source_of(lake)}",
@@ -44,9 +44,9 @@ def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
 
 @contextmanager
 def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> Iterator[str]:
-    """Mount; yields the device number ("0:53"). On leaving, detach if it is still our mount that is there.
+    """Mount; yields the device number ("0:53"). On leaving, detach if our mount is still the one at this place.
 
-    A mount that was handed over (`/dev/fd/N`) is only served: its device number is not known here, and is "".
+    A passed mount (`/dev/fd/N`) is only served: its device number is unknown here, and is "".
     """
     if descriptor_of(directory) is not None:
         _init(operations, directory, options)
@@ -65,7 +65,7 @@ def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) 
         device = at.device
         yield device
     finally:
-        # By path, so only if nobody has detached ours and mounted something else there meanwhile.
+        # Detaching works by path, so only if our mount was not replaced by another one meanwhile.
         top = mount_at(directory)
         pyfuse3.close(unmount=top is not None and top.device == device)
 
@@ -76,7 +76,7 @@ async def answer() -> None:
 
 
 def stop() -> None:
-    """Make `answer` return; requests in hand are finished or cancelled by its nursery."""
+    """Make `answer` return; its nursery finishes or cancels the current requests."""
     pyfuse3.terminate()
 
 
@@ -90,7 +90,7 @@ def _check_rights() -> None:
 
 
 def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> None:
-    """`pyfuse3.init`, with what libfuse writes to stderr put into the error."""
+    """`pyfuse3.init`; the error contains the text that libfuse writes to stderr."""
     with os.fdopen(os.memfd_create("stepfs-fuse"), "w+b") as said:  # needs no writable file system
         stderr = os.dup(2)
         os.dup2(said.fileno(), 2)
@@ -119,7 +119,7 @@ INTERVAL_S: Final = 0.05
 
 @contextmanager
 def interrupted_reads(interval_s: float = INTERVAL_S) -> Iterator[None]:
-    """While inside, a system call of the main thread blocks for at most `interval_s`. Main thread only."""
+    """Inside the context a system call of the main thread blocks for at most `interval_s`. Main thread only."""
     before = signal.signal(signal.SIGALRM, _nothing)
     signal.setitimer(signal.ITIMER_REAL, interval_s, interval_s)
     try:

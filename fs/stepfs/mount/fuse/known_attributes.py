@@ -1,4 +1,4 @@
-"""What can be said of a name or an inode at once, from memory: the answers that never wait."""
+"""The attributes of names and inodes that are known in memory: the answers that never wait."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KnownAttributes:
         self._sizes = sizes
 
     def in_root(self, name: bytes) -> Attributes | None:
-        """What a name in the root stands for."""
+        """The attributes of a name in the root."""
         step = parse_step(name)
         if step is not None:
             if self._tree.presence(step) is Presence.ABSENT:
@@ -56,13 +56,13 @@ class KnownAttributes:
         return self._control.directory if name == CONTROL_DIRECTORY else None
 
     def pending(self, step: Step, index: SliceIndex) -> Attributes:
-        """A file of a step that is not committed yet. The kernel believes from now on that it is empty."""
+        """A file of a step that is not committed yet. From now on the kernel takes it for empty."""
         found = attributes.pending_file(self._reader, step, index, self._ranks.links)
         self._sizes.note(found.inode)
         return found
 
     def above(self, inode: int) -> Attributes | None:
-        """The directory above an inode; None if either is not there."""
+        """The directory above an inode; None if either does not exist."""
         node = node_of(inode)
         if node is None:
             return None
@@ -72,7 +72,7 @@ class KnownAttributes:
         return self._fixed(Fixed.CONTROL if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER} else above)
 
     def attributes(self, inode: int) -> Attributes | None:
-        """Attributes that need no waiting; None for what is not there, or not at hand."""
+        """Attributes of an inode without waiting; None if it does not exist or is not in memory."""
         node = node_of(inode)
         if isinstance(node, StepDirectory):
             gone = self._tree.presence(node.step) is Presence.ABSENT

@@ -1,8 +1,8 @@
-"""Which step directories the kernel holds, so that exactly their names are withdrawn when steps leave the view.
+"""The step directories that the kernel holds, so that exactly their names are withdrawn when steps leave the view.
 
-Lookup counts in chunked arrays: 4 bytes per directory the kernel knows, nothing for those it forgot. A dict of 10⁶
-counts would take 100 MB. Other inodes are not counted: they are pure functions of their names, and dropping a
-directory's name drops what is below it.
+Lookup counts in chunked arrays: 4 bytes per directory that the kernel knows, none for those that it forgot. A dict of
+10⁶ counts would take 100 MB. Other inodes are not counted: they are pure functions of their names, and dropping a
+directory's name drops everything below it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LookupCounts:
         self._used: dict[int, int] = {}
 
     def add(self, step: Step) -> None:
-        """The kernel got the directory once more (LOOKUP, or an entry of READDIRPLUS)."""
+        """Count one more reference of the kernel to the directory (LOOKUP, or an entry of READDIRPLUS)."""
         self.add_range(step, Step(step + 1))
 
     def add_range(self, first: Step, end: Step) -> None:
@@ -43,7 +43,7 @@ class LookupCounts:
             first = Step(first + stop - offset)
 
     def forget(self, step: Step, count: int) -> None:
-        """The kernel gave `count` of them back."""
+        """The kernel dropped `count` references."""
         number, offset = divmod(step, _CHUNK_STEPS)
         chunk = self._chunks.get(number)
         if chunk is None or not chunk[offset]:
@@ -55,7 +55,7 @@ class LookupCounts:
                 del self._chunks[number], self._used[number]
 
     def between(self, first: Step, end: Step) -> Iterator[Step]:
-        """Known steps in [first, end), ascending; a snapshot per chunk, so forgetting meanwhile is fine."""
+        """Known steps in [first, end), ascending; a snapshot per chunk, so `forget` may run meanwhile."""
         for number in sorted(self._chunks):
             base = number << _CHUNK_BITS
             if base >= end or base + _CHUNK_STEPS <= first:

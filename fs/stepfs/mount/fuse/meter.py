@@ -1,4 +1,4 @@
-"""What the kernel asks, counted exactly, and the share of time in which some reader waited for an answer."""
+"""Exact counts of the kernel's requests, and the share of time in which at least one reader was blocked."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Access:
 
 
 class Meter:
-    """Requests of one mount by operation: how many, how long, how they failed."""
+    """Requests of one mount by operation: number, duration, errors."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
         self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)  # seconds, by operation
         self.errors: Counter[tuple[str, int]] = Counter()
-        self.faults = 0  # exceptions nobody expected: bugs
+        self.faults = 0  # unexpected exceptions: bugs
         self.bytes_read = 0
-        self.last_step: Step | None = None  # opened last by a reader
+        self.last_step: Step | None = None  # the step that a reader opened last
         self.opened = Step(0)  # one past the greatest step that a reader has opened
         self.waited = Waited()
         self.steps_invalidated = 0
@@ -44,12 +44,12 @@ class Meter:
         self.started_at = time.time()
 
     def note_open(self, step: Step) -> None:
-        """A reader has opened a file of this step."""
+        """Note that a reader has opened a file of this step."""
         self.last_step = step
         self.opened = max(self.opened, Step(step + 1))
 
     def done(self, operation: str, subject: Subject, duration_s: float, error: int) -> None:
-        """One request ended; `error` is an errno, 0 for success."""
+        """Count a finished request; `error` is an errno, 0 for success."""
         self.requests[operation] += 1
         self.durations[operation].observe(duration_s)
         if error:
@@ -66,7 +66,7 @@ class Meter:
 
 
 def shown(subject: Subject) -> str:
-    """As a line of text; names are the callers' bytes and may be anything."""
+    """The subject as a line of text; names are the callers' arbitrary bytes."""
     return ", ".join(
         part.decode(errors="backslashreplace").encode("unicode_escape").decode()
         if isinstance(part, bytes)
@@ -76,7 +76,7 @@ def shown(subject: Subject) -> str:
 
 
 class Waited:
-    """A stopwatch that runs while at least one request is under way."""
+    """The time in which at least one request was under way: the best single sign of late data."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -84,17 +84,17 @@ class Waited:
         self._sum_s = 0.0
 
     def began(self) -> None:
-        """One more request."""
+        """Note the start of a request."""
         if not self._under_way:
             self._since_s = time.perf_counter()
         self._under_way += 1
 
     def ended(self) -> None:
-        """One of them was answered."""
+        """Note the end of a request."""
         self._under_way -= 1
         if not self._under_way:
             self._sum_s += time.perf_counter() - self._since_s
 
     def seconds(self) -> float:
-        """So far, those that wait now included."""
+        """The total so far, current requests included."""
         return self._sum_s + (time.perf_counter() - self._since_s if self._under_way else 0.0)

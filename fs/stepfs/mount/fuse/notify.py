@@ -1,7 +1,7 @@
 """Notifications to the kernel: pages into its cache for `stepfs.data.pagecache.primer`, names of steps that leave the view.
 
-Both are used in worker threads only: a notification from the loop's own thread can deadlock on a locked page, and a
-path through the mount is answered by this very loop.
+Both run in worker threads only: a notification from the loop's own thread can deadlock on a locked page, and the loop
+itself must answer requests for paths through the mount.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class KernelPageCache:
         return self._directory / os.fsdecode(step_name(step)) / os.fsdecode(rank_name(rank, self._ext))
 
     def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
-        """Put verified bytes where a reader's first read finds them; OSError if the kernel does not want them."""
+        """Put verified bytes into the page cache for a reader's first read; OSError if the kernel refuses them."""
         pyfuse3.notify_store(inode, offset, data)  # type: ignore[arg-type]  # any contiguous buffer
 
 
 class Withdrawal:
-    """Follows `Tree.first_visible` upwards."""
+    """Withdraws names of steps from the kernel as `Tree.first_visible` rises."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Withdrawal:
         self._wake = trio.Event()
 
     def note(self) -> None:
-        """The view may have changed. Never waits."""
+        """Check for steps that left the view. Never waits."""
         first = self._tree.first_visible()
         if first > self._noted:
             self._slices.forget_below(first)
@@ -79,7 +79,7 @@ class Withdrawal:
         self._noted = first  # it falls when a group rolls back to an older checkpoint
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Withdraw names until cancelled; a batch that was begun is finished."""
+        """Withdraw names until cancelled; a started batch is finished."""
         task_status.started()
         while True:
             await self._wake.wait()
@@ -94,7 +94,7 @@ class Withdrawal:
             try:
                 self._invalidate(Fixed.ROOT, name)
             except FileNotFoundError:
-                pass  # the kernel has dropped it by itself
+                pass  # the kernel has already dropped it
             except OSError as error:
-                # The name stays until the kernel needs the memory; opening files under it gives ENOENT already.
+                # The name stays until the kernel needs the memory; opening a file under it already gives ENOENT.
                 _log.info("the kernel keeps the name %s: %s", name.decode(), error)

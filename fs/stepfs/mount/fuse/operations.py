@@ -1,12 +1,12 @@
-"""What the kernel asks, answered from memory wherever it can be.
+"""The kernel's requests, answered from memory wherever possible.
 
-The rule that shapes this room: a handler for the *root* never awaits anything, because the kernel lets one request
-at a time through a directory's lock and everybody else would wait with it. Handlers inside a step directory may
-wait, for its commit or its index segment, with a deadline and for no longer than the caller lives (`waits`).
-Awaits that may yield: `_entry` (everything is looked at afresh after it), `sizes.settle` and the reads of open files.
+The rule that shapes this room: a handler for the *root* never awaits, because the kernel lets one request at a time
+through a directory's lock and all others would wait with it. Handlers inside a step directory may wait, for its commit
+or its index segment, with a deadline and for no longer than the caller lives (`waits`). Awaits that may yield:
+`_entry` (after it every fact is read again), `sizes.settle` and the reads of open files.
 
-Under `--steps` names and attributes never wait for a commit. LOOKUP and GETATTR come for `exists` and `getsize` alike,
-so neither may. The kernel is given size 0 and told to keep nothing; opening waits (`pending_sizes`).
+Under `--steps` names and attributes never wait for a commit. `exists` and `getsize` send the same LOOKUP and GETATTR,
+so neither may wait. The kernel gets size 0 and must not cache it; opening waits (`pending_sizes`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NAME_BYTES_MAX: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the handlers stand on; put together by `assembly`, or by a test."""
+    """The parts that the handlers use; put together by `assembly`, or by a test."""
 
     reader: Reader
     tree: Tree
@@ -65,7 +65,7 @@ class Parts:
     known: LookupCounts
     files: FileTable
     sizes: PendingSizes = field(default_factory=PendingSizes)
-    is_own: Callable[[int], bool] = lambda _pid: False  # whether a request is of the daemon's own threads
+    is_own: Callable[[int], bool] = lambda _pid: False  # whether the pid is of this daemon
 
 
 @guarded
@@ -115,7 +115,7 @@ class StepOperations(pyfuse3.Operations):
     async def _lookup_in_step(self, step: Step, name: bytes, pid: int) -> Attributes | None:
         rank = parse_rank(name, self._ext)
         if rank is None or rank >= self._parts.ranks.world:
-            return None  # at once, however long the step itself may be in coming
+            return None  # at once: a wrong name does not wait for the step
         index = self._parts.ranks.slice_of(rank)
         if self._tree.names_known(step):
             return self._known.pending(step, index)
@@ -123,10 +123,11 @@ class StepOperations(pyfuse3.Operations):
         return attributes.slice_file(entry, index, self._parts.ranks.links)
 
     async def _lookup_handle(self, inode: int, pid: int) -> Attributes | None:
-        """An inode that the kernel has forgotten, from a file handle of an NFS client; our ENOENT becomes its ESTALE.
+        """Look up an inode that the kernel has forgotten, from an NFS client's file handle; our ENOENT becomes its
+        ESTALE.
 
-        Stricter than GETATTR: what has left the view comes back only while it is open. And it waits for an index segment,
-        because a handle outlives the mount that gave it out.
+        Stricter than GETATTR: a file that has left the view is found only while it is open. And it waits for an index
+        segment, because a handle outlives the mount that issued it.
         """
         node = node_of(inode)
         if not isinstance(node, SliceFile) or self._tree.names_known(node.step):
@@ -230,7 +231,7 @@ class StepOperations(pyfuse3.Operations):
                 self._sizes.forget(inode)
 
     async def access(self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext) -> bool:
-        """Not asked under default_permissions: everything here is 0444 or 0555."""
+        """Never called under default_permissions: everything here is 0444 or 0555."""
         del inode, ctx
         return not mode & os.W_OK
 
@@ -247,7 +248,7 @@ class StepOperations(pyfuse3.Operations):
         return data
 
     async def _entry(self, step: Step, pid: int) -> StepEntry:
-        """The entry of a step whose files may be opened, waiting for it as its presence allows, or an errno."""
+        """The entry of a step whose files may be opened; waits for it as its presence allows, or raises an errno."""
         while True:
             presence = self._tree.presence(step)
             if presence is Presence.PENDING:

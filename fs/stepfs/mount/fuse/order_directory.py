@@ -1,7 +1,7 @@
-"""`.stepfs/order/`: where a trainer says in which order it will open steps. Looking a name up says it.
+"""`.stepfs/order/`: a trainer announces the order in which it will open steps, by looking up a name.
 
-The mount is read-only for the kernel too, so nothing can be written there; names can be looked up from any container that
-sees the mount, and the kernel says for whom. What the names mean is in `data/order_hint`.
+The mount is read-only for the kernel too, so no process can write there. Any container that sees the mount can look
+names up, and the kernel gives the user of each request. `data/prefetch/order_hint` defines the names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HintTaker(Protocol):
 
 
 class OrderDirectory:
-    """The door for hints of one mount."""
+    """Accepts the hints for one mount."""
 
     def __init__(self, taker: HintTaker, describe: Callable[[], Json]) -> None:
         self._taker = taker
@@ -36,7 +36,8 @@ class OrderDirectory:
         self._allowed = {0, os.getuid()}
 
     def look_up(self, name: bytes, uid: int) -> None:
-        """Take the hint, or an errno: EACCES for others than root and who mounted, ENOENT for what is no hint."""
+        """Accept the hint, or raise an errno: EACCES for users other than root and the mounting user, ENOENT for no
+        hint."""
         try:
             hint = parse_hint(name.decode("ascii"))
         except (UsageError, UnicodeDecodeError):
@@ -50,5 +51,5 @@ class OrderDirectory:
             raise pyfuse3.FUSEError(errno.EINVAL) from None
 
     def content(self) -> bytes:
-        """What a file that was accepted says when it is read."""
+        """The content of the file of an accepted hint."""
         return render(self._describe()).encode()

@@ -1,10 +1,11 @@
 """The sizes of files that were looked up before their step was committed.
 
-The kernel was told 0 and to keep nothing, so whatever asks for attributes later sees the true size: buffered reads,
-pread, fstat, lseek, mmap and O_DIRECT all do. `splice` and `sendfile` without an fstat ask for none; they would find an
-empty file. So before such a file is opened, the kernel is told its size: storing the last byte moves the kernel's idea of
-the end there (fuse_notify_store in fs/fuse/dev.c; storing no byte does not). It must be the true byte: another process may
-have opened the file and read that page already, and what is stored goes into the page as it is.
+The kernel got size 0 without permission to cache it, so every later request for attributes sees the true size:
+buffered reads, pread, fstat, lseek, mmap and O_DIRECT all make one. `splice` and `sendfile` without an fstat do not;
+they would find an empty file. So before such a file is opened, the kernel gets its size: storing the last byte moves
+the kernel's end of file there (fuse_notify_store in fs/fuse/dev.c; storing no byte does not). It must be the true
+byte: another process may already have opened the file and read that page, and the stored byte goes into the page
+unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LastByte = Callable[[], Awaitable[bytes | memoryview]]
 
 
 class PendingSizes:
-    """Inodes that the kernel believes to be empty. Bounded by the inodes that the kernel itself remembers."""
+    """Inodes that the kernel takes for empty. Bounded by the inodes that the kernel itself remembers."""
 
     def __init__(self, store: StorePages = pyfuse3.notify_store) -> None:  # type: ignore[assignment]
         self._store = store
@@ -32,7 +33,7 @@ class PendingSizes:
         return len(self._pending)
 
     def note(self, inode: int) -> None:
-        """The kernel is being told that this file is empty."""
+        """Note that the kernel gets size 0 for this file."""
         self._pending.add(inode)
 
     def forget(self, inode: int) -> None:
@@ -40,14 +41,14 @@ class PendingSizes:
         self._pending.discard(inode)
 
     async def settle(self, inode: int, size: int, last_byte: LastByte) -> None:
-        """Tell the kernel the true size before the file is opened; returns at once if it knows."""
+        """Give the kernel the true size before the file is opened; returns at once if it has it."""
         if inode not in self._pending:
             return
         if size:
             try:
                 byte = await last_byte()
-                # Everybody who opens the file meanwhile does the same: who returned at once might be faster than the
-                # kernel. In a worker thread, like every notification: see mount/fuse/lending.py.
+                # All concurrent opens of the file do the same: one that returned at once might be faster than the
+                # kernel. In a worker thread, like every notification: see mount/fuse/notify.py.
                 await trio.to_thread.run_sync(self._store, inode, size - 1, byte)
             except (OSError, pyfuse3.FUSEError) as error:
                 _log.debug("inode %d keeps size 0 until somebody asks: %s", inode, error)

@@ -2,8 +2,8 @@
 
 The kernel lets one LOOKUP per directory through and parks the others on the directory's lock, so a reader's deadline
 cannot start when its own request arrives: it is absolute per step, from the first waiter, and outlives it by a
-moment so that those behind it in the queue find it expired instead of starting a new one. Callers that were
-killed or signalled are let go early (see `callers`), because the kernel cannot do it.
+moment, so that the next requests in the queue find it expired and do not start a new one. Callers that were killed or
+signalled are released early (see `procfs`), because the kernel cannot do it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepfs.mount.protocols import Reader
 from stepfs.view.tree import Tree
 
 SIGNAL_POLL_S: Final = 0.1
-_GRACE_S: Final = 1.0  # how long a deadline outlives its last waiter
+_GRACE_S: Final = 1.0  # how much longer a deadline lives than its last waiter
 _RETRY_S: Final = 0.5
 
 HasPendingSignal = Callable[[int], bool]
@@ -38,7 +38,7 @@ class WaitOutcome(enum.Enum):
     """How a wait ended."""
 
     READY = "ready"
-    NEVER = "never"  # sealed, or reclaimed: it will not come
+    NEVER = "never"  # sealed, or reclaimed: the step will not come
     EXPIRED = "expired"
     INTERRUPTED = "interrupted"  # the caller has a signal pending
 
@@ -73,9 +73,10 @@ class Waits:
         wait_s: float | None = None,
         has_signal: HasPendingSignal = has_pending_signal,
     ) -> None:
-        """`deadline_s` bounds every wait, `wait_s` those for a commit: what is committed already is worth more patience.
+        """`deadline_s` bounds every wait, `wait_s` the waits for a commit: a wait for a committed step may take
+        longer.
 
-        The index is read by `run`, so a caller that leaves aborts nothing.
+        `run` reads the index, so a caller that leaves aborts no request.
         """
         self._tree = tree
         self._reader = reader
@@ -87,21 +88,21 @@ class Waits:
         self._has_signal = has_signal
         self._deadlines: dict[Step, _Deadline] = {}
         self._loads: dict[Step, _Load] = {}
-        self.seconds = {"commit": Histogram(), "index": Histogram()}  # how long, by what was waited for
+        self.seconds = {"commit": Histogram(), "index": Histogram()}  # duration of waits, by their reason
 
     @property
     def waiting(self) -> int:
-        """Requests that wait right now."""
+        """The number of requests that wait now."""
         return sum(deadline.waiters for deadline in self._deadlines.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Home of the loads, until cancelled."""
+        """Run the loads until cancelled."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             await trio.sleep_forever()
 
     async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
-        """Wait until `step` is committed. READY does not promise that it has not been reclaimed since."""
+        """Wait until `step` is committed. After READY the step may already have been reclaimed."""
         deadline = self._enter(step)
         try:
             with self._timed("commit"), self._news.listening():
@@ -120,7 +121,7 @@ class Waits:
     async def for_entry(self, step: Step, pid: int) -> StepEntry | WaitOutcome:
         """The entry of a committed step whose index segment is not loaded; never READY.
 
-        Raises what the reader raises, except that an unreachable store is tried again until the deadline.
+        Raises the reader's errors, except that an unreachable store is retried until the deadline.
         """
         with self._timed("index"):
             return await self._loaded(step, pid, trio.current_time() + self._deadline_s)
@@ -142,7 +143,7 @@ class Waits:
             ):
                 return WaitOutcome.NEVER
             elif not isinstance(load.error, StoreUnreachableError):
-                raise type(load.error)(*load.error.args)  # a fresh one: its traceback is this caller's
+                raise type(load.error)(*load.error.args)  # a fresh exception: its traceback is this caller's
             outcome = await self._watch(trio.Event(), min(until, trio.current_time() + _RETRY_S), pid)
             if outcome is WaitOutcome.INTERRUPTED or trio.current_time() >= until:
                 return outcome
@@ -184,7 +185,7 @@ class Waits:
         if step < self._tree.next_step and not deadline.waiters:
             self._deadlines.pop(step, None)
         elif trio.current_time() < deadline.at or not deadline.idle_since:
-            # Not renewed once expired: a caller that keeps asking gets a new deadline after the grace.
+            # Not renewed once expired: a caller that keeps trying gets a new deadline after the grace.
             deadline.idle_since = trio.current_time()
 
     def _load(self, step: Step) -> _Load:

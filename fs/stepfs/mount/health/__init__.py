@@ -1,1 +1,1 @@
-"""What keeps a mount from hanging: watchdog, guardian, stacks, a clock that knows of suspension."""
+"""Protection against hanging mounts: watchdog, guardian, stacks, a clock for suspended processes."""

@@ -1,13 +1,13 @@
 """A small process without /dev/fuse that aborts the connection when the daemon dies.
 
-The daemon's own threads call into its own mount: priming looks files up and stores pages, the watchdog asks for a
-statfs. After kill -9 such a thread can wait in the kernel for an answer that nobody gives any more. It keeps the
-process alive, and the process keeps /dev/fuse open, so the kernel never learns that the daemon is gone: readers hang
-for good (3 to 5 of 20 kills while small files were primed), and `umount -l` does not help.
+The daemon's own threads call into its own mount: priming looks files up and stores pages, the watchdog calls statfs.
+After kill -9 such a thread can wait in the kernel for an answer that will never come. It keeps the process alive, and
+the process keeps /dev/fuse open, so the kernel never learns that the daemon is gone: readers hang for good (in 3 to 5
+of 20 kills while small files were primed), and `umount -l` does not help.
 
-So no thread of a daemon calls into its own mount unless somebody outside can cut the connection. `Guardian.watching`
-says whether that is so. Rejected: a helper process for stat and open alone, because a thread in `notify_store` waits for
-a page that an unanswered READ has locked in the same way.
+So no thread of a daemon calls into its own mount unless another process can cut the connection; `start` returns
+whether one can. Rejected: a helper process for stat and open alone, because a thread in `notify_store` waits in the
+same way for a page that an unanswered READ has locked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from stepfs.mou
 
 
 class Guardian:
-    """Guards one mount, for as long as the context is entered. Enter, start and leave in the main thread."""
+    """Guards one mount inside the context. Enter, start and leave in the main thread."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -48,7 +48,7 @@ class Guardian:
 
     @property
     def pid(self) -> int | None:
-        """Of the guardian's process; None if there is none."""
+        """Pid of the guardian's process; None if there is none."""
         return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class Guardian:
     async def start(self, mount_id: int, handle: int | None) -> bool:
         """Start guarding the mount `mount_id`, with the abort descriptor `handle` if there is one.
 
-        False where neither way to cut a connection is open to this user, or no process can be started.
+        False if this user has neither way to cut a connection, or if no process can be started.
         """
         if handle is None and not may_force_unmount():
             return False
@@ -77,7 +77,7 @@ class Guardian:
         return self.watching
 
     async def keep(self) -> None:
-        """Start another when the guardian is killed. Returns when that does not help."""
+        """Start another guardian when one is killed. Returns when that fails."""
         for _ in range(_STARTS_MAX):
             if self._process is None or not self.watching:
                 break
@@ -89,7 +89,7 @@ class Guardian:
             await self._start()
 
     async def _start(self) -> None:
-        # Not in a worker thread: the death of the thread that starts it is what the guardian is told.
+        # Not in a worker thread: the guardian gets its signal at the death of the thread that starts it.
         try:
             process = subprocess.Popen(  # noqa: S603, ASYNC220 (this interpreter, our own module; see above)
                 self._command,

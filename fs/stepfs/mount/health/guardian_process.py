@@ -1,11 +1,11 @@
-"""The guardian's own program: wait for the daemon's death, then cut the connection that it leaves behind.
+"""The guardian's own program: wait for the daemon's death, then cut its connection.
 
     stdin    a pipe from the daemon: its end means that the daemon needs no guardian any more
     stdout   one line as soon as the guardian watches
     stderr   the daemon's log
 
 The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends, here the daemon's main thread.
-That is the point: a pipe or a pidfd would tell only when the whole process is gone, which the hanging thread prevents.
+A pipe or a pidfd would not do: they report only the end of the whole process, which the hanging thread prevents.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Every thread's stack, and every task's, to the log: on SIGUSR1, and for a loop that is stuck.
+"""Writes the stacks of all threads and tasks to the log: on SIGUSR1, and for a loop that is stuck.
 
-The main thread's own is dumped by `faulthandler` from the signal handler itself, so even a loop that is stuck shows
-where. A loop that turns adds the other threads (their frames rest only while it has the GIL: walking them as they run
-ends in SIGSEGV) and the tree of its tasks, because what waits in trio is on no thread's stack. They are walked into
-memory, and written by a thread of their own: stderr may be a pipe that nobody empties.
+`faulthandler` dumps the main thread's stack from the signal handler itself, so even a stuck loop shows its place. A
+running loop adds the other threads (their frames stand still only while it has the GIL: walking them as they run ends
+in SIGSEGV) and the tree of its tasks, because a task that waits in trio is on no thread's stack. The stacks are
+collected in memory, and a thread of their own writes them: stderr may be a pipe that is never read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Final
 
 import trio
 
-_TRIO: Final = str(Path(trio.__file__).parent)  # every task waits in there; where it came from is of interest
+_TRIO: Final = str(Path(trio.__file__).parent)  # every task waits in there; only its callers are of interest
 
 
 @contextmanager
 def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUSR1) -> Iterator[None]:
-    """While inside, `number` writes all stacks to stderr. Main thread only; `nursery` houses the listener."""
+    """Inside the context the signal `number` writes all stacks to stderr. Main thread only; the listener runs in
+    `nursery`."""
     with trio.open_signal_receiver(number) as asked:
         faulthandler.register(number, file=sys.stderr, all_threads=False, chain=True)
         nursery.start_soon(_show_tasks, asked)
@@ -43,7 +44,7 @@ async def _show_tasks(asked: AsyncIterator[int]) -> None:
 
 
 def thread_stacks() -> bytes:
-    """The stacks of all threads, as `faulthandler` writes them: with the GIL, so no frame moves meanwhile."""
+    """The stacks of all threads, as `faulthandler` writes them: with the GIL held, so no frame changes meanwhile."""
     descriptor = os.memfd_create("stacks")
     try:
         faulthandler.dump_traceback(descriptor)
@@ -53,7 +54,7 @@ def thread_stacks() -> bytes:
 
 
 def write_aside(data: bytes) -> threading.Thread:
-    """Write to stderr in a thread that may wait there for ever; nothing else does."""
+    """Write to stderr in a thread of its own, because the write may block for ever."""
 
     def write(rest: bytes) -> None:
         with suppress(OSError):  # a full disk, a closed pipe

@@ -1,8 +1,8 @@
-"""trio's clock for a daemon that may be suspended: time in which the process did not run does not pass.
+"""trio's clock for a daemon that may be suspended: it does not count the time in which the process did not run.
 
 Batch systems stop jobs for hours to let others go first (SIGSTOP, the cgroup freezer), hypervisors pause machines. By
-the machine's clock every deadline is over afterwards, and a reader that was suspended together with the daemon would be
-told that a healthy store did not answer.
+the machine's clock every deadline is over afterwards, and a reader that was suspended together with the daemon would
+get the error of a silent store although the store is healthy.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 import trio
 
-SILENCE_S_MAX: Final = 15.0  # longer than a healthy loop goes without looking: the watchdog beats every 10 s
+SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the watchdog beats every 10 s
 
 
 class RunningTime(trio.abc.Clock):
-    """Seconds; between two looks at it at most `silence_s_max` pass. Any thread may look."""
+    """Seconds; between two readings at most `silence_s_max` pass. Any thread may read it."""
 
     def __init__(
         self, silence_s_max: float | None = None, *, monotonic: Callable[[], float] = time.monotonic

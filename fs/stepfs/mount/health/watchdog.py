@@ -1,4 +1,4 @@
-"""A daemon that is stuck says where it stands, and in the end lets its readers go.
+"""A stuck daemon logs its stacks, and in the end releases its readers.
 
     beat    every `interval_s`, in the loop: it turns. Has the kernel been answered since? Traffic proves it; without
             traffic a statfs through the mount does, in a thread of its own.
@@ -7,11 +7,11 @@
     abort   neither has come back after `abort_s`: the FUSE connection is aborted, so that readers fail instead of
             hanging, and the process ends; a supervisor starts another, which clears the dead mount.
 
-systemd hears WATCHDOG=1 only while both proofs are fresh (sd_watchdog_enabled(3)), so it ends what even this thread
-cannot: a loop that keeps the GIL; SIGABRT shows its stack. Time is counted in ticks of the watching thread, never as a
-difference of clocks: a process that was stopped, or a machine that slept, was not stuck. Rejected: `faulthandler`'s own
-timer, which cannot tell the two apart and, after SIGCONT, walks the frames of a loop that runs again: 7 of 10 daemons
-ended in SIGSEGV. What a daemon that was killed leaves behind is the guardian's business (guardian.py).
+systemd gets WATCHDOG=1 only while both proofs are fresh (sd_watchdog_enabled(3)), so it ends even a process that this
+thread cannot end: one whose loop keeps the GIL; SIGABRT shows its stack. Time is counted in ticks of the watching
+thread, never as a difference of clocks: a process that was stopped, or a machine that slept, was not stuck. Rejected:
+`faulthandler`'s own timer, which cannot distinguish the two and, after SIGCONT, walks the frames of a loop that runs
+again: 7 of 10 daemons ended in SIGSEGV. The guardian (guardian.py) handles killed daemons.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Timing:
     abort_s: float = 120.0
 
     def under(self, environment: Mapping[str, str], pid: int) -> Timing:
-        """Ahead of the supervisor that set WATCHDOG_USEC for this process.
+        """The timing that acts before the supervisor that set WATCHDOG_USEC for this process.
 
-        It ends processes, but only an aborted connection frees a thread that hangs in this very mount.
+        The supervisor ends processes, but only an aborted connection frees a thread that hangs in this very mount.
         """
         usec = environment.get("WATCHDOG_USEC", "")
         if not usec.isdigit() or int(usec) == 0 or environment.get("WATCHDOG_PID", str(pid)) != str(pid):
@@ -71,7 +71,7 @@ TIMING = Timing()
 
 
 class Watchdog:
-    """Watches one mount, from when it answers until it is detached."""
+    """Watches one mount, from its first answer until it is detached."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class Watchdog:
         on_stuck: Callable[[], object],
         timing: Timing,
     ) -> None:
-        """`directory`: None if the mount cannot be seen from here, so that the loop's turning must do as proof.
+        """`directory`: None if the mount cannot be seen from here: then the running loop is the only proof.
 
-        `answered` counts the requests answered so far, `unanswered` those the kernel waits for now; None if it does
-        not say. `busy`: every place for requests is taken by waiting ones, which end by deadlines of their own.
+        `answered` counts the requests answered so far, `unanswered` those that the kernel waits for now (None:
+        unknown). `busy`: waiting requests take all slots; they end by deadlines of their own.
         `last_resort` runs in the watching thread.
         """
         self._directory = directory
@@ -122,19 +122,19 @@ class Watchdog:
             self._over.set()
 
     async def _turn(self) -> None:
-        """The loop's own sign of life. It says afterwards how long it was missing: while stuck it could not."""
+        """The loop's own sign of life. It logs the length of a standstill afterwards: a stuck loop cannot log."""
         interval_s, stuck_s = self._timing.interval_s, self._timing.stuck_s
         proofs, deaf_s, said = self._proofs, 0.0, ""
         answered = self._answered()
         warned = False
         while True:
             self._turns += 1
-            began = time.monotonic()  # not trio's: it does not count what is looked for here
-            # Our own question may hang on its way to the mount, in the file system that the directory lies in.
+            began = time.monotonic()  # not trio's clock, which does not count a standstill
+            # Our own statfs may hang on its way to the mount, in the file system around the directory.
             if self._busy() or self._answered() != answered or self._unanswered() == 0:
                 answered = self._answered()
                 self._proofs += 1
-            deaf_s += interval_s  # turns of this loop: one that stood still was not deaf besides
+            deaf_s += interval_s  # not wall time: a stalled loop must not also count as an unresponsive mount
             if self._proofs != proofs:
                 proofs, deaf_s, warned = self._proofs, 0.0, False
             if deaf_s < stuck_s:
@@ -153,12 +153,12 @@ class Watchdog:
                 _log.error("the event loop stood still for %.0f s: %s", late_s, why)
 
     async def _prove(self) -> None:
-        """Does the kernel get answers? A request of our own, only when nobody else's has shown it."""
+        """Check that the kernel gets answers, by a request of our own; only without other traffic."""
         directory, threads = self._directory, trio.CapacityLimiter(1)
         seen = self._answered()
         while True:
             if directory is not None and self._answered() == seen:
-                with contextlib.suppress(OSError):  # is an answer, too
+                with contextlib.suppress(OSError):  # an error is an answer, too
                     await trio.to_thread.run_sync(
                         os.statvfs, directory, abandon_on_cancel=True, limiter=threads
                     )
@@ -182,7 +182,7 @@ class Watchdog:
             if stuck and not self._shown:
                 with contextlib.suppress(
                     OSError, RuntimeError
-                ):  # no descriptor or no thread left: end all the same
+                ):  # no descriptor or no thread left: end nevertheless
                     write_aside(thread_stacks())
             self._shown = stuck
             if max(silent_s) >= self._timing.abort_s:
@@ -191,7 +191,7 @@ class Watchdog:
 
 
 def unanswered(device: str, connections: Path = _CONNECTIONS) -> int | None:
-    """How many requests the kernel waits for on a mount ("0:53"); None where fusectl is not to be read."""
+    """The number of requests that the kernel waits for on a mount ("0:53"); None if fusectl is not readable."""
     try:
         return int((connections / device.partition(":")[2] / "waiting").read_text())
     except (OSError, ValueError):
@@ -199,10 +199,10 @@ def unanswered(device: str, connections: Path = _CONNECTIONS) -> int | None:
 
 
 def abort_and_exit(handle: int | None) -> NoReturn:
-    """The last resort: the connection is aborted, so that readers get errors; then the process ends as killed ones do.
+    """Abort the connection, so that readers get errors; then end the process like a killed one.
 
-    `handle` is of `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian abort the
-    connection. The next mount clears up.
+    `handle` comes from `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian
+    abort the connection. The next mount cleans up.
     """
     last_words = (
         b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"

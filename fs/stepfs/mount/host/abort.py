@@ -1,11 +1,12 @@
 """Cutting a FUSE connection: every request that waits on it ends with an error, now and later.
 
-Two ways. A descriptor of the connection's `abort` file, opened while the mount stands: needs fusectl and the mounting
-user's rights, and works from a user namespace and after `umount -l`. Or umount2(2) with MNT_FORCE, as root: the kernel
-aborts the connection before it looks whether the mount is busy, so a descriptor on the mount makes the unmount itself
-fail and the dead mount stays in place. It has to: an empty directory would look like an empty lake.
+There are two ways. A descriptor of the connection's `abort` file, opened while the mount stands: it needs fusectl and
+the mounting user's rights, and works from a user namespace and after `umount -l`. Or umount2(2) with MNT_FORCE, as
+root: the kernel aborts the connection before it checks whether the mount is busy, so a descriptor on the mount makes
+the unmount itself fail and the dead mount stays in place. It must stay: an empty directory would look like an empty
+lake.
 
-Imports little, because the guardian is this module and a signal handler.
+It imports little, because the guardian consists of this module and a signal handler.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _CAP_SYS_ADMIN = 21
 def abort_handle(device: str, connections: str | os.PathLike[str] = CONNECTIONS) -> Iterator[int | None]:
     """A descriptor that aborts the connection of the mount `device` ("0:53") when "1" is written to it.
 
-    Opened while the mount stands: once that is detached, its number may be that of the next mount, which must not be
-    aborted in its stead. None where fusectl is not to be written.
+    Opened while the mount stands: once it is detached, the next mount may get its number, and must not be aborted in
+    its place. None if fusectl is not writable.
     """
     try:
         path = f"{os.fspath(connections)}/{device.partition(':')[2]}/abort"
@@ -41,7 +42,7 @@ def abort_handle(device: str, connections: str | os.PathLike[str] = CONNECTIONS)
 
 
 def may_force_unmount() -> bool:
-    """Whether this process may call umount2(2): CAP_SYS_ADMIN is in effect."""
+    """Whether this process may call umount2(2): it has CAP_SYS_ADMIN in effect."""
     try:
         lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
     except OSError:
@@ -51,12 +52,13 @@ def may_force_unmount() -> bool:
 
 
 def abort_mount(directory: str, mount_id: int) -> bool:
-    """Abort the connection of the mount `mount_id` at `directory` through MNT_FORCE; that mount stays, dead.
+    """Abort the connection of the mount `mount_id` at `directory` through MNT_FORCE; the mount stays, dead.
 
-    False if another mount, or none, is there by now, or the right is missing. Never waits for the mount's daemon.
+    False if another mount, or none, is at `directory` now, or the right is missing. Never waits for the mount's
+    daemon.
     """
     try:
-        # O_PATH on a mount's root asks its file system nothing.
+        # O_PATH on a mount's root sends no request to its file system.
         pinned = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return False
@@ -64,7 +66,7 @@ def abort_mount(directory: str, mount_id: int) -> bool:
         if _mount_id_of(pinned) != mount_id:
             return False
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.umount2(f"/proc/self/fd/{pinned}".encode(), _MNT_FORCE)  # EBUSY: `pinned` sees to that
+        libc.umount2(f"/proc/self/fd/{pinned}".encode(), _MNT_FORCE)  # fails with EBUSY because of `pinned`
     finally:
         os.close(pinned)
     return may_force_unmount()

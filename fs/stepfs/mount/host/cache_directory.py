@@ -1,10 +1,10 @@
-"""The directory a mount keeps its cache in: claimed by a lock, adopted after a crash, removed at every other ending.
+"""The directory of a mount's disk cache: claimed by a lock, adopted after a crash, removed at every other ending.
 
-    <cache-dir>/<lake_id>[-<random>]/<token>/lock     held (flock) for as long as the daemon lives; the kernel drops it
+    <cache-dir>/<lake_id>[-<random>]/<token>/lock     held (flock) while the daemon lives; the kernel drops it
 
-A directory nobody holds was left by a crash: the next mount of the same lake takes it over, with what is in it. The cache
-directory may be one that everybody writes to. A `<lake_id>` that somebody else has made there is passed over for one
-beside it with a random name, and nothing that is not this user's own is ever opened, changed or removed.
+A directory without a holder was left by a crash: the next mount of the same lake takes it over, with its contents. All
+users may be allowed to write to the cache directory. If another user has made a `<lake_id>` there, it is left alone
+and a directory with a random suffix is used; a mount never opens, changes or removes files of other users.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Final, Self
 from stepfs.errors import RefusedError
 from stepfs.own_directory import home, make_own, open_own
 
-NOWHERE: Final = Path("/nonexistent")  # in config.json of a mount that keeps nothing on disk
+NOWHERE: Final = Path("/nonexistent")  # in config.json of a mount without a disk cache
 _LOCK: Final = "lock"
-# In the lock: the directory above was made for it, so it goes with it, after a crash, too.
+# Content of the lock file: the directory above was made for this cache and is removed with it, after a crash, too.
 _MADE_BASE: Final = b"base"
 _ABANDONED_AFTER_S: Final = 86400.0
 _LAKE: Final = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{16})?")
 
 
 def default_cache_dir() -> Path:
-    """/var/cache/stepfs for root, the XDG cache directory for everybody else."""
+    """/var/cache/stepfs for root, the XDG cache directory for other users."""
     if os.geteuid() == 0:
         return Path("/var/cache/stepfs")
     base = os.environ.get("XDG_CACHE_HOME") or str(home() / ".cache")
@@ -62,7 +62,7 @@ class CachePlace:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the directory and, when they are empty, those that were made for it."""
+        """Remove the directory and, if they are empty, the directories that were made for it."""
         shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self._lake)
         os.close(self._lock)
         os.close(self._lake)
@@ -71,21 +71,21 @@ class CachePlace:
             try:
                 made.rmdir()
             except OSError:
-                break  # somebody else's cache is in it
+                break  # another cache is in it
 
     def release(self) -> None:
-        """Let go of it as it is."""
+        """Release the lock and keep the contents."""
         os.close(self._lock)
         os.close(self._lake)
 
     def left_at(self) -> float:
-        """When something last changed in it, in seconds of the epoch."""
+        """The time of the last change in it, in seconds of the epoch."""
         return os.stat(self.path.name, dir_fd=self._lake, follow_symlinks=False).st_mtime
 
 
 @contextmanager
 def claimed(cache_dir: Path | None, lake_id: str) -> Iterator[Path]:
-    """A claimed directory while inside; without a cache directory `NOWHERE`, and no file system is written to."""
+    """A claimed directory inside the context; without a cache directory `NOWHERE`, and nothing is written."""
     if cache_dir is None:
         yield NOWHERE
         return
@@ -94,7 +94,8 @@ def claimed(cache_dir: Path | None, lake_id: str) -> Iterator[Path]:
 
 
 def claim(cache_dir: Path, lake_id: str) -> CachePlace:
-    """Adopt what a crashed mount of this lake left, or make a new directory. `RefusedError` if that is not possible."""
+    """Adopt the cache of a crashed mount of this lake, or make a new directory. `RefusedError` if neither is
+    possible."""
     keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -121,7 +122,8 @@ def _adopt(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> Cach
 
 
 def _left(base: int, lake_path: Path, *, keep_base: bool) -> Iterator[CachePlace]:
-    """What nobody holds in a lake's directory, if that is ours. OSError that concerns others is no reason to stop."""
+    """The caches without a holder in a lake's directory, if it is ours. An OSError about other users' files is
+    skipped."""
     try:
         lake = open_own(lake_path.name, parent=base)
     except OSError:
@@ -144,7 +146,7 @@ def _make(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> Cache
         except OSError as error:
             if error.errno not in {errno.EPERM, errno.EACCES, errno.ENOTDIR, errno.ELOOP, None}:
                 raise
-            name = f"{lake_id}-{secrets.token_hex(8)}"  # somebody else's is there
+            name = f"{lake_id}-{secrets.token_hex(8)}"  # another user's is there
             continue
         token = secrets.token_hex(8)
         try:
@@ -163,7 +165,7 @@ def _make(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> Cache
 
 
 def _sweep(base: int, cache_dir: Path, *, keep: str) -> None:
-    """Remove what mounts of other lakes left by a crash a day ago and never came back for."""
+    """Remove the caches of crashed mounts of other lakes after a day."""
     for name in os.listdir(base):
         if _lake_id_of(name) not in {None, keep}:
             with suppress(OSError):  # just removed by another mount
@@ -179,7 +181,7 @@ def _sweep_lake(base: int, lake_path: Path) -> None:
 
 
 def _try_lock(name: str, *, parent: int, create: bool) -> int | None:
-    """The descriptor of the lock of `name` in `parent`; None if somebody holds it, or it is not ours, or going."""
+    """The descriptor of the lock of `name` in `parent`; None if it is held, or not ours, or being removed."""
     try:
         directory = open_own(name, parent=parent)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is mounted where, from /proc/self/mountinfo: the only source that also sees dead and stacked mounts."""
+"""The mount table, from /proc/self/mountinfo: the only source that also shows dead and stacked mounts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepfs.mount.options import redact_url
 FSTYPE: Final = "fuse.stepfs"
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _SYMLINKS_MAX: Final = 40
-_GLANCE_S: Final = 10.0  # in case that the kernel does not tell of a change
+_GLANCE_S: Final = 10.0  # in case the kernel reports no change
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -32,14 +32,14 @@ class Mounted:
 
 
 def source_of(lake: str) -> str:
-    """What mountinfo names as the source of a lake's mounts: no credentials, no comma, no blank, ASCII."""
+    """The source of a lake's mounts in mountinfo: no credentials, no comma, no blank, ASCII."""
     return quote(redact_url(lake), safe="/:._-~")
 
 
 def mounts() -> list[Mounted]:
-    """Everything mounted in this process's namespace, bottom of a stack first."""
+    """All mounts in this process's namespace, the bottom of a stack first."""
     found = []
-    # The kernel escapes a newline, and nothing else that Python takes for the end of a line.
+    # The kernel escapes newlines, but not the other characters at which Python's splitlines() splits.
     for line in _MOUNTINFO.read_bytes().decode(errors="surrogateescape").split("\n"):
         match line.split(" "):
             case [number, _, device, _, directory, _, *rest] if "-" in rest[:-2]:
@@ -57,12 +57,12 @@ def mount_at(directory: Path) -> Mounted | None:
 def wait_until_detached(device: str) -> None:
     """Block this thread until no mount of this superblock is left in this namespace.
 
-    The table is read again only when it has changed, and searched without parsing it: with 5,000 mounts on the machine
-    parsing takes 11 ms, and holds the interpreter's lock all the while.
+    The table is read again only when it has changed, and searched without parsing: with 5,000 mounts on the machine
+    parsing takes 11 ms, and holds the interpreter's lock during that time.
     """
     with _MOUNTINFO.open("rb", buffering=0) as file:
         poll = select.poll()
-        poll.register(file, select.POLLERR | select.POLLPRI)  # a change since it was opened, or polled last
+        poll.register(file, select.POLLERR | select.POLLPRI)  # a change since the last poll
         while _lists_device(file.readall(), f" {device} ".encode()):
             poll.poll(_GLANCE_S * 1000)
             file.seek(0)
@@ -79,9 +79,9 @@ def _lists_device(table: bytes, field: bytes) -> bool:
 
 
 def real_directory(directory: Path) -> Path:
-    """The absolute path without symlinks, never asking what is mounted on it: that may be dead, or hang.
+    """The absolute path without symlinks; never touches a file system mounted on it, which may be dead or hang.
 
-    `/dev/fd/N` is no path but a descriptor, and stays as it is.
+    `/dev/fd/N` is a descriptor, not a path, and stays unchanged.
     """
     if descriptor_of(directory) is not None:
         return directory

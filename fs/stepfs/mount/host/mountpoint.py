@@ -1,12 +1,12 @@
-"""Is the mount point fit to be mounted on; and clearing what a killed daemon left there.
+"""Checks of the mount point, and removal of the mounts that killed daemons left there.
 
 After `kill -9` of a daemon, `stat` of its mount still succeeds and a second mount would stack silently on the dead
-one. Health therefore means: its listing answers. A dead mount of ours is taken away; anything live is left alone.
+one. A mount is therefore healthy if its listing answers. A dead mount of ours is removed; a live one is left alone.
 
-Clearing cuts the connection before it detaches. A mount that was only detached can no longer be found by whoever would
-free the readers that hang in it. Cutting ends the reads of a healthy mount as well, so it needs a sign that cannot be
-mistaken: the kernel's own ENOTCONN or ECONNABORTED, or no answer and the proof that the server is gone. An EIO or EACCES
-says nothing of the daemon.
+Clearing cuts the connection before it detaches: after a mere detach no tool could find the mount to free the readers
+that hang in it. Cutting ends the reads of a healthy mount as well, so it needs an unmistakable sign: the kernel's own
+ENOTCONN or ECONNABORTED, or no answer together with a proof that the server is gone. An EIO or EACCES proves nothing
+about the daemon.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 
 
 def list_within(directory: Path, timeout_s: float | None = None) -> list[str] | OSError | None:
-    """Some names of a directory; the error if it gave one; None if it did not answer in time.
+    """Some names of a directory; the error, if any; None if it did not answer in time.
 
-    A handful only: a root of 10⁶ steps takes many seconds to list, and its first names prove as much.
+    Only a few names: a root of 10⁶ steps takes many seconds to list, and its first names prove as much.
     """
 
     def names() -> list[str]:
@@ -54,17 +54,17 @@ def list_within(directory: Path, timeout_s: float | None = None) -> list[str] | 
 
 
 class Health(enum.Enum):
-    """What a mount of ours says of its daemon."""
+    """The state of a mount's daemon, judged by the mount."""
 
     ALIVE = "alive"
-    DEAD = "dead"  # its daemon is gone for certain: it may be cut off and detached
-    SILENT = "silent"  # no answer, and no proof that nobody will give one
-    UNKNOWN = "unknown"  # an error that says nothing of the daemon: another user's mount gives EACCES
+    DEAD = "dead"  # its daemon is certainly gone: it may be cut off and detached
+    SILENT = "silent"  # no answer, and no proof that the daemon is gone
+    UNKNOWN = "unknown"  # an error that proves nothing: another user's mount gives EACCES
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The health of a mount, and the error that a look at it gave."""
+    """The health of a mount, and the error of its listing."""
 
     health: Health
     error: OSError | None = None
@@ -93,12 +93,12 @@ def is_dead(mounted: Mounted) -> bool:
 
 
 def give_up_command(directory: str) -> str:
-    """What an operator types to give up a mount that hangs. `umount -l` alone leaves its readers hanging."""
+    """The command that gives up a mount that hangs. `umount -l` alone leaves its readers hanging."""
     return f"`{command('umount', '-f', directory)} || {command('umount', '-l', directory)}` as root"
 
 
 def prepare(directory: Path) -> None:
-    """Make sure an empty directory is there to mount on; detach dead mounts of ours. `directory` is a real path.
+    """Ensure an empty directory to mount on; detach dead mounts of ours. `directory` is a real path.
 
     `AbsentError` if there is no such directory, `RefusedError` if it is in use, not empty or not a directory.
     """
@@ -106,7 +106,7 @@ def prepare(directory: Path) -> None:
     try:
         _check_directory(directory)
     except RefusedError:
-        _clear_dead_mounts(directory)  # another daemon mounted between the two looks: say that instead
+        _clear_dead_mounts(directory)  # another daemon mounted between the two checks: report that
         raise
 
 
@@ -124,10 +124,12 @@ def _clear_dead_mounts(directory: Path) -> None:
 
 
 def claim(directory: Path) -> int:
-    """`prepare`, and let nobody else mount there until the returned descriptor is closed; the kernel closes it, too.
+    """`prepare`, and keep other mounts away until the returned descriptor is closed; the kernel closes it at exit,
+    too.
 
-    Between looking and mounting lie seconds, in which two that start together would stack. Close it once the mount
-    stands: from then on `prepare` sees that, and a daemon that hangs must not keep its place for ever.
+    Seconds pass between the check and the mount; two daemons that start together would stack in that time. Close the
+    descriptor once the mount stands: from then on `prepare` sees the mount, and a daemon that hangs must not keep the
+    place for ever.
     """
     until = time.monotonic() + _CLAIM_S
     while True:
@@ -135,7 +137,7 @@ def claim(directory: Path) -> int:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _lock(descriptor):
-                prepare(directory)  # nobody was faster
+                prepare(directory)  # no other daemon was faster
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -147,7 +149,7 @@ def claim(directory: Path) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether it is ours now; also where the file system knows no locks."""
+    """True if we hold the lock, or if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -169,7 +171,7 @@ def _clear(directory: Path, mounted: Mounted) -> None:
 
 
 def clear_dead(mounted: Mounted) -> None:
-    """Cut off and detach a mount that `look` found dead. OSError if that is not allowed."""
+    """Cut off and detach a mount that `look` found dead. OSError without the right to do so."""
     with abort_handle(mounted.device) as handle:
         if handle is not None:
             os.write(handle, b"1")
@@ -178,7 +180,7 @@ def clear_dead(mounted: Mounted) -> None:
     try:
         unmount(Path(mounted.directory), lazy=True)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # somebody was faster
+        if error.errno != errno.EINVAL:  # another process was faster
             raise
 
 

@@ -1,9 +1,9 @@
-"""A mount that somebody else made: its descriptor of /dev/fuse, named as the directory `/dev/fd/N`.
+"""A mount that another process made: its descriptor of /dev/fuse, given as the directory `/dev/fd/N`.
 
-For pods that may not mount. A helper that may opens /dev/fuse, calls mount(2) with type `fuse.stepfs`, the flags
+For pods that may not mount. A privileged helper opens /dev/fuse, calls mount(2) with type `fuse.stepfs`, the flags
 MS_NOSUID, MS_NODEV, MS_NOEXEC and MS_RDONLY and the options `fd=N,rootmode=40000,user_id=U,group_id=G,
-default_permissions`, and lets `stepfs mount LAKE /dev/fd/N` inherit the descriptor. The mount itself may be out of
-sight, so what needs its path is left out: priming, kernel settings, noticing `umount -l`. Whoever mounted unmounts.
+default_permissions`, and lets `stepfs mount LAKE /dev/fd/N` inherit the descriptor. The mount itself may be invisible
+here, so features that need its path are off: priming, kernel settings, noticing `umount -l`. The helper unmounts.
 """
 
 from __future__ import annotations

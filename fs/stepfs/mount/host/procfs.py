@@ -1,8 +1,8 @@
-"""What /proc says of other processes: whether the one behind a request still wants its answer, and since when it runs.
+"""Facts about other processes from /proc: whether a caller has a pending signal, and when a process started.
 
-The kernel's FUSE_INTERRUPT is of no use here (libfuse keeps it from us), and a LOOKUP that waits in the daemon
-cannot be killed: so whoever waits is asked for. A thread with a signal pending that it has not blocked gets EINTR,
-which Python and the C library's SA_RESTART callers turn into another try, and SIGKILL into an end.
+The kernel's FUSE_INTERRUPT is of no use here (libfuse hides it from us), and a LOOKUP that waits in the daemon cannot
+be killed. So we poll the caller's pending signals. A thread with a pending signal that it has not blocked gets EINTR:
+Python and SA_RESTART callers of the C library then retry, and SIGKILL ends the thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _FIELDS = ("SigPnd:", "ShdPnd:", "SigBlk:")
 
 
 def has_pending_signal(pid: int) -> bool:
-    """Whether thread `pid` has a deliverable signal waiting; False for one we cannot see (another namespace)."""
+    """Whether thread `pid` has a deliverable pending signal; False for a thread that we cannot see (another
+    namespace)."""
     if pid <= 0:
         _say_that_callers_are_hidden()
         return False
@@ -43,7 +44,7 @@ def _say_that_callers_are_hidden() -> None:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: tells it from a later one with its number."""
+    """The start of a process, in clock ticks since boot: distinguishes it from a later process with the same pid."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,11 +1,11 @@
-"""Which process serves a mount, written where the next command finds it when the mount itself does not answer.
+"""A record of the process that serves a mount, for commands that meet a mount without an answer.
 
 A mount that does not answer is cut off by force only with proof that its server is gone, because force ends the reads
-of a healthy mount as well. The proof is a record of this boot, in this pid namespace, of a process that runs no more.
-A record says nothing of a mount seen in another pid namespace, so it proves nothing there. It names the mount by all
-that mountinfo says: the kernel gives device numbers to later mounts again, and a killed daemon leaves its record behind.
+of a healthy mount as well. The proof is a record of this boot, in this pid namespace, of a process that has ended. In
+another pid namespace a record proves nothing. It identifies the mount by its whole mountinfo line, because the kernel
+reuses device numbers, and a killed daemon leaves its record behind.
 
-    /run/stepfs/<device>.json    or $XDG_RUNTIME_DIR/stepfs/…; only one's own, 0600, removed when the mount ends
+    /run/stepfs/<device>.json    or $XDG_RUNTIME_DIR/stepfs/…; of this user only, 0600, removed when the mount ends
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RECORD_BYTES_MAX: Final = 4096
 
 
 def records_directory() -> Path | None:
-    """Where this user's records are; None for a user without a runtime directory."""
+    """The directory of this user's records; None for a user without a runtime directory."""
     if os.geteuid() == 0:
         return Path("/run/stepfs")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -38,9 +38,9 @@ def records_directory() -> Path | None:
 
 @contextmanager
 def recorded(mounted: Mounted | None, base: Path | None) -> Iterator[None]:
-    """While the context lasts, `base` says that this process serves the mount.
+    """Inside the context `base` holds a record that this process serves the mount.
 
-    Nothing depends on the record but the clearing of a mount that hangs, so a failure to write it is only logged.
+    Only the removal of a hanging mount depends on the record, so a failure to write it is only logged.
     """
     path = None
     if base is not None and mounted is not None:
@@ -79,7 +79,7 @@ def server_is_gone(mounted: Mounted, base: Path | None) -> bool:
 
 
 def forget_server(mounted: Mounted, base: Path | None) -> None:
-    """The mount is cleared: what a killed daemon left of its record goes as well."""
+    """Remove the record that a killed daemon left, after its mount was cleared."""
     if base is not None and server_is_gone(mounted, base):
         with suppress(OSError):
             (base / _name(mounted)).unlink()
@@ -89,7 +89,7 @@ def _write(path: Path, body: bytes) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     _check_own(path.parent)
     with suppress(FileNotFoundError):
-        path.unlink()  # a killed daemon's, whose device number came up again
+        path.unlink()  # of a killed daemon, whose device number is in use again
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, body)

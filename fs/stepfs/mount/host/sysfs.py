@@ -1,4 +1,4 @@
-"""Kernel settings that no mount option reaches: written through sysfs where that is permitted.
+"""Kernel settings without a mount option: written through sysfs where that is permitted.
 
 libfuse 3.14 refuses `max_read`, `max_readahead`, `max_background` …; measured with `read_ahead_kb` at 4096, reads
 arrive as 1 MiB instead of 128 KiB requests, four in flight, and a sequential read runs 1.8 times as fast.
@@ -19,7 +19,8 @@ CONGESTION_THRESHOLD: Final = 48
 
 
 def tune(device: str, *, sysfs: Path = Path("/sys")) -> dict[str, int | None]:
-    """Set what may be set for the mount with this device number ("0:53"); the effective values, None if unreadable."""
+    """Tune the mount with this device number ("0:53"), as far as permitted; the effective values, None if
+    unreadable."""
     connection = sysfs / "fs/fuse/connections" / device.partition(":")[2]
     wanted = {
         "read_ahead_kb": (sysfs / "class/bdi" / device / "read_ahead_kb", READ_AHEAD_KB),

@@ -1,4 +1,4 @@
-"""Taking a mount away: umount2(2) where we may, `fusermount3 -u` where we may not."""
+"""Unmounting: umount2(2) with the right to call it, `fusermount3 -u` without."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UMOUNT_NOFOLLOW: Final = 8
 
 
 def unmount(directory: Path, *, lazy: bool) -> None:
-    """Unmount what is mounted on top at `directory`. OSError: EBUSY (not lazy), EINVAL (nothing mounted), EPERM."""
+    """Unmount the topmost mount at `directory`. OSError: EBUSY (not lazy), EINVAL (nothing mounted), EPERM."""
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
     if libc.umount2(os.fsencode(directory), flags) == 0:

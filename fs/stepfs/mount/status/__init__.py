@@ -1,1 +1,1 @@
-"""What a mount says of itself: status documents, metrics, its record in the fleet view."""
+"""The published state of a mount: status documents, metrics, its record in the fleet view."""

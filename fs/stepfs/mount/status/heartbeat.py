@@ -1,9 +1,9 @@
 """This mount's record in the fleet view: rewritten every ten seconds, removed when the mount ends.
 
-In a large fleet the records, and every other request that each mount makes on its own, come less often (`fleet_pace`).
-So each mount counts the fresh records: twice right after its start, when others may be starting with it; then with every
-record if there are many, and once a minute if there are few. A LIST costs a request per 1,000 records, so above 1,000
-it comes with every second record, above 2,000 with every third.
+In a large fleet each mount writes its record, and makes its other own requests, less often (`fleet_interval`). So each
+mount counts the fresh records: twice right after its start, when others may be starting with it; then with every
+record if there are many mounts, and once a minute if there are few. A LIST costs a request per 1,000 records, so above
+1,000 it comes with every second record, above 2,000 with every third.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from stepfs.store.api import Store
 _log = logging.getLogger("stepfs.mount")
 
 _SECOND_COUNT_S: Final = 2.0  # mounts that start together have written their records by then
-_APART_INTERVALS: Final = FRESH_INTERVALS / 2  # a record that comes so much later than planned is still fresh
+_APART_INTERVALS: Final = FRESH_INTERVALS / 2  # a record that is late by so many intervals is still fresh
 _BEATS_COUNTED_FIRST: Final = 3
 _BEATS_PER_COUNT: Final = 6  # while there are few mounts
 _PAGE: Final = 1000  # records that one LIST request returns
-_REMOVE_S: Final = 5.0  # an ending waits no longer for a store that is away; the record says how old it is
+_REMOVE_S: Final = 5.0  # an unmount waits no longer for an unreachable store; readers see the record's age
 
 
 class Heartbeat:
@@ -80,7 +80,7 @@ class Heartbeat:
                 if beat == 0:
                     await trio.sleep(_SECOND_COUNT_S)
                     await self._count()
-                    if self._fleet.is_large:  # many have started together: let their records come apart
+                    if self._fleet.is_large:  # many may have started together: spread their records
                         next_at += entropy.uniform(0.0, _APART_INTERVALS * interval_s)
                 await trio.sleep_until(next_at)
         finally:
@@ -97,7 +97,7 @@ class Heartbeat:
     async def _count(self) -> None:
         try:
             self._fleet.counted(await count_nodes(self._store, self._identity))
-        except StepfsError as error:  # the follower reports a store that is away
+        except StepfsError as error:  # the follower reports an unreachable store
             _log.debug("cannot count the mounts of this lake: %s", error)
 
     async def _publish(self, interval_s: float) -> None:
@@ -117,7 +117,7 @@ class Heartbeat:
             _log.info("cannot remove this mount's record from the fleet view: %s", error)
 
     def record(self, interval_s: float = BEAT_S) -> NodeRecord:
-        """As of now, until the next one in `interval_s`; the time waited is counted since the record before."""
+        """The record of this moment; the next one follows in `interval_s`. The waited time counts from the last record."""
         now, waited_s = time.perf_counter(), self._meter.waited.seconds()
         share = (waited_s - self._waited_s) / max(now - self._published_at, 1e-9)
         self._published_at, self._waited_s = now, waited_s

@@ -1,6 +1,6 @@
-"""`.stepfs/metrics` and the scrape port: what this mount does, in Prometheus' text format.
+"""`.stepfs/metrics` and the scrape port: this mount's metrics in Prometheus' text format.
 
-`scrape` serves it with threads of its own beside the loop, so whatever is iterated here is copied first.
+`scrape` serves them in threads of its own beside the loop, so collections are copied before they are iterated.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ DATA: Final = {
 
 
 class MountCollector(Collector):
-    """Reads the counters when asked; keeps nothing itself."""
+    """Reads the counters at each scrape; stores none itself."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a mount tells of itself: the contents of `.stepfs/status.json` and `config.json`, and the gauges of `metrics`."""
+"""The contents of `.stepfs/status.json` and `config.json`, and the gauges of `metrics`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stepfs.view.tree import Tree
 
 @dataclass(slots=True)
 class Machine:
-    """What is known of a mount only once it stands."""
+    """Facts about a mount that are known only once it stands."""
 
     cache_dir: Path
     memory_bytes: int
@@ -58,7 +58,7 @@ class ReportedParts:
 
 
 class Reports:
-    """Reads everything when asked; keeps nothing."""
+    """Reads all facts at each call; stores none."""
 
     def __init__(self, parts: ReportedParts) -> None:
         self._parts = parts
@@ -118,7 +118,7 @@ class Reports:
         }
 
     def config(self) -> documents.Json:
-        """`.stepfs/config.json`: effective options, and what `stepfs unmount` needs to find this process."""
+        """`.stepfs/config.json`: effective options, and the facts by which `stepfs unmount` finds this process."""
         return {
             "schema": JSON_SCHEMA,
             "options": self._parts.options.redacted(),  # type: ignore[dict-item]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 LOOPBACK: Final = "127.0.0.1"
-_TURN_S: Final = 5.0  # an event loop that has not turned for so long answers no reader either
-_CLIENT_S: Final = 10.0  # a client that sends nothing for so long is let go, with its thread
+_TURN_S: Final = 5.0  # a loop that is stuck for so long answers no reader either
+_CLIENT_S: Final = 10.0  # a silent client is dropped after this, with its thread
 
 Healthy = Callable[[], bool]
 
@@ -39,9 +39,9 @@ def served(
     address: str = LOOPBACK,
     healthy: Healthy = lambda: True,
 ) -> Iterator[None]:
-    """While inside, `address` and `port` answer scrapes. `healthy` is called by a thread for each look at `/healthz`.
+    """Inside the context `address` and `port` answer scrapes. A thread calls `healthy` for each request of `/healthz`.
 
-    `RefusedError` if the port is taken, or the address is none of this machine.
+    `RefusedError` if the port is taken, or the address is not one of this machine.
     """
     kind = _Server6 if ":" in address else _Server
     try:
@@ -61,7 +61,7 @@ def served(
 
 
 def loop_turns() -> Healthy:
-    """Whether the event loop that this is called in turns within 5 s; to be asked from another thread."""
+    """A test, for other threads, whether the event loop of the caller runs within 5 s."""
     token = trio.lowlevel.current_trio_token()
 
     def turns() -> bool:
@@ -98,7 +98,7 @@ class _Request(WSGIRequestHandler):
     timeout = _CLIENT_S
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the library's name)
-        """A scrape is no event."""
+        """Log nothing: a scrape is no event."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
