@@ -1,10 +1,11 @@
 """A stuck daemon logs its stacks, and in the end releases its readers.
 
-    beat    every `interval_s`, in the loop: it turns. Has the kernel been answered since? Traffic proves it; without
+    beat    every `interval_s`, in the loop: the loop runs. Does the kernel get answers? Traffic proves it; without
             traffic a statfs through the mount does, in a thread of its own.
-    stuck   no beat for `stuck_s`: all threads' stacks go to stderr. A loop that turns while the mount is deaf logs its
+    stuck   no beat for `stuck_s`: all threads' stacks go to stderr. A loop that runs while the mount does not answer
+    logs its
             tasks instead.
-    abort   neither has come back after `abort_s`: the FUSE connection is aborted, so that readers fail instead of
+    abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted, so that readers fail instead of
             hanging, and the process ends; a supervisor starts another, which clears the dead mount.
 
 systemd gets WATCHDOG=1 only while both proofs are fresh (sd_watchdog_enabled(3)), so it ends even a process that this

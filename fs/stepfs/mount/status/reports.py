@@ -109,7 +109,7 @@ class Reports:
         }
 
     def orders(self) -> documents.Json:
-        """A file in `.stepfs/order/`: what was announced, and what a checkpoint must keep for it."""
+        """A file in `.stepfs/order/`: the announced order, and the first step that a checkpoint must keep for it."""
         hints = self._parts.prefetcher.hints
         return {
             "schema": JSON_SCHEMA,
@@ -135,14 +135,14 @@ class Reports:
         }
 
     def line(self) -> str:
-        """One line for a supervisor's status; changes when something happens, not with time."""
+        """One line for a supervisor's status; it changes with events, not with time."""
         parts = self._parts
         trouble = parts.follower.trouble
         steps = f"steps {parts.tree.first_visible()} to {parts.follower.frontier}"
         return f"serving {parts.options.directory}, {steps}" + (f"; {trouble}" if trouble else "")
 
     def labels(self) -> dict[str, str]:
-        """What tells this mount's metrics from those of others."""
+        """The labels that distinguish this mount's metrics from those of others."""
         options, identity = self._parts.options, self._parts.reader.identity
         return {
             "lake": redact_url(options.lake),
