@@ -1,6 +1,6 @@
-"""Telling a mount in which order steps will be opened, from a trainer's process: advice that never fails the trainer.
+"""Announcing the order in which steps will be opened, from a trainer to a mount: advice that never fails the trainer.
 
-The words are in `data/order_hint`, what the mount does with them in `data/hinted`, what it means in SEMANTICS.md.
+`data/prefetch/order_hint` defines the names, `data/prefetch/hinted` uses them, SEMANTICS.md describes their meaning.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ _log = logging.getLogger("stepfs.announce")
 
 
 def announce_shuffle(directory: str | Path, order: ShuffledOrder, at: int) -> bool:
-    """Readers of `directory` are at place `at` of a shuffled order. False if the mount does not take hints from here."""
+    """Announce that readers of `directory` are at place `at` of a shuffled order. False if the mount takes no hints
+    from this process."""
     return _look_up(Path(directory), iter([shuffle_name(order, at)]))
 
 
 def announce_steps(directory: str | Path, steps: Iterable[int]) -> bool:
-    """Readers of `directory` will open these steps in this order; replaces what was listed before.
+    """Announce that readers of `directory` will open these steps in this order; replaces an earlier list.
 
-    At most `LISTED_STEPS_MAX` (131,072) of them; `UsageError` for more, or for what is no step number. False if the mount
-    does not take hints from here.
+    At most `LISTED_STEPS_MAX` (131,072) steps; `UsageError` for more, or for a value that is no step number. False if
+    the mount takes no hints from this process.
     """
     listed = [_step(step) for step in steps]
     if len(listed) > LISTED_STEPS_MAX:
@@ -47,12 +48,13 @@ def announce_file(directory: str | Path, path: str | Path) -> bool:
 
 
 def announce_none(directory: str | Path) -> bool:
-    """Take back what was announced: reading goes on in no particular order."""
+    """Withdraw the announced order: reading continues in no particular order."""
     return _look_up(Path(directory), iter(["1-none"]))
 
 
 def _look_up(directory: Path, names: Iterator[str]) -> bool:
-    """In a thread that may be left behind: a mount that hangs must not hang the trainer's loop as well."""
+    """Look the names up in a thread that may be abandoned: a hanging mount must not hang the trainer's loop as
+    well."""
     place = directory / ".stepfs/order"
 
     def look() -> bool:

@@ -1,7 +1,7 @@
-"""The one reader of a mount's `.stepfs/` from outside, and the guard that every look at a mount point goes through.
+"""The one reader of a mount's `.stepfs/` from outside, and the guard for every access to a mount point.
 
-A mount whose daemon hangs, or was killed at the wrong moment, never answers. So no command and no trainer's helper touches
-a mount point in its own thread: it looks in a thread that can be left behind, for a bounded time.
+A mount whose daemon hangs, or was killed at the wrong moment, never answers. So no command and no trainer's helper
+touches a mount point in its own thread: it uses a thread that can be abandoned, for a bounded time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def answer_within(look: Callable[[], T], timeout_s: float | None = None) -> T | OSError | None:
-    """What `look` returns; the OSError that it raised; None if it takes longer than `timeout_s` (`ANSWER_S`)."""
+    """The result of `look`, or its OSError; None if it takes longer than `timeout_s` (`ANSWER_S`)."""
     result: list[T | OSError] = []
 
     def run() -> None:
@@ -32,7 +32,7 @@ def answer_within(look: Callable[[], T], timeout_s: float | None = None) -> T | 
         except OSError as error:
             result.append(error)
 
-    # A thread that hangs in a dead file system is left behind: it is a daemon thread and can be killed.
+    # A thread that hangs in a dead file system is abandoned: it is a daemon thread and can be killed.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(ANSWER_S if timeout_s is None else timeout_s)

@@ -1,4 +1,4 @@
-"""Randomness behind one small door, so that a simulated cluster replays from its seed.
+"""Randomness behind one interface, so that a simulated cluster replays from its seed.
 
 Ids and jitter come from the operating system unless a simulation installs a seeded generator for its tasks
 (trio tasks inherit context variables). Object names and incarnation ids need to be unpredictable between

@@ -1,8 +1,8 @@
-"""Errors that cross a room's door: one tree, each class saying what the caller should do.
+"""Errors between rooms: one tree; each class documents what the caller should do.
 
 Normal outcomes of the protocol (a create that lost its race, a step that is not committed yet) are values,
-not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.sequence`. What is raised here ends an operation. Every
-class carries the exit code that the command lines document, so the edge needs no table of its own.
+not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.sequence`. An exception of this module ends an operation.
+Every class has the exit code that the command lines document, so the command lines need no table of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class StepfsError(Exception):
-    """Something failed; the message is one line that says what to do."""
+    """Something failed; the message is one line with advice."""
 
     exit_code: ClassVar[int] = 1
 
@@ -23,21 +23,21 @@ class UsageError(StepfsError):
 
 
 class WrongTypeError(UsageError, TypeError):
-    """An argument of the Python API is of a type that cannot be meant. Correct the call."""
+    """An argument of the Python API has a wrong type. Correct the call."""
 
 
 class PayloadTypeError(WrongTypeError):
-    """What was appended is no payload: pass bytes."""
+    """The appended object is no payload: pass bytes."""
 
 
 class AbsentError(StepfsError):
-    """A lake, bucket, directory or object that was named does not exist: name another, or create it first."""
+    """A named lake, bucket, directory or object does not exist: name another, or create it first."""
 
     exit_code = 3
 
 
 class ReclaimedError(AbsentError):
-    """The steps were reclaimed while they were asked for: no checkpoint that is kept needs them. Go on with what is live."""
+    """The steps were reclaimed during the request: no kept checkpoint needs them. Continue with live steps."""
 
 
 class RefusedError(StepfsError):
@@ -66,7 +66,7 @@ class WithdrawnError(RefusedError):
 
 
 class CorruptError(StepfsError):
-    """Stored bytes are not what was committed: restore the object, or fork the lake around it."""
+    """Stored bytes differ from the committed ones: restore the object, or fork the lake around it."""
 
     exit_code = 5
 
@@ -78,7 +78,7 @@ class StoreUnreachableError(StepfsError):
 
 
 class StoreSilentError(StoreUnreachableError):
-    """The store has said nothing for as long as whoever waits wanted to wait: end, and try again later."""
+    """The store has been silent for as long as the caller was willing to wait: end, and try again later."""
 
 
 class FencedError(StepfsError):

@@ -1,4 +1,4 @@
-"""How long things take, as a distribution: counts per bucket, cheap enough for every request (one bisection)."""
+"""Distributions of durations: counts per bucket, cheap enough for every request (one bisection)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECONDS: Final = (
 
 
 class Histogram:
-    """Observations of one kind. `counts` has one bucket more than there are bounds: what is above the last."""
+    """Observations of one kind. `counts` has one bucket more than there are bounds, for values above the last."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -42,7 +42,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """One more."""
+        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -51,5 +51,5 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> Iterator[int]:
-        """Observations at or below each bound, and all of them at last: Prometheus' buckets."""
+        """Observations at or below each bound, and finally all of them: Prometheus' buckets."""
         return accumulate(tuple(self.counts))

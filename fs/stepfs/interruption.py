@@ -1,7 +1,7 @@
-"""Ctrl-C while a command is still loading ends it as it ends any program: by the signal, without a word.
+"""Ctrl-C while a command is still loading ends it like any program: by the signal, without output.
 
-Python would raise KeyboardInterrupt in the middle of some import and print where. `stepfs.cli.failure.reported` takes
-over once the command's own code runs: then there may be something to clean up. Imports nothing that takes time.
+Python would raise KeyboardInterrupt in the middle of some import and print a traceback. `stepfs.cli.failure.reported`
+takes over once the command's own code runs: then there may be something to clean up. This module imports nothing slow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Directories that only this user writes to, opened so that nobody can exchange them or what is in them.
+"""Directories that only this user writes to, opened so that no other user can exchange them or their contents.
 
-A scratch directory that everybody may write to is an ordinary place for caches, and root mounts there too. A stranger
-can plant directories and links under any name that he can guess. So each component below the shared directory is
-opened relative to its parent's descriptor, never through a link, and used only if it is one's own.
+A scratch directory that all users may write to is a common place for caches, and root mounts there, too. Another user
+can plant directories and links under any name that can be guessed. So each component below the shared directory is
+opened relative to its parent's descriptor, never through a link, and used only if this user owns it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _OTHERS: Final = 0o077
 
 
 def home() -> Path:
-    """This user's home; one below the temporary directory for a user whom this machine does not know, as in OpenShift."""
+    """This user's home; below the temporary directory for a user without an account on this machine, as in
+    OpenShift."""
     try:
         return Path.home()
     except RuntimeError:
@@ -26,7 +27,7 @@ def home() -> Path:
 
 
 def open_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
-    """A descriptor of a directory of this user with mode 0700; `PermissionError` if it is not that. OSError."""
+    """A descriptor of a directory of this user with mode 0700; `PermissionError` for any other directory. OSError."""
     descriptor = os.open(path, _FLAGS, dir_fd=parent)
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & _OTHERS:
@@ -36,7 +37,7 @@ def open_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
 
 
 def make_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
-    """Make a directory with mode 0700 and open it; one that is there must be one's own. OSError."""
+    """Make a directory with mode 0700 and open it; an existing one must belong to this user. OSError."""
     with suppress(FileExistsError):
         os.mkdir(path, 0o700, dir_fd=parent)
     return open_own(path, parent=parent)

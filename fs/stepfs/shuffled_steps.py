@@ -14,7 +14,7 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
 
 _LOADER_PLACES: Final = 64
-_AGAIN_S: Final = 60.0  # a daemon that was started anew hears of it by then
+_AGAIN_S: Final = 60.0  # seconds until the announcement is repeated, for a restarted daemon
 
 
 class ShuffledSteps:
@@ -26,10 +26,10 @@ class ShuffledSteps:
             sampler.set_epoch(epoch)
             for batch in loader: ...
 
-    Yields indices of a dataset whose item 0 is step `first` (index = step - first). Iterating tells the mount on
-    `directory`, so that it fetches ahead; the bytes are the same without. Every rank makes one, with the same arguments
-    but for `shard`. `shard` of `shards`: the ranks split the steps among them; leave both where all ranks read
-    every step, each its own slice.
+    Yields indices of a dataset whose item 0 is step `first` (index = step - first). Iterating announces the order to the
+    mount on `directory`, so that it fetches ahead; the bytes are the same without it. Every rank makes one sampler,
+    with the same arguments but for `shard`. `shard` of `shards`: the ranks split the steps among them; omit both if
+    all ranks read every step, each its own slice.
 
     A checkpoint in the middle of an epoch needs the steps from `first` on: record `sampler.next_step`.
     """
@@ -44,7 +44,7 @@ class ShuffledSteps:
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        """`directory`: the mount to tell, or None to tell nobody. `UsageError` for a range that holds no step."""
+        """`directory`: the mount that gets the order, or None for none. `UsageError` for a range without steps."""
         self._directory = directory
         self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
         self._seed = check_integer(seed, "seed")
@@ -58,14 +58,15 @@ class ShuffledSteps:
         self._epoch = self._position = 0
 
     def set_epoch(self, epoch: int, *, position: int = 0) -> None:
-        """Which epoch the next iteration is, and how many of its steps were consumed before (to resume in the middle)."""
+        """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
+        middle)."""
         self._epoch, self._position = check_integer(epoch, "epoch"), check_integer(position, "position")
         if not 0 <= self._epoch < 10**16 or not 0 <= self._position <= len(self._order()):
             raise UsageError(f"epoch {epoch} has no position {position}")
 
     @property
     def next_step(self) -> int:
-        """What a checkpoint of this epoch needs, until the epoch has ended."""
+        """The first step that a checkpoint of this epoch needs, until the epoch has ended."""
         return self._first
 
     def __len__(self) -> int:
@@ -78,13 +79,13 @@ class ShuffledSteps:
         for place in range(start, len(order)):
             now = time.monotonic()
             if self._directory is not None and (told_at is None or now - told_at >= _AGAIN_S):
-                # A loader asks for steps some places before it opens them; a mount that knows better keeps its place.
+                # A loader draws steps some places before it opens them; a mount that knows the exact place keeps it.
                 announce_shuffle(self._directory, order, max(start, place - _LOADER_PLACES))
                 told_at = now
             yield order.step_at(place) - self._first
 
     def state_dict(self) -> dict[str, int]:
-        """The arguments that make the order, for a checkpoint; how much was consumed the trainer knows."""
+        """The arguments that determine the order, for a checkpoint; the trainer itself knows the consumed number."""
         return {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int], *, position: int = 0) -> None:

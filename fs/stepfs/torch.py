@@ -1,10 +1,10 @@
-"""Optional help for PyTorch users: payloads as `.pt` bytes, and the two things a training loop may want to say.
+"""Optional help for PyTorch users: payloads as `.pt` bytes, the resume state, and a hook for checkpoints.
 
-    stream = StreamState.of_mount("/mnt/run", world=8)       # part of what `dcp.save` saves: where to go on
-    durable = CheckpointHook("/mnt/run", keep=2)             # tells the lake what is durable, so the rest can go
+    stream = StreamState.of_mount("/mnt/run", world=8)       # saved by `dcp.save`: where to continue
+    durable = CheckpointHook("/mnt/run", keep=2)             # records durable checkpoints
     dcp.save({"model": model, "stream": stream}, checkpoint_id=path)
     durable(stream.next_step)                                # or durable.after(dcp.async_save(…), stream.next_step)
-    durable.resumed(stream.next_step)                        # after `dcp.load`: from here on training goes on
+    durable.resumed(stream.next_step)                        # after `dcp.load`: training continues from here
 
 torch is imported inside functions, so that producers and trainers that never call them do not need it. The resume
 state is one integer and an identity, equal on all ranks (compare torchtitan 816, where it
@@ -54,7 +54,7 @@ def dump(obj: object) -> bytes:
 
 
 class StreamState:
-    """Where a training run stands in a lake; a `torch.distributed.checkpoint` `Stateful` without importing torch.
+    """The position of a training run in a lake; a `torch.distributed.checkpoint` `Stateful` without importing torch.
 
     `next_step` is the first step that has not been trained on: set it to `step + 1` after the optimizer's step, and
     start reading there after `load_state_dict`.
@@ -69,8 +69,8 @@ class StreamState:
     def of_mount(cls, directory: str | Path, *, world: int | None = None) -> Self:
         """The identity of the lake mounted on `directory`; `AbsentError` if it is not a stepfs mount.
 
-        `world`: how many ranks will read; `RefusedError` if the mount shows another number, because some slices would
-        be read twice, or never.
+        `world`: the number of reading ranks; `RefusedError` if the mount shows another number, because some slices
+        would be read twice, or never.
         """
         document: Any = read_status(Path(directory))
         if world is not None and world != document["world"]:
@@ -80,7 +80,7 @@ class StreamState:
         return cls(lake_id=document["lake_id"], slices=document["slices"])
 
     def state_dict(self) -> dict[str, object]:
-        """What to put into a checkpoint: the same on every rank, whatever the world size."""
+        """The state for a checkpoint: the same on every rank, for any world size."""
         return {
             "lake_id": self.lake_id,
             "next_step": check_integer(self.next_step, "next_step"),
@@ -113,10 +113,10 @@ class _Event(enum.Enum):
 
 
 class CheckpointHook:
-    """Tells the lake which checkpoints are durable. Every rank may call it; rank 0 speaks.
+    """Records in the lake which checkpoints are durable. Every rank may call it; only rank 0 writes.
 
-    A store that does not answer does not stop the training: what could not be said is said with the next checkpoint,
-    and until then only more is kept than needed.
+    A store that does not answer does not stop the training: a record that failed is repeated with the next checkpoint;
+    until then the lake only keeps more steps than needed.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class CheckpointHook:
         keep: int | None = None,
         endpoint_url: str | None = None,
     ) -> None:
-        """`where`: a mount, whose group it is unless `group` says otherwise, or a lake's URL. `keep`: as many of the
-        checkpoints saved last as the trainer keeps; None if it keeps all, or says `dropped`.
+        """`where`: a mount, whose group is used unless `group` is given, or a lake's URL. `keep`: the number of newest
+        checkpoints that the trainer keeps; None if it keeps all, or calls `dropped`.
 
         `UsageError` without a group, `AbsentError` if `where` is not a mount.
         """
@@ -143,27 +143,29 @@ class CheckpointHook:
             raise UsageError(f"whose checkpoints are these? Name a group, or mount {where} with --group")
         self._group = group
         self._keep = keep
-        self._unsaid: list[tuple[int, _Event]] = []  # next step of a checkpoint, and what became of it
-        self._speaking = threading.Lock()  # futures call back from threads of their own
+        self._unsaid: list[tuple[int, _Event]] = []  # by next step: not recorded yet
+        self._speaking = threading.Lock()  # futures call back from their own threads
 
     def __call__(self, next_step: int) -> None:
-        """A checkpoint that resumes at `next_step` is durable: call it when `dcp.save` has returned.
+        """Record a durable checkpoint that resumes at `next_step`: call it when `dcp.save` has returned.
 
-        `RefusedError` where readers of this mount go through steps in a shuffled order that is not at its end, and
-        `next_step` is beyond its first step: pass `ShuffledSteps.next_step`.
+        `RefusedError` if readers of this mount are inside a shuffled order and `next_step` is beyond its first step:
+        pass `ShuffledSteps.next_step`.
         """
         self._say(next_step, _Event.SAVED)
 
     def resumed(self, next_step: int) -> None:
-        """Training goes on from the checkpoint at `next_step`: call it after loading one, before the next is saved.
+        """Record that training resumed from the checkpoint at `next_step`: call it after loading, before the next
+        save.
 
         That checkpoint is kept from now on. Greater ones stay until the trainer has passed them, but no longer count
-        among the `keep` newest: they are of a branch that was left. `WithdrawnError` when its steps are reclaimed.
+        among the `keep` newest: they belong to an abandoned branch. `WithdrawnError` when the checkpoint's steps are
+        reclaimed.
         """
         self._say(next_step, _Event.RESUMED)
 
     def after(self, future: Future[object], next_step: int) -> None:
-        """The same, once what `dcp.async_save` returned is done; a save that failed is not recorded."""
+        """Record the checkpoint once the future of `dcp.async_save` is done; a failed save is not recorded."""
 
         def done(ended: Future[object]) -> None:
             if not ended.cancelled() and ended.exception() is None:
@@ -172,7 +174,7 @@ class CheckpointHook:
         future.add_done_callback(done)
 
     def dropped(self, next_step: int) -> None:
-        """The checkpoint that resumed at `next_step` was deleted."""
+        """Record that the checkpoint that resumed at `next_step` was deleted."""
         self._say(next_step, _Event.DROPPED)
 
     def _say(self, next_step: int, event: _Event) -> None:
@@ -188,11 +190,11 @@ class CheckpointHook:
             except StoreUnreachableError as error:
                 _log.warning("checkpoint %d is recorded with the next one: %s", next_step, error)
             except BaseException:
-                self._unsaid.clear()  # it would fail again; the caller is told
+                self._unsaid.clear()  # it would fail again; the caller gets the error
                 raise
 
     def _check_order(self, next_step: int) -> None:
-        """`RefusedError` for a checkpoint in the middle of a shuffled epoch that gives up steps of this epoch."""
+        """`RefusedError` for a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""
         if self._mounted is None:
             return
         try:

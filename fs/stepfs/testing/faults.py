@@ -1,4 +1,4 @@
-"""What can go wrong with one request, as values: whether and when the server applies it, and what the caller is told.
+"""The faults of one request, as values: whether and when the server applies it, and what the caller learns.
 
 The two are independent; every hazard of COMMIT.md that comes from the network is a pair of them. A `Plan` picks a
 fault for each request; `faulty.FaultyStore` carries it out. Nothing here depends on time or global randomness.
@@ -17,7 +17,7 @@ _TIMEOUT_S = 15.0
 
 
 class Told(enum.Enum):
-    """What the caller learns."""
+    """What the caller learns of a request."""
 
     TRUTH = "truth"
     NOTHING = "nothing"  # timeout, reset, 5xx, short body
@@ -30,9 +30,9 @@ class Told(enum.Enum):
 class Fault:
     """One way for a request to go wrong.
 
-    `applied`: the server carries it out on arrival. `late_s`: it does so this long after arrival instead, when the
-    caller has long given up. `wait_s`: what the caller waits beyond the usual latency. `half`: of a batch delete only
-    some keys go. `stale_s`: a LIST shows what stood this long ago.
+    `applied`: the server carries it out on arrival. `late_s`: the server does so this long after arrival instead, when
+    the caller has long given up. `wait_s`: the caller's wait beyond the usual latency. `half`: a batch delete removes
+    only some keys. `stale_s`: a LIST shows the state of this long ago.
     """
 
     name: str
@@ -55,18 +55,18 @@ CONFLICT_409 = Fault("409", Told.CONFLICT)
 FALSE_412 = Fault("412 for a free key", Told.TAKEN)
 OWN_412 = Fault("412 for the own success", Told.TAKEN, applied=True)
 SHORT_BODY = Fault("short body", Told.NOTHING, applied=True)
-PROXY_404 = Fault("404 of a proxy", Told.NOTHING)  # not the store's: the S3 store does not believe it either
+PROXY_404 = Fault("404 of a proxy", Told.NOTHING)  # not the store's own answer: the S3 store ignores it, too
 HALF_DELETED = Fault("half a delete", Told.NOTHING, applied=True, half=True)
 STALE_404 = Fault("404 for an object that is there", Told.ABSENT)
 
 
 def delayed(late_s: float, *, wait_s: float = 0.0) -> Fault:
-    """Nothing is heard, and the request lands `late_s` after its arrival all the same."""
+    """The caller gets no reply, and the request is applied `late_s` after its arrival nevertheless."""
     return Fault(f"delayed {late_s:g} s", Told.NOTHING, late_s=late_s, wait_s=wait_s)
 
 
 def stale_list(lag_s: float) -> Fault:
-    """A LIST that lags: what was created since is missing, what was deleted since is shown."""
+    """A LIST that lags: objects created since are missing, objects deleted since are shown."""
     return Fault(f"a LIST {lag_s:g} s old", Told.TRUTH, applied=True, stale_s=lag_s)
 
 
@@ -79,7 +79,7 @@ def no_faults(_verb: str, _key: str, _rng: random.Random) -> Fault | None:
 
 
 class Scripted:
-    """The given faults once each, on the first request whose verb equals and whose key contains what is named."""
+    """The given faults, each once, on the first request with the given verb whose key contains the given text."""
 
     def __init__(self, script: Sequence[tuple[str, str, Fault]]) -> None:
         self.left = list(script)  # a test asserts that it ends empty
@@ -93,7 +93,7 @@ class Scripted:
 
 
 class Weighted:
-    """Each fault with its probability, per request of a verb it can happen to."""
+    """Each fault with its probability, per request of a verb for which it can happen."""
 
     def __init__(self, probabilities: Mapping[Fault, float]) -> None:
         healthy = 1.0 - sum(probabilities.values())

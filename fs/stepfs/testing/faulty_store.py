@@ -1,11 +1,11 @@
-"""A store in memory, in virtual time, that fails on purpose: the ground the simulator stands on.
+"""A store in memory, in virtual time, that fails on purpose: the base of the simulator.
 
-`ObjectMap` is what is durable, strongly consistent, shared by every simulated process; a `FaultyStore` is one
-process's way to it, with its own faults, randomness and counts. Under `trio.testing.MockClock` with deterministic
-scheduling the same seeds give the same trace.
+`ObjectMap` holds the durable objects, strongly consistent and shared by every simulated process; a `FaultyStore` is
+one process's access to it, with its own faults, randomness and counts. Under `trio.testing.MockClock` with
+deterministic scheduling the same seeds give the same trace.
 
-Which awaits may be cancelled: the request travelling (then it may land later, or never) and the answer travelling
-(then it was applied). Applying itself never yields.
+Two awaits may be cancelled: the request on its way (then it may be applied later, or never) and the answer on its way
+(then the request was applied). Applying itself never yields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ATTEMPTS_MAX", "DELETE_BATCH", "Event", "FaultyStore", "ObjectMap", 
 ATTEMPTS_MAX = 3  # of verbs that are retried, as the S3 data client does
 DELETE_BATCH = 1000
 _RETRY_S = 0.2
-_WIRE_LANDS = 0.5  # share of requests of a killed process that are carried out all the same
+_WIRE_LANDS = 0.5  # share of requests of a killed process that are applied nevertheless
 _WIRE_S_MAX = 2.0
 _HALF_GOES = 0.5
 
@@ -35,7 +35,7 @@ Latency = Callable[[str, int, random.Random], float]  # (verb, bytes, randomness
 
 
 def usual_latency(verb: str, size: int, rng: random.Random) -> float:
-    """About what a real server takes: 2 ms a request, 8 ms a create, 1 GB/s; jittered."""
+    """The latency of a typical server: 2 ms a request, 8 ms a create, 1 GB/s; with jitter."""
     base_s = 0.008 if verb == "create" else 0.002
     return base_s * rng.uniform(0.5, 2.0) + size / 1e9
 
@@ -57,7 +57,8 @@ class FaultyStore:
         latency: Latency = usual_latency,
         page: int | None = None,
     ) -> None:
-        """`page`: how many keys one request lists or deletes; else a LIST is one request, and a delete takes 1000."""
+        """`page`: the number of keys that one request lists or deletes; by default a LIST is one request, a delete
+        1000 keys."""
         self.shared = shared if shared is not None else ObjectMap()
         self.url = f"memory://{actor}"
         self.counts = Counts()
@@ -68,7 +69,7 @@ class FaultyStore:
         self._actor = actor
         self._latency = latency
         self._page = page
-        self._fault: Fault | None = None  # of the request whose effect is being carried out
+        self._fault: Fault | None = None  # of the request that is being applied
         self._rng = random.Random(f"{seed}/{actor}")  # noqa: S311 (a simulation, not a secret)
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
@@ -162,7 +163,7 @@ class FaultyStore:
             await self._retried("delete", tuple(batch), effect)
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     async def _read(self, key: str, size: int = 0) -> bytes | None:
         found: bytes | None = None

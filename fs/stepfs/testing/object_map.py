@@ -1,8 +1,8 @@
-"""What the simulated store holds, and what is still on its way to it: one per lake, shared by all simulated processes.
+"""The objects of the simulated store, and the requests on their way: one map per lake, shared by all processes.
 
-Requests that outlive their sender (delayed ones, and those on the wire when a process is killed) need no task: they
-are kept with the time they land, and carried out before anyone looks at the map at or after that time, which nobody
-can tell from the real thing.
+Requests that outlive their sender (delayed ones, and those on the wire when a process is killed) need no task: the map
+keeps them with their time of arrival, and applies them before the first access at or after that time. No simulated
+process can see the difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Listing = list[Entry]
 
 
 class Event(NamedTuple):
-    """One request as the server saw it; `outcome` is what it did, `fault` what it or the network did wrong."""
+    """One request as the server saw it; `outcome` is its result, `fault` the error of the server or the network."""
 
     time_us: int
     actor: str
@@ -35,14 +35,14 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class ObjectMap:
-    """The durable objects, what is still on its way to them, and the trace of all requests."""
+    """The durable objects, the requests on their way, and the trace of all requests."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     trace: list[Event] = field(default_factory=list)
     watch: Callable[[Event], None] | None = (
         None  # called after each request, for invariants that hold at every moment
     )
-    now_s: float = -math.inf  # virtual time of the last request; what was there before has no age
+    now_s: float = -math.inf  # virtual time of the last request; older objects have no age
     _written_s: dict[str, float] = field(default_factory=dict)
     _keys: list[str] = field(default_factory=list)
     _landing: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class ObjectMap:
         self._landings += 1
 
     def settle(self, now_s: float) -> None:
-        """Carry out what has landed by `now_s`; call it before looking at `objects` directly."""
+        """Apply the requests that arrived by `now_s`; call it before reading `objects` directly."""
         while self._landing and self._landing[0][0] <= now_s:
             time_s, _, effect = heapq.heappop(self._landing)
             self.now_s = time_s
@@ -90,7 +90,7 @@ class ObjectMap:
         stale_s: float = 0.0,
         ages: bool = False,
     ) -> Listing:
-        """Objects under `prefix` after the key `after`, in key order; with `stale_s` those of so long ago."""
+        """Objects under `prefix` after the key `after`, in key order; with `stale_s` the objects of that long ago."""
         if stale_s and self.trace:
             return self._select_past(
                 prefix, after, limit, self.trace[-1].time_us - round(stale_s * 1e6), ages=ages
@@ -107,7 +107,7 @@ class ObjectMap:
         return found
 
     def _select_past(self, prefix: str, after: str, limit: int | None, at_us: int, *, ages: bool) -> Listing:
-        """What `select` would have found at `at_us`. A key that is deleted twice is shown once more, which is harmless."""
+        """The result of `select` at `at_us`. A key that is deleted twice appears once more, which is harmless."""
         found = {entry.key: entry for entry in self.select(prefix, after, ages=ages)}
         for event in takewhile(lambda event: event.time_us > at_us, reversed(self.trace)):
             for key in event.keys:

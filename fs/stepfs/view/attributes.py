@@ -1,7 +1,7 @@
-"""What `stat` says, as constants of a commit: attributes that changed would make the kernel drop its page cache.
+"""The results of `stat`, as constants of a commit: changed attributes would make the kernel drop its page cache.
 
-Link counts of directories whose number of children changes are 1, which tools read as "unknown" (as on btrfs), so
-that nothing counts on them.
+Directories whose number of children changes have link count 1, which tools read as "unknown" (as on btrfs), so that
+no tool relies on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepfs.view.naming import step_name
 from stepfs.view.tree import Presence, StepTable, Tree
 
 FOREVER_S: Final = 10.0 * 365 * 86400
-GLANCE_S: Final = 1.0  # of the root and `.stepfs/`: one GETATTR a second instead of one per path walk
+GLANCE_S: Final = 1.0  # for the root and `.stepfs/`: one GETATTR a second instead of one per path walk
 BLOCK_BYTES_HINT: Final = 64 << 10  # st_blksize: the size of a stdio or Python read buffer
 
 DIRECTORY_MODE: Final = stat.S_IFDIR | 0o555
@@ -28,7 +28,7 @@ LINK_MODE: Final = stat.S_IFLNK | 0o777
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """One inode's attributes, and for how many seconds the kernel may keep them and the name."""
+    """One inode's attributes, and the seconds for which the kernel may cache them and the name."""
 
     inode: int
     mode: int
@@ -50,7 +50,7 @@ def newest_ms(table: StepTable) -> int:
 
 
 def step_directory(table: StepTable, tree: Tree, step: Step) -> Attributes:
-    """A step's directory; a pending one may change at any moment, so the kernel keeps nothing of it."""
+    """A step's directory; a pending one may change at any moment, so the kernel caches nothing of it."""
     presence = tree.presence(step)
     if presence is Presence.COMMITTED:
         return Attributes(directory_inode(step), DIRECTORY_MODE, 2, 0, table.time_ms(step), FOREVER_S)
@@ -58,7 +58,7 @@ def step_directory(table: StepTable, tree: Tree, step: Step) -> Attributes:
 
 
 def runs_of_one_time(table: StepTable, steps: range) -> Iterator[tuple[range, int]]:
-    """Live steps as runs of one `time_ms`, with that time: a whole segment where it is not loaded."""
+    """Live steps as runs of equal `time_ms`, with that time: a whole segment if it is not loaded."""
     first = steps.start
     while first < steps.stop:
         stop = first + 1
@@ -76,12 +76,12 @@ def slice_file(entry: StepEntry, index: SliceIndex, links: int) -> Attributes:
 
 
 def pending_file(table: StepTable, step: Step, index: SliceIndex, links: int) -> Attributes:
-    """A rank's file of a step that is not committed yet: size 0, and the kernel keeps nothing of it."""
+    """A rank's file of a step that is not committed yet: size 0, and the kernel caches nothing of it."""
     return Attributes(slice_inode(step, index), FILE_MODE, links, 0, table.identity.created_ms, 0.0)
 
 
 def latest(table: StepTable, step: Step) -> Attributes:
-    """The symlink to the newest step; never kept, it moves with every commit."""
+    """The symlink to the newest step; never cached, because it moves with every commit."""
     return Attributes(Fixed.LATEST, LINK_MODE, 1, len(step_name(step)), table.time_ms(step), 0.0)
 
 
@@ -91,12 +91,12 @@ def control_directory(inode: Fixed, time_ms: int) -> Attributes:
 
 
 def control_file(inode: Fixed, time_ms: int) -> Attributes:
-    """A file of `.stepfs/`: size 0 like a file of /proc, its content is made when it is opened."""
+    """A file of `.stepfs/`: size 0 like a file of /proc; opening it makes its content."""
     return Attributes(inode, FILE_MODE, 1, 0, time_ms, FOREVER_S)
 
 
 def hinted_file(time_ms: int) -> Attributes:
-    """A name in `.stepfs/order/` that was accepted; not kept, since looking it up again means something again."""
+    """A name in `.stepfs/order/` that was accepted; not cached, because each lookup is a new announcement."""
     return Attributes(Fixed.HINTED, FILE_MODE, 1, 0, time_ms, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Inode numbers as a pure function of what they name: equal after a remount and on every node.
+"""Inode numbers as a pure function of names: equal after a remount and on every node.
 
     1 … 15                        the root, `latest`, and the fixed files of `.stepfs/`
     (step + 1) << 20              a step directory
@@ -6,7 +6,7 @@
     1 << 62 | step                `.stepfs/steps/<step>.json`
     1 << 62 | 1 << 61 | step      `.stepfs/wait/<step>`
 
-No table, so nothing to rebuild, to bound, or to get wrong when the kernel forgets and asks again.
+There is no table that would have to be rebuilt, bounded, or kept right when the kernel forgets an inode and returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Fixed(enum.IntEnum):
     WAIT = 8
     LATEST = 9
     ORDER = 10
-    HINTED = 11  # every name in `.stepfs/order/` that was accepted
+    HINTED = 11  # every accepted name in `.stepfs/order/`
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class StepDirectory:
 
 @dataclass(frozen=True, slots=True)
 class SliceFile:
-    """`step-…/rank-…`: the bytes of one slice, under as many names as ranks read it."""
+    """`step-…/rank-…`: the bytes of one slice, under one name per rank that reads it."""
 
     step: Step
     index: SliceIndex

@@ -1,8 +1,8 @@
 """Names ↔ numbers, one name per number.
 
-A step or rank has exactly one name: padded to a fixed width while it fits, wider once it outgrows it. Parsing
-accepts that name and nothing else, because an alias (a leading '+', extra zeros, digits of another script) would be
-a second path to the same inode, which caches, `diff -r` and the kernel's dentries would then disagree about.
+A step or rank has exactly one name: padded to a fixed width while it fits, wider beyond it. Parsing accepts only that
+name, because an alias (a leading '+', extra zeros, digits of another script) would be a second path to the same
+inode, and caches, `diff -r` and the kernel's dentries would disagree about it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from stepfs.format.ids import Step
 
-STEP_MAX: Final = Step(2**41 - 2)  # what inode numbers have room for: 70 years at 1000 steps per second
+STEP_MAX: Final = Step(2**41 - 2)  # the limit of inode numbers: 70 years at 1000 steps per second
 RANK_MAX: Final = 2**20 - 2
 CONTROL_DIRECTORY: Final = b".stepfs"
 LATEST: Final = b"latest"

@@ -1,9 +1,9 @@
-"""Which slice a rank reads.
+"""The map from ranks to slices.
 
 Tensor- and pipeline-parallel peers read the same batch, so several ranks of a world map to one slice; in the view
-they are hard links, hence one fetch and one page cache. Two ways to say it: `--world N`, where consecutive ranks
-share a slice, and `--mesh pp=2,dp=4,tp=2`, the trainer's own device mesh, slowest dimension first, in which only the
-data (`dp`, `dp_…`, `fsdp`, `ddp`) and context (`cp`) dimensions choose the slice.
+their files are hard links, hence one fetch and one page cache. There are two ways to give the map: `--world N`, where
+consecutive ranks share a slice, and `--mesh pp=2,dp=4,tp=2`, the trainer's own device mesh, slowest dimension first, in
+which only the data (`dp`, `dp_…`, `fsdp`, `ddp`) and context (`cp`) dimensions choose the slice.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class RankMap:
         return SliceIndex(rank // self.links) if self.table is None else self.table[rank]
 
     def first_rank_of(self, index: SliceIndex) -> int:
-        """The lowest rank that reads a slice: the name under which the mount itself looks it up."""
+        """The lowest rank that reads a slice: the mount itself looks the file up under this name."""
         return index * self.links if self.table is None else self.table.index(index)
 
     @property
     def links(self) -> int:
-        """How many ranks read one slice: the link count of its file."""
+        """The number of ranks that read one slice: the link count of its file."""
         return self.world // self.slices
 
 

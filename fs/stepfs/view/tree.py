@@ -1,4 +1,4 @@
-"""What the root shows: one function from the log's state and the mount's options to names.
+"""The contents of the root: one function from the log's state and the mount's options to names.
 
 Everything here answers from memory, because a handler for the root must never wait on the store: the kernel holds
 the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it.
@@ -15,7 +15,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.view.naming import STEP_MAX
 
-AHEAD_STEPS_MAX: Final = 1000  # how far beyond the frontier `--wait` gives out directories
+AHEAD_STEPS_MAX: Final = 1000  # how far beyond the frontier `--wait` resolves directories
 
 
 class StepTable(Protocol):
@@ -36,17 +36,17 @@ class StepTable(Protocol):
 
 
 class Presence(enum.Enum):
-    """What a step's name resolves to."""
+    """The result of resolving a step's name."""
 
     COMMITTED = "committed"  # a directory whose files exist
-    PENDING = "pending"  # a directory whose files are to come: opening one waits for the commit
-    GONE = "gone"  # listed for ever under --steps, but reclaimed, or never to come: nothing inside
+    PENDING = "pending"  # a directory of future files: opening one waits for the commit
+    GONE = "gone"  # listed for ever under --steps, but reclaimed, or never committed: empty
     ABSENT = "absent"  # ENOENT
 
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """How this mount differs from the plain view."""
+    """The options that change the plain view."""
 
     steps: range | None = None  # --steps A:B: exactly these, from the start
     show_last: int | None = None  # --show-last N: trims listings, never lookups
@@ -64,11 +64,11 @@ class Tree:
     def __init__(self, table: StepTable, options: ViewOptions) -> None:
         self._table = table
         self.options = options
-        self.need = Step(0)  # the least next step of this mount's own group; steps below have left the view
+        self.need = Step(0)  # the least next step of this mount's own group; the view hides lower steps
 
     @property
     def next_step(self) -> Step:
-        """Number of committed steps: the first step that is not there yet."""
+        """Number of committed steps: the first step that is not committed yet."""
         return self._table.state.next_step
 
     def first_visible(self) -> Step:
@@ -76,12 +76,12 @@ class Tree:
         return Step(max(self._table.first_live_step, self.need))
 
     def last_visible(self) -> Step:
-        """The newest step whose files can be opened, if any can."""
+        """The newest step whose files can be opened; None if there is none."""
         newest = self.next_step - 1
         return Step(newest if self.options.steps is None else min(newest, self.options.steps.stop - 1))
 
     def readable(self, step: Step) -> bool:
-        """Whether the files of this step can be opened here and now."""
+        """Whether the files of this step can be opened in this mount now."""
         if self.options.steps is not None and step not in self.options.steps:
             return False
         return self.first_visible() <= step < self.next_step
@@ -93,14 +93,15 @@ class Tree:
     def names_known(self, step: Step) -> bool:
         """Whether the files of a pending step have names and attributes already, all but their sizes.
 
-        Under `--steps` alone: `glob`, `exists` and `find` would wait once per name, and end with lists of different
-        lengths on different nodes. Under `--wait` a name tells whether the step is there; loops on `exists` rely on it.
+        Only under `--steps`: otherwise `glob`, `exists` and `find` would wait once per name, and end with lists of
+        different lengths on different nodes. Under `--wait` a name exists only with its step; loops on `exists` rely
+        on it.
         """
         steps = self.options.steps
         return steps is not None and not self.options.stat_waits and self.presence(step) is Presence.PENDING
 
     def presence(self, step: Step) -> Presence:
-        """What the name of a step resolves to; never by asking the store."""
+        """Resolve the name of a step, without a request to the store."""
         if self.readable(step):
             return Presence.COMMITTED
         steps = self.options.steps
@@ -123,7 +124,7 @@ class Tree:
         return shown
 
     def latest(self) -> Step | None:
-        """The target of `latest`; None under `--steps`, and while there is nothing to point at."""
+        """The target of `latest`; None under `--steps`, and before the first step."""
         newest = Step(self.next_step - 1)
         if self.options.steps is not None or not self.readable(newest):
             return None
