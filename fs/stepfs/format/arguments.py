@@ -1,6 +1,6 @@
-"""What callers of the Python API pass, checked at the door: a wrong type is named there, not where it first hurts.
+"""Checks of arguments of the Python API: a wrong type is reported at the call, not deep inside.
 
-Integers may be of any type that says it is one (`numpy.int64`, a 0-dimensional tensor): training loops count in those.
+Integers may be of any type with `__index__` (`numpy.int64`, a 0-dimensional tensor): training loops count in those.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def check_text(value: object, what: str, example: str) -> str:
 
 
 def check_integer(value: object, what: str) -> int:
-    """`value` as a plain integer, else `WrongTypeError`; True and False are none."""
+    """`value` as a plain integer, else `WrongTypeError`; True and False are no integers here."""
     try:
         number = operator.index(cast("SupportsIndex", value))
     except (TypeError, ValueError):

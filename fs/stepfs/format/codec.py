@@ -1,4 +1,4 @@
-"""The envelope of every small object, and bounded reading of what is inside.
+"""The envelope of every small object, and bounded decoding of its contents.
 
     offset 0   6 bytes   magic "stepfs"
            6   u8        kind (`Kind`)
@@ -11,8 +11,8 @@ The checksum is verified before msgpack sees a byte. Unknown map keys are ignore
 unknown kind or a higher version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
 `CorruptError`, never another exception, never an allocation larger than a small multiple of the input (`shape.py`).
 
-Format 2 is format 1 with a running total above 2⁵³: only the objects that hold such a total are written in it, so
-that readers which cannot take the number ask for an upgrade instead of calling the object corrupt.
+Format 2 is format 1 with a running total above 2⁵³: only objects that hold such a total are written in it, so that
+readers which cannot handle the number request an upgrade instead of reporting a corrupt object.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Value = None | bool | int | float | str | bytes | list["Value"] | dict["Value", 
 
 
 class Kind(enum.IntEnum):
-    """What an enveloped object is; stored, so numbers never change meaning."""
+    """The kind of an enveloped object; stored, so numbers never change meaning."""
 
     LAKE = 1
     COMMIT = 2
@@ -76,10 +76,10 @@ def encode(kind: Kind, body: Mapping[str, object], *, totals: Iterable[int] = ()
 
 
 def readable(kind: Kind, data: bytes, value: T, decoder: Callable[[bytes, str], T]) -> bytes:
-    """`data`, if every reader gets `value` out of it; else `RefusedError`.
+    """`data`, if every reader decodes `value` from it; else `RefusedError`.
 
-    The last line of an encoder: what is written once can never be corrected, and one object that readers refuse stops
-    all of them.
+    Every encoder ends with this check: a written object can never be corrected, and one object that readers refuse
+    stops all of them.
     """
     name = kind.name.lower()
     try:
@@ -118,7 +118,7 @@ def decode(kind: Kind, data: bytes | memoryview, what: str) -> Fields:
 
 
 def envelope_bytes(data: bytes | memoryview, what: str) -> int:
-    """How many of the bytes belong to the envelope that they begin with; its checksum is for `decode` to verify."""
+    """The length of the envelope at the beginning of `data`; `decode` verifies its checksum."""
     if len(data) < HEADER_BYTES:
         raise CorruptError(f"{what}: {len(data)} bytes is too short for a stepfs object")
     length: int = _HEADER.unpack_from(data)[3]
@@ -137,13 +137,13 @@ def unpack(body: bytes | memoryview, what: str) -> Value:
             max_map_len=min(len(body), _CONTAINER_ITEMS_MAX),
         )
     except Exception as error:
-        # msgpack raises a zoo here (ValueError, StackError, ExtraData, TypeError for unhashable keys …).
+        # msgpack raises many types here (ValueError, StackError, ExtraData, TypeError for unhashable keys …).
         raise CorruptError(f"{what}: malformed msgpack ({type(error).__name__}: {error})") from error
     return value
 
 
 class Fields:
-    """A decoded map read field by field, each with its type and bound."""
+    """A decoded map, read field by field, each with its type and bound."""
 
     __slots__ = ("_map", "_what")
 
@@ -154,7 +154,7 @@ class Fields:
         self._what = what
 
     def __contains__(self, name: str) -> bool:
-        """Whether a key that older writers do not know is there."""
+        """Whether the map has a key that older writers do not know."""
         return name in self._map
 
     def integer(self, name: str, *, low: int = 0, high: int = INTEGER_MAX) -> int:
@@ -215,5 +215,5 @@ class Fields:
         return texts
 
     def bad(self, name: str, expected: str) -> CorruptError:
-        """The error for a field that is not what it must be; raise it."""
+        """The error for a field of a wrong type or value; raise it."""
         return CorruptError(f"{self._what}: field {name!r} is not {expected}")

@@ -24,7 +24,7 @@ _URL_BYTES_MAX: Final = 2048
 
 
 class CommitKind(enum.StrEnum):
-    """What a version changes. A reader stops at a kind it does not know."""
+    """The kind of change of a version. A reader stops at an unknown kind."""
 
     DATA = "data"
     EPOCH = "epoch"  # an incarnation of a producer starts or retires
@@ -34,7 +34,7 @@ class CommitKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Another lake whose data objects this one shares (a fork's parent), and which of its steps they are.
+    """Another lake whose data objects this one shares (a fork's parent), and the shared steps.
 
     The fork's steps below `end` are the parent's: equal numbers up to `skip_first`, then those from `skip_end` on.
     """
@@ -57,11 +57,11 @@ class Commit:
     version: Version
     lake_id: str
     kind: CommitKind
-    commit_id: bytes  # random: tells "my create landed" from "somebody else's did"
+    commit_id: bytes  # random: distinguishes my create from another writer's
     prev_digest: bytes
     producer_id: str
     epoch: Epoch
-    incarnation: bytes  # random per start: two processes at one epoch are told apart
+    incarnation: bytes  # random per start: distinguishes two processes at one epoch
     next_seq: int  # of the producer, after this commit
     position: bytes  # msgpack of the producer's position; opaque, never compared
     first_step: Step
@@ -69,7 +69,7 @@ class Commit:
     time_ms: int
     total_bytes: int  # payload bytes of all steps up to and including this version
     total_records: int
-    retired: bool = False  # EPOCH only: this incarnation says goodbye
+    retired: bool = False  # EPOCH only: this incarnation retires
     origin: Origin | None = None  # ORIGIN only
 
     @property
@@ -78,7 +78,7 @@ class Commit:
 
 
 def genesis_digest(lake_id: str) -> bytes:
-    """d_{-1}: what the first commit of a lake chains to."""
+    """d_{-1}: the digest before the first commit of a lake."""
     return hashlib.sha256(b"stepfs-genesis\n" + lake_id.encode()).digest()
 
 

@@ -1,8 +1,8 @@
-"""What a commit says of one TGB: where its slices lie and how to verify them without opening the object.
+"""A commit's description of one TGB: the places and checksums of its slices, usable without opening the object.
 
-Per slice: offset, length, CRC32C, record count; for a slice longer than one block (`BLOCK_BYTES`) one CRC32C per
-block besides, so that a large slice can be fetched in parts and served block by verified block. Kept packed: a
-lake of 10⁶ steps × 64 slices must not become 10⁸ Python objects.
+Per slice: offset, length, CRC32C, record count; for a slice longer than one block (`BLOCK_BYTES`) also one CRC32C per
+block, so that a large slice can be fetched in parts and served block by verified block. It stays packed: a lake of 10⁶
+steps × 64 slices must not become 10⁸ Python objects.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SliceRef:
 
 
 def block_count(length: int) -> int:
-    """How many block checksums a slice of `length` bytes carries (none when one block holds it)."""
+    """The number of block checksums of a slice of `length` bytes (none if it fits one block)."""
     return 0 if length <= BLOCK_BYTES else -(-length // BLOCK_BYTES)
 
 
@@ -60,7 +60,7 @@ class Descriptor:
         return length
 
     def slice(self, index: SliceIndex) -> SliceRef:
-        """Where slice `index` lies; IndexError beyond the last."""
+        """The place and checksums of slice `index`; IndexError beyond the last."""
         if not 0 <= index < self.slices:
             raise IndexError(index)
         first_block = 0
@@ -92,7 +92,7 @@ def pack_slices(slices: Sequence[SliceRef]) -> tuple[bytes, bytes]:
 
 
 def check_packed(packed_slices: bytes, packed_blocks: bytes, *, size: int, what: str) -> None:
-    """Refuse slices that do not fit their object or whose block checksums are not exactly as many as needed."""
+    """Refuse slices that do not fit their object, or that have too many or too few block checksums."""
     if len(packed_slices) % _SLICE.size or not 0 < len(packed_slices) // _SLICE.size <= SLICES_MAX:
         raise CorruptError(f"{what}: slice table of {len(packed_slices)} bytes")
     words = struct.unpack(f"<{len(packed_slices) // 8}Q", packed_slices)  # offset, length, the rest

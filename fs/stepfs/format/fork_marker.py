@@ -1,4 +1,5 @@
-"""What a fork leaves in its new lake's place until it is finished, so that the next start finds what a killed one began."""
+"""The marker at a new lake's place until its fork is finished, so that the next start finds the remains of a killed
+fork."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which parent steps a fork has: those before `step`, then those from `step` on outside [skip_first, skip_end).
+    """The parent steps of a fork: those before `step`, then those from `step` on outside [skip_first, skip_end).
 
     None from `until` on.
     """
@@ -31,7 +32,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class ForkMarker:
-    """`forking/<lake_id>`: a fork that began here, and of which lake."""
+    """`forking/<lake_id>`: a fork that began here, and its parent."""
 
     lake_id: str  # of the lake being made
     parent_url: str
@@ -59,7 +60,7 @@ def encode_marker(marker: ForkMarker) -> bytes:
 
 
 def decode_marker(data: bytes, key: str) -> ForkMarker:
-    """`CorruptError` unless it is the marker of that name: what is undone is found by its id."""
+    """`CorruptError` unless the id matches the key: undoing a fork finds its objects by this id."""
     fields = decode(Kind.FORK, data, key)
     lake_id, parent_id = fields.text("lake"), fields.text("parent")
     if not _LAKE_ID.fullmatch(lake_id) or not _LAKE_ID.fullmatch(parent_id) or marker_key(lake_id) != key:

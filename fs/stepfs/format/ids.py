@@ -1,4 +1,4 @@
-"""The integers of the protocol as distinct types, and the bounds every decoder checks them against."""
+"""The integers of the protocol as distinct types, and the bounds that every decoder checks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NO_VERSION: Final = Version(-1)
 INTEGER_MAX: Final = 2**53  # exact in every consumer of our JSON, and far above any real lake
 TOTAL_MAX: Final = 2**63 - 1  # running totals: 8 EiB of payload, and as many records
 RECORDS_MAX: Final = 1 << 40  # of one step
-SLICES_MAX: Final = 1 << 14  # a segment of so wide steps is 200 MB; `codec.OBJECT_BYTES_MAX` is the end
+SLICES_MAX: Final = 1 << 14  # a segment of such steps is 200 MB, near `codec.OBJECT_BYTES_MAX`
 SLICE_BYTES_MAX: Final = 1 << 40
 BLOCK_BYTES: Final = 8 << 20  # unit of verification and of parallel fetch inside a large slice
 POSITION_BYTES_MAX: Final = 64 << 10
 DESCRIPTOR_BYTES_MAX: Final = 416 << 10  # checksums of one step: SEGMENT_STEPS of them fit an object
-SEGMENT_STEPS: Final = 512  # steps per index segment; also how far apart snapshots usually are
-PRODUCERS_MAX: Final = 1 << 14  # ids that a lake may ever know: every snapshot carries them all
+SEGMENT_STEPS: Final = 512  # steps per index segment; also the usual distance of snapshots
+PRODUCERS_MAX: Final = 1 << 14  # ids that a lake may ever know: every snapshot contains them all
 JSON_SCHEMA: Final = 1  # of documents for other programs (fs/JSON.md): fields are added, never changed
 ID_BYTES_MAX: Final = 256  # producer and group ids, UTF-8

@@ -1,4 +1,4 @@
-"""Object names of a lake: pure functions from what an object is to where it lives.
+"""Object names of a lake: pure functions from an object's identity to its key.
 
 Components are fixed width in `[0-9a-z-]` so that no name is a prefix of a sibling: SeaweedFS sorts by path
 component, S3 by bytes, and both must LIST in the same order. User-chosen ids appear only as hashes; the ids
@@ -70,7 +70,7 @@ def data_prefix(lake_id: str) -> str:
 
 
 def producer_prefix(lake_id: str, producer: str) -> str:
-    """Where the objects of a producer lie; `producer` is its `component`."""
+    """The prefix of a producer's objects; `producer` is its `component`."""
     return f"{lake_id}/data/{producer}/"
 
 
@@ -126,7 +126,7 @@ def _segment_of(prefix: str, key: str) -> SegmentIndex | None:
 
 @dataclass(frozen=True, slots=True)
 class DataName:
-    """What the name of a data object says: enough to tell an orphan without a clock."""
+    """The parts of a data object's name: enough to recognise an orphan without a clock."""
 
     producer: str  # `component` of the producer id
     epoch: Epoch

@@ -1,6 +1,7 @@
-"""What a mount says of itself for the fleet view: informative only, so nothing decides anything by it.
+"""A mount's record for the fleet view: informative only, no decision depends on it.
 
-The one kind of object that is overwritten, by the one mount whose name it bears. Times are of that mount's own clock.
+It is the only kind of object that is overwritten, and only by the mount that it names. Times are of that mount's
+clock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from stepfs.format.ids import Step
 
 _TEXT_BYTES_MAX: Final = 4096
 PERMILLE: Final = 1000
-USUAL_INTERVAL_MS: Final = 10_000  # of writers that do not say it
+USUAL_INTERVAL_MS: Final = 10_000  # of writers that do not record it
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,9 @@ class NodeRecord:
     directory: str
     pid: int
     version: str  # of stepfs
-    next_step: Step  # steps it knows to be committed: its frontier + 1
+    next_step: Step  # the number of committed steps that it knows: its frontier + 1
     read_to: Step  # one past the step opened last; 0 before the first
-    waited_permille: int  # of the time since the former record, some reader was waiting for an answer
+    waited_permille: int  # of the time since the former record in which a reader was blocked
     time_ms: int
     interval_ms: int = USUAL_INTERVAL_MS  # until the next record, as planned
 
@@ -43,7 +44,8 @@ class NodeRecord:
 
 
 def node_name(host: str, directory: str) -> str:
-    """Equal for what mounts at the same place again, so that it takes over what a killed mount has left."""
+    """The name of a mount; equal for the next mount at the same place, so that it takes over a killed mount's
+    record."""
     return f"{host}:{directory}".encode(errors="backslashreplace").decode()
 
 
@@ -84,6 +86,6 @@ def decode_node(data: bytes, what: str) -> tuple[str, NodeRecord]:
 
 
 def _text(text: str) -> str:
-    """Any host or path as UTF-8 of a bounded size; what does not fit loses its beginning."""
+    """Any host or path as UTF-8 of a bounded size; a longer text loses its beginning."""
     printable = text.encode(errors="backslashreplace")
     return printable[-_TEXT_BYTES_MAX:].decode(errors="ignore")

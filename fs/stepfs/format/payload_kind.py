@@ -1,7 +1,7 @@
-"""What the bytes of a slice must begin with to be a file of the lake's extension.
+"""The signatures of files by extension: the first bytes that a slice must have.
 
 Only the first bytes are compared: enough to tell a raw buffer from a file, cheap enough for every slice of a lake.
-Extensions without a signature (`.bin`, `.json`, `.txt`) cannot be checked, and a lake refuses to promise it.
+Extensions without a signature (`.bin`, `.json`, `.txt`) cannot be checked; for them `init --check-payload` is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-HEAD_BYTES: Final = 512  # as many of a slice's first bytes as any check needs
+HEAD_BYTES: Final = 512  # the first bytes of a slice that the checks need
 
 _SHOWN_BYTES: Final = 12
 _SAFETENSORS_HEADER_MAX: Final = 100_000_000  # the limit of the safetensors library
@@ -54,12 +54,12 @@ CHECKED_EXTENSIONS: Final = tuple(_TESTS)
 
 
 def is_checkable(ext: str) -> bool:
-    """Whether files of this extension (its last component) begin with something known."""
+    """Whether files of this extension (its last component) have a known signature."""
     return _last(ext) in _TESTS
 
 
 def payload_problem(ext: str, head: bytes, length: int) -> str | None:
-    """Why a slice of `length` bytes cannot be a file of `ext`; None if it can, or if the extension is not known.
+    """The reason why a slice of `length` bytes cannot be a file of `ext`; None if it can, or for an unknown extension.
 
     `head`: the slice's first `HEAD_BYTES` bytes, or all of them if there are fewer.
     """

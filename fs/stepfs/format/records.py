@@ -31,26 +31,26 @@ class LakeIdentity:
     slices: int
     ext: str
     created_ms: int
-    check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` look
+    check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
 
 
 @dataclass(frozen=True, slots=True)
 class FloorRecord:
     """A slot of `floor/`. A closing record (closing > first_live_step) announces; the next one advances."""
 
-    record_id: bytes  # random: tells two reclaimers apart
+    record_id: bytes  # random: distinguishes two reclaimers
     floor: Version  # lowest log version that may still exist
     first_live_step: Step
     closing: Step  # no group may start to need a step below this
     deleted_bytes: int  # payload bytes reclaimed so far
     time_ms: int
-    grace_ms: int = GRACE_MS_DEFAULT  # how long its reclaimer lets a superseded group record count
-    swept_epochs: int = 0  # `plan.epochs` of the state whose orphans were last looked for; 0: never
-    swept_ms: int = 0  # and when that was
+    grace_ms: int = GRACE_MS_DEFAULT  # how long a superseded group record counts for its reclaimer
+    swept_epochs: int = 0  # `plan.epochs` of the state at the last search for orphans; 0: never
+    swept_ms: int = 0  # the time of that search
     tombstones: Mapping[str, int] = field(
         default_factory=dict
     )  # newest slots of retired groups, by directory
-    tombstones_at: int = -1  # which floor record lists them, if it is not this one
+    tombstones_at: int = -1  # the floor record that lists them, if it is not this one
 
     @property
     def grace_s(self) -> float:
@@ -64,9 +64,7 @@ class ConsumerRecord:
     record_id: bytes
     group: str
     kept: tuple[Step, ...]  # `next` of every kept, durable checkpoint, ascending, distinct
-    start: (
-        Step  # what counts while nothing is kept: the first step that was not being given up at registration
-    )
+    start: Step  # the need while nothing is kept: the first step that was not being reclaimed at registration
     retired: bool
     time_ms: int
     recorded: tuple[Step, ...] = ()  # `kept` in the order of recording; empty when that is ascending
@@ -79,7 +77,7 @@ class ConsumerRecord:
 
     @property
     def order(self) -> tuple[Step, ...]:
-        """The kept checkpoints, the one recorded last at the end."""
+        """The kept checkpoints in the order of recording, the newest last."""
         return self.recorded or self.kept
 
 
@@ -105,7 +103,7 @@ def encode_lake(identity: LakeIdentity) -> bytes:
         "ext": identity.ext,
         "created": identity.created_ms,
     }
-    if identity.check_payload:  # a key that older readers do not know is written only where it says something
+    if identity.check_payload:  # written only if set: older readers do not know the key
         body["check_payload"] = True
     return readable(Kind.LAKE, encode(Kind.LAKE, body), identity, decode_lake)
 

@@ -1,10 +1,10 @@
-"""How much memory an object may claim before msgpack builds it: a linear walk over its headers that builds nothing.
+"""A bound on the memory of an object before msgpack builds it: a linear walk over its headers that builds nothing.
 
-One byte of msgpack can be an empty list of 56 bytes, five bytes can announce an array of 2³² places, and nested
+One byte of msgpack can be an empty list of 56 bytes, five bytes can announce an array of 2³² values, and nested
 announcements multiply. The walk keeps two sums. `pending`: values announced and not yet met, on all levels together;
-each takes a byte at least, so more of them than bytes left is a lie. `weight`: what the containers will take in
-memory; beyond `WEIGHT_PER_BYTE` times the input plus an allowance the object is refused. Texts and binaries take what
-they take in the input. Objects that stepfs writes weigh at most 12 per byte (many idle producers, one slice each).
+each takes at least a byte, so there cannot be more of them than bytes left. `weight`: the memory of the containers;
+beyond `WEIGHT_PER_BYTE` times the input plus an allowance the object is refused. Texts and binaries take as much as in
+the input. Objects that stepfs writes weigh at most 12 per byte (many idle producers, one slice each).
 
 Rejected: msgpack's own limits alone (they bound one container, not their sum); its hooks (they run after a container
 was built, and its levels are allocated before).
@@ -19,7 +19,7 @@ from stepfs.errors import CorruptError
 WEIGHT_PER_BYTE: Final = 16
 WEIGHT_FREE: Final = 4 << 20  # a position (64 KiB) of the most wasteful shape fits
 _VALUE: Final = 60  # a place in a list and the largest scalar that is not mostly its own bytes
-_CONTAINER: Final = 16  # beyond the value that it is to the one around it
+_CONTAINER: Final = 16  # in addition to its own value in its parent
 _PAIR: Final = 140  # a dict's entry at its worst load, a key, a value
 _EXTENSION: Final = 120
 
@@ -27,7 +27,7 @@ _EXTENSION: Final = 120
 def check_shape(body: bytes | memoryview, what: str) -> None:
     """`CorruptError` unless `body` may be one msgpack value that takes a small multiple of its size in memory.
 
-    A value that is malformed otherwise passes: msgpack refuses it.
+    A value that is malformed in another way passes: msgpack refuses it.
     """
     end = len(body)
     weight_max = WEIGHT_FREE + WEIGHT_PER_BYTE * end
@@ -65,7 +65,7 @@ def check_shape(body: bytes | memoryview, what: str) -> None:
 
 
 def _counted() -> dict[int, tuple[int, int, int]]:
-    """First byte → (bytes that count, values announced per count: 0 for bytes, the count if it is in the first byte)."""
+    """First byte → (bytes of the count, values per count: 0 for bytes, the count if the first byte contains it)."""
     table = {0x80 + size: (0, 2, size) for size in range(16)}  # fixmap
     table |= {0x90 + size: (0, 1, size) for size in range(16)}  # fixarray
     table |= {0xD4 + power: (0, 0, 1 << power) for power in range(5)}  # fixext
@@ -76,7 +76,7 @@ def _counted() -> dict[int, tuple[int, int, int]]:
 
 
 def _lengths() -> tuple[int, ...]:
-    """Per first byte: how many bytes follow it, or -1 where `_COUNTED` says it."""
+    """Per first byte: the number of bytes that follow it, or -1 for those in `_COUNTED`."""
     table = [0] * 256  # fixint, nil, booleans, and the byte that is never used
     for size in range(32):
         table[0xA0 + size] = size  # fixstr

@@ -1,6 +1,6 @@
-"""The state of the log at one version, and the sealed descriptors of old steps it points at.
+"""The state of the log at one version, and the segments of old steps to which it refers.
 
-A snapshot carries every producer's state and the digest, so recovery never needs older commits; steps older than
+A snapshot contains every producer's state and the digest, so recovery never needs older commits; steps older than
 the last multiple of `SEGMENT_STEPS` live in immutable index segments, of which the snapshot keeps 16 bytes each
 (commit time and digest of their last step). It therefore stays small: 32 KiB for 10⁶ live steps.
 """
@@ -40,7 +40,7 @@ REF_BYTES: Final = _REF.size
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """One committed step: who published it, when, and where its slices are."""
+    """One committed step: its producer, its time, and the places of its slices."""
 
     step: Step
     version: Version
@@ -52,7 +52,7 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What recovery of one producer id needs; never expires (hazard 6)."""
+    """The state that the recovery of one producer id needs; it never expires (hazard 6)."""
 
     producer_id: str
     epoch: Epoch
@@ -98,12 +98,12 @@ class LogState:
 
     @property
     def sealed_segments(self) -> SegmentIndex:
-        """How many segments there are, dropped ones included: the index of the next one to seal."""
+        """The number of segments, dropped ones included: the index of the next one to seal."""
         return SegmentIndex(self.first_segment + len(self.segment_refs) // REF_BYTES)
 
     @property
     def sealed_steps(self) -> Step:
-        """The first step that is in `tail` rather than in a segment."""
+        """The first step in `tail` instead of a segment."""
         return Step(self.sealed_segments * SEGMENT_STEPS)
 
     def segment_ref(self, index: SegmentIndex) -> tuple[int, bytes]:
@@ -114,7 +114,7 @@ class LogState:
         return time_ms, digest
 
     def trimmed(self, first_live_step: Step) -> LogState:
-        """Without references to segments that hold no live step."""
+        """The state without references to segments that hold no live step."""
         first = SegmentIndex(min(first_live_step // SEGMENT_STEPS, self.sealed_segments))
         if first <= self.first_segment:
             return self

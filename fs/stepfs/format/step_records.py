@@ -1,11 +1,11 @@
-"""The entries of one segment a second time, each readable alone: one small ranged GET per step opened out of order.
+"""A second copy of a segment's entries, each readable alone: one small ranged GET per step opened out of order.
 
 A segment has one checksum for all of its 512 steps, so a reader that wants one step must read 0.9 MB (64 slices).
 Here each entry is an envelope of its own (magic, version, length, CRC32C), padded to a stride that follows from the
-lake's number of slices. A reader computes where the entry lies and needs no table. An entry that is longer than the
-stride (block checksums of large slices, long ids) stands behind the last place; its place then says where.
+lake's number of slices. A reader computes the place of the entry and needs no table. An entry that is longer than the
+stride (block checksums of large slices, long ids) stands behind the last place; its place then points to it.
 
-Each record names its lake, its step and the first bytes of its segment's digest: it is as good as the segment.
+Each record names its lake, its step and the first bytes of its segment's digest, so it is as reliable as the segment.
 
 Rejected: a table of offsets into the segment (one more request for the first step of each segment, and it fits only
 the bytes that its own writer encoded).
@@ -38,7 +38,7 @@ _RECORD_BYTES_MAX: Final = DESCRIPTOR_BYTES_MAX + (8 << 10)
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One entry, and to which lake and history it belongs."""
+    """One entry, with its lake and history."""
 
     lake_id: str
     digest: bytes  # first 8 bytes of the segment's digest
@@ -64,7 +64,7 @@ def place_of(step: Step, slices: int) -> int:
 
 
 def encode_step_records(lake_id: str, slices: int, segment: Segment) -> bytes | None:
-    """Segment → the bytes of its `entries/` object; None if readers would find that too large."""
+    """Segment → the bytes of its `entries/` object; None if it would be too large for readers."""
     stride = stride_bytes(slices)
     places: list[bytes] = []
     behind: list[bytes] = []
@@ -79,7 +79,8 @@ def encode_step_records(lake_id: str, slices: int, segment: Segment) -> bytes | 
 
 
 def decode_step_record(data: bytes | memoryview, what: str) -> StepRecord | Elsewhere:
-    """The bytes at a step's place, or of a record elsewhere; what follows the record is ignored. `CorruptError`."""
+    """Decode the bytes at a step's place, or of a record elsewhere; bytes after the record are ignored.
+    `CorruptError`."""
     size = envelope_bytes(data, what)
     fields = decode(Kind.STEP_ENTRY, data[:size], what)
     if "at" in fields:

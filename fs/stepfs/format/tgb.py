@@ -5,8 +5,8 @@
            …      index      enveloped map (codec.py): lake, producer, epoch, seq, packed slice table
            end-24 24 bytes   u64 index offset, u32 index length, u32 CRC32C of the 12 bytes before it, magic "tgb-foot"
 
-The writer never joins payloads: the image is a list of buffers, sent as they are. Reading needs the descriptor
-from the log only; the index and footer serve `stepfs verify` and recovery after a lost log.
+The writer never joins payloads: the image is a list of buffers, sent without a copy. Reading needs only the descriptor
+from the log; the index and footer serve `stepfs verify` and recovery after a lost log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ZEROS: Final = bytes(ALIGNMENT_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class TgbIndex:
-    """Who wrote the object and where its slices lie, as the object itself says."""
+    """The object's own record of its writer and the places of its slices."""
 
     lake_id: str
     producer_id: str
@@ -110,7 +110,7 @@ def build(
 
 
 def read_header(header: bytes, what: str) -> None:
-    """Refuse what is not a TGB, or a newer one. `header` is the object's first 64 bytes."""
+    """Refuse an object that is no TGB, or of a newer format. `header` is the object's first 64 bytes."""
     if not header.startswith(_MAGIC) or len(header) != ALIGNMENT_BYTES:
         raise CorruptError(f"{what}: not a TGB object")
     if header[len(_MAGIC)] > FORMAT_VERSION:
