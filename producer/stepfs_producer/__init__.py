@@ -1,6 +1,6 @@
-"""Writing to a lake: producers that commit global steps exactly once. `COMMIT.md` is the prose of this package.
+"""Writing to a lake: producers that commit global steps exactly once. `COMMIT.md` describes the protocol.
 
-`Fenced` and `Sealed` surface in `append` and `flush`; their `exit_code` is the one for a process that ends by them.
+`append` and `flush` raise `Fenced` and `Sealed`; a process that ends by them should exit with their `exit_code`.
 """
 
 from __future__ import annotations

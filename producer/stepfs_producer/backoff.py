@@ -1,7 +1,7 @@
-"""How long to bear a store that does not answer: back off, say so once, give up at last.
+"""Retries against a store that does not answer: back off, log once, finally give up.
 
-An outage of minutes must not cost a fleet of producers its in-memory pipelines, so nothing fails while patience lasts;
-appends are held back by the byte budget meanwhile. Giving up is safe at any time: a restart reads what was committed.
+An outage of minutes must not cost a fleet of producers its in-memory pipelines, so nothing fails before the limit; the
+byte budget holds appends back meanwhile. Giving up is safe at any time: a restart reads the committed state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAUSE_S_MAX: Final = 10.0
 
 
 class Backoff:
-    """One line of work against one store; `limit_s` seconds of failures in a row are borne."""
+    """One task's requests to one store; it gives up after `limit_s` seconds of consecutive failures."""
 
     def __init__(self, what: str, limit_s: float) -> None:
         self._what = what
@@ -33,7 +33,7 @@ class Backoff:
         self._failures = 0
 
     async def through(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Do `work`, which may be repeated, until it succeeds or patience ends."""
+        """Repeat `work` until it succeeds or the limit is reached."""
         while True:
             try:
                 result = await work()
@@ -46,7 +46,7 @@ class Backoff:
     async def failed(self, error: StoreUnreachableError) -> None:
         """Wait before the next try; raises `error` once the failures have lasted too long."""
         if isinstance(error, StoreSilentError):
-            raise error  # somebody has counted already how long it is silent
+            raise error  # `Silence` has already waited for its limit
         now_s = trio.current_time()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
@@ -58,7 +58,7 @@ class Backoff:
         await trio.sleep(entropy.uniform(0.5, 1.0) * pause_s)
 
     def succeeded(self) -> None:
-        """The store has answered."""
+        """Note an answer of the store: failures count from zero again."""
         if self._failing_since_s is not None:
             _log.info("%s: the store answers again after %d failures", self._what, self._failures)
         self._failing_since_s = None

@@ -1,17 +1,17 @@
 """Taking the next version of the log: one attempt at a time, each ending in a value.
 
-    unresolved?  the same bytes to the same slot again, before anything else is looked at (hazard 5)
+    unresolved?  the same bytes to the same slot again, before anything else (hazard 5)
     follow       the head, read until a probe misses
-    rebase       what may be written on top of it (pure, rebase.py), read back as a reader would (stepfs.lake.log.rehearsal)
-    create       log/<head+1>, exactly once; ambiguity is settled by reading the slot (stepfs.lake.sequence)
-    floor        by whatever branch the slot is mine: only a floor that has not passed it makes it Committed (hazard 1)
+    rebase       the commit on top of it (pure, rebase.py), decoded as by a reader (stepfs.lake.log.rehearsal)
+    create       log/<head+1>, exactly once; reading the slot resolves an ambiguous result (stepfs.lake.sequence)
+    floor        after every branch with our slot: it is Committed only if the floor has not passed it (hazard 1)
 
-What holds between two awaits. `_unresolved` is set before the first byte of a create leaves and cleared only by an
-answer that decides it, so an attempt cut short by an unreachable store is finished first by the next one. The head
-of the reader is extended by our own commit only after the floor check, so a head never rests on a lost slot of ours;
-once a floor was found to have passed something, `_stale` stays set until a reopen has succeeded.
+What holds between two awaits. `_unresolved` is set before the first byte of a create is sent and cleared only by an
+answer that decides it, so the next attempt first finishes one that an unreachable store interrupted. The reader's
+head is extended by our own commit only after the floor check, so a head never rests on a lost slot of ours. Once a
+floor was found to have passed a slot, `_stale` stays set until a reopen has succeeded.
 
-Cancelling an attempt leaves this object unusable: whoever abandons it starts a new incarnation.
+Cancelling an attempt makes this object unusable: its owner must start a new incarnation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger("stepfs.producer")
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The commit is in the log, for good. `before` and `after` are the states on both sides of it."""
+    """The commit is in the log permanently. `before` and `after` are the states on both sides of it."""
 
     commit: Commit
     before: LogState
@@ -51,12 +51,12 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CommitLost:
-    """Somebody else took the slot, or the floor passed it: follow, guard and try again."""
+    """Another writer took the slot, or the floor passed it: follow, guard and try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """The store does not say. The attempt is kept and will be decided before anything else is tried."""
+    """The result is unknown. The attempt is kept and must be decided before any other."""
 
     version: Version
     why: str  # see `stepfs.lake.sequence.Unknown`
@@ -78,7 +78,7 @@ class Committer:
 
     def __init__(self, store: Store, reader: LogReader, clock: Clock) -> None:
         self.reader = reader
-        self.exposure_s = 0.0  # of the newest attempt: from its head to the answer to its create (pace.py)
+        self.exposure_s = 0.0  # of the newest attempt: from its head to the create's answer (pace.py)
         self._store = store
         self._clock = clock
         self._answered_s = 0.0
@@ -90,10 +90,10 @@ class Committer:
         return self.reader.head
 
     async def attempt(self, rebase: Rebase) -> CommitOutcome:
-        """Try once to commit what `rebase` makes of the head.
+        """Try once to commit the result of `rebase` for the head.
 
-        Three requests when nobody interferes: a probe, a create, a floor read. Raises what the store raises;
-        after `StoreUnreachableError` call again, the state is consistent.
+        Three requests without interference: a probe, a create, a floor read. Raises the store's errors; after
+        `StoreUnreachableError` call again, the state is consistent.
         """
         if self._unresolved is not None:
             return await self._take(self._unresolved)
@@ -120,7 +120,8 @@ class Committer:
         try:
             await self.reader.catch_up()
         except ChainError:
-            # A zombie in a slot below the floor does not chain either; only a floor that stands still means damage.
+            # A stale writer's commit below the floor also breaks the chain; it is corruption only if the floor did not
+            # move.
             if await self.reader.confirm():
                 raise
             await self._reopen()
@@ -133,11 +134,11 @@ class Committer:
                 return await self._settle_mine(attempt)
             case SlotLost(taken=taken):
                 self._unresolved = None
-                # Taken and gone again means that a reclaim has passed over us.
+                # A slot that was taken and deleted means that a reclaim has passed it.
                 self._stale = self._stale or not taken
                 return CommitLost()
             case Unknown(why=why):
-                _log.info("the store did not say what became of %s%s; keeping it", attempt.key, why)
+                _log.info("the result of creating %s is unknown%s; keeping it", attempt.key, why)
                 return Undecided(attempt.commit.version, why)
 
     async def _settle_mine(self, attempt: _Attempt) -> Committed | CommitLost:
@@ -151,7 +152,7 @@ class Committer:
         return Committed(attempt.commit, before, self.head)
 
     async def _trustworthy(self) -> bool:
-        """A refusal ends a producer, so the head that says so must not rest on a resurrected slot."""
+        """A refusal ends a producer, so the head behind it must not rest on a resurrected slot."""
         if await self.reader.confirm():
             return True
         self._stale = True

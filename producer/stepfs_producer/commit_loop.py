@@ -1,8 +1,8 @@
-"""The one task of a producer that writes the log: when the pace says so, commit what is durable.
+"""The one task of a producer that writes the log: it commits durable appends when the pacer allows it.
 
-One commit is in flight at a time; what becomes durable meanwhile joins the next. Between two awaits: `Pending` is only
-ever shortened here, by what the log's own state says (`next_seq`), so neither a commit believed lost nor one that
-landed twice over can drop or double an append.
+One commit is in flight at a time; appends that become durable meanwhile join the next. What holds between two awaits:
+`Pending` is shortened only here, by the log's own state (`next_seq`), so neither a commit that seemed lost nor one
+whose create arrived twice can drop or double an append.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ from stepfs_producer.snapshots import SnapshotWriter
 
 _log = logging.getLogger("stepfs.producer")
 
-IDENTITY_CHECK_S: Final = (
-    60.0  # a lake dropped and recreated is noticed within this, while committing (hazard 7)
-)
+IDENTITY_CHECK_S: Final = 60.0  # while committing, a recreated lake is noticed within this time (hazard 7)
 LOSSES_WORTH_SAYING: Final = 32
 
 
 @dataclass(slots=True)
 class CommitStats:
-    """What this incarnation's attempts came to; benchmarks and tests read it."""
+    """The results of this incarnation's attempts; benchmarks and tests read it."""
 
     attempts: int = 0
     commits: int = 0
@@ -55,7 +53,7 @@ class CommitStats:
 
 
 class CommitLoop:
-    """Drives one `Committer` from one `Pending`. `changed` wakes whoever waits for either to move."""
+    """Drives one `Committer` from one `Pending`. `changed` wakes the tasks that wait for a change of either."""
 
     def __init__(
         self,
@@ -87,16 +85,17 @@ class CommitLoop:
 
     @property
     def head(self) -> LogState:
-        """The log as this producer last read it."""
+        """The log's state as last read."""
         return self._committer.head
 
     @property
     def first_live_step(self) -> Step:
-        """What has been reclaimed ends here, as last read."""
+        """The first step that is not reclaimed, as last read."""
         return self._committer.reader.floor.first_live_step
 
     async def run(self) -> None:
-        """Commit until retired. Raises `FencedError`, `SealedError`, and what ends the patience with the store."""
+        """Commit until retired. Raises `FencedError`, `SealedError`, and the error after which the back-off gives
+        up."""
         while not self.retired:
             await self._due()
             try:
@@ -105,7 +104,7 @@ class CommitLoop:
                 await self._backoff.failed(error)
 
     async def _due(self) -> None:
-        """Wait until there is something to commit and the pace allows it."""
+        """Wait until there is a durable append and the pacer allows a commit."""
         while True:
             if self._pending.ready_tgbs:
                 due_s = self._pacer.due_s(oldest_s=self._pending.oldest_s, crowded=self._pending.crowded)
@@ -154,7 +153,7 @@ class CommitLoop:
         return rebase(head, ready, self._me, stamp)
 
     def _advance(self, state: ProducerState) -> None:
-        """The log says how far this producer is: by seq, whatever was sent in the commit that got it there."""
+        """Move to the producer state of the log: by seq, not by the contents of the commit that was sent."""
         self.state = state
         self._pending.committed_below(state.next_seq)
         self.retired = state.retired

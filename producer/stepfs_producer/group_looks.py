@@ -1,8 +1,9 @@
-"""What the consumer groups need, looked at once for all producers of a process.
+"""The needs of the consumer groups, read once for all producers of a process.
 
-A look costs one LIST and a GET per group; a hundred producers held back by one trainer would send the same ones. Each
-producer keeps its own pace of looks, in its own thread and on its own clock, and counts: if somebody published a look
-since it asked last, it takes that one. So no result is older than the asker's own pause, and nothing has to be woken.
+A look costs one LIST and a GET per group; a hundred producers held back by one trainer would all send these requests.
+Each producer keeps its own interval, in its own thread and on its own clock, and remembers the number of its last
+look: if another producer has published a newer one, it takes that. So no result is older than the producer's own
+pause, and no producer has to be woken.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Board:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.number = 0
-        self.claimed = -1  # somebody is following up the look of this number
+        self.claimed = -1  # a producer is making the look after this number
         self.slowest = _NO_GROUP
 
 
@@ -45,21 +46,21 @@ _boards_lock = threading.Lock()
 
 
 class GroupLooks:
-    """One producer's way to the looks of its process."""
+    """One producer's access to the looks of its process."""
 
     def __init__(self, store: Store, identity: LakeIdentity) -> None:
         self._store = store
         self._identity = identity
-        self._floor = Floor(store, identity)  # kept: it says which groups are retired and need not be read
+        self._floor = Floor(store, identity)  # kept: it lists retired groups, which need not be read
         with _boards_lock:
             self._board = _boards.setdefault(identity.lake_id, _Board())
-        self._taken = self._board.number  # what was published before we came may be of any age
+        self._taken = self._board.number  # looks published before our start may be of any age
         self._deferred = False
 
     async def next(self) -> SlowestGroup | None:
-        """A look newer than the last one taken. None if another producer is at it right now: ask again shortly.
+        """A look newer than the last one taken. None if another producer is making one now: call again shortly.
 
-        None is never returned twice in a row, so nobody depends on a producer that died. Raises what the store raises.
+        None is never returned twice in a row, so no producer depends on one that died. Raises the store's errors.
         """
         board = self._board
         with board.lock:

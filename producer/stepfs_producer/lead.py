@@ -1,8 +1,8 @@
-"""Back-pressure from the trainers: how far producers may run ahead of the slowest consumer group.
+"""Back-pressure from the trainers: a bound on the lead of producers over the slowest consumer group.
 
-Without it a producer that is faster than training fills the bucket: nothing can be reclaimed that no checkpoint has
-passed. The bound is soft by what other producers commit between two of our own looks at the log, and exact for a
-single producer. Groups are looked at only when the need as last seen would stop an append, and now and then for a
+Without it a producer that is faster than training fills the bucket, because only steps below a checkpoint can be
+reclaimed. The bound is exact for a single producer; other producers may exceed it by their commits between two of our
+own reads of the log. Groups are read only when the last known need would stop an append, and sometimes to notice a
 roll-back; a run far from its bound costs nothing. While held back, the pauses between looks double and are jittered,
 and the producers of one process share their looks.
 """
@@ -25,17 +25,17 @@ from stepfs_producer.pending import Pending
 
 _log = logging.getLogger("stepfs.producer")
 
-LOOK_S_MIN: Final = 1.0  # between looks while held back; doubles as long as nothing moves
+LOOK_S_MIN: Final = 1.0  # between looks while held back; doubles while nothing changes
 LOOK_S_MAX: Final = 30.0
 LOOK_JITTER: Final = 0.25
-_DEFERRED_S: Final = 0.5  # another producer of this process is looking
+_DEFERRED_S: Final = 0.5  # wait while another producer of this process looks
 _RECENT_STEPS: Final = 32
-TRUST_S: Final = 30.0  # a need seen longer ago than this is looked at again: a group may have rolled back
+TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
 
 class Lead:
-    """The bound of one producer. `steps_max`: steps beyond the need; `bytes_max`: the same in payload bytes, taking
-    every committed step for an average one of this lake. None means no bound."""
+    """The bound of one producer. `steps_max`: steps beyond the need; `bytes_max`: the same in payload bytes, counting
+    every committed step with the lake's mean. None means no bound."""
 
     def __init__(
         self, store: Store, identity: LakeIdentity, *, steps_max: int | None, bytes_max: int | None
@@ -48,11 +48,11 @@ class Lead:
         self._deadlock = DeadlockCheck(store, identity)
         self._need = Step(0)
         self._holder: str | None = None
-        self._known = False  # both of them
-        self._look_at_s = float("-inf")  # not before, though held back
+        self._known = False  # need and group are known
+        self._look_at_s = float("-inf")  # time of the next look, at the earliest
         self._trusted_until_s = float("-inf")
         self._pause_s = LOOK_S_MIN
-        self._still_since_s = float("-inf")  # neither the need nor this producer has moved
+        self._still_since_s = float("-inf")  # since then neither the need nor this producer has moved
         self._held = False
         self._said = False
         self._said_deadlock = False
@@ -74,22 +74,23 @@ class Lead:
 
     @property
     def pause_s(self) -> float:
-        """Until the next look of a producer that is held back."""
+        """Seconds until the next look of a producer that is held back."""
         return max(0.0, min(self._look_at_s, self._trusted_until_s) - trio.current_time())
 
     def exceeded(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
-        """Whether an append of this size would be too far ahead, by the need as last seen."""
+        """Whether an append of this size would be too far ahead of the last known need."""
         committed = max(0, head.next_step - self._need)
         if self._steps_max is not None and committed + pending.uncommitted_tgbs + 1 > self._steps_max:
             return True
         if self._bytes_max is None or committed + pending.uncommitted_tgbs == 0:
-            return False  # a batch larger than the bound is made when nothing else is ahead, or never
+            return False  # a batch larger than the bound is admitted only if nothing else is ahead
         return (
             committed * self._mean_bytes(head) + pending.uncommitted_bytes + payload_bytes > self._bytes_max
         )
 
     def _mean_bytes(self, head: LogState) -> float:
-        """Of a committed step. A fork's totals leave out what its parent had given up: there, of the newest steps."""
+        """Mean bytes of a committed step; in a fork those of the newest steps, because its totals omit reclaimed
+        ones."""
         if not head.origins:
             return head.total_bytes / head.next_step if head.next_step else 0.0
         if head.version != self._fork_mean_at and head.tail:
@@ -98,9 +99,9 @@ class Lead:
         return self._fork_mean_bytes
 
     async def look(self, head: LogState, first_live_step: Step) -> None:
-        """Read the groups, or take what another producer of this process has read: one LIST and a GET for each.
+        """Read the groups, or take the look of another producer of this process: one LIST and a GET for each group.
 
-        Without any group everything live counts as needed.
+        Without any group all live steps count as needed.
         """
         slowest = await self._looks.next()
         now_s = trio.current_time()
@@ -141,7 +142,7 @@ class Lead:
         )
 
     def note_held(self) -> None:
-        """Nothing may be appended. Logged once per stretch; a warning if no trainer is there to ever end it."""
+        """Log that no append is admitted, once per hold; as a warning if there is no group that could ever end it."""
         if not self._held:
             self._held = True
             self._still_since_s = max(self._still_since_s, trio.current_time())
@@ -157,7 +158,7 @@ class Lead:
             _log.info("held back by max_lead: group %r needs step %d", self._holder, self._need)
 
     def note_moving(self) -> None:
-        """The next hold is worth logging again, and begins with short pauses."""
+        """Note an admitted append: the next hold is logged again, and begins with short pauses."""
         if self._held:
             self._pause_s = LOOK_S_MIN
             self._deadlock.reset()

@@ -1,7 +1,7 @@
-"""Is `max_lead` shorter than the distance between two checkpoints? Then producers and trainer wait for each other.
+"""Detects a `max_lead` below the distance between two checkpoints: producers and trainer then wait for each other.
 
-The sign: the need has not moved for long, and the mounts of the slowest group have read everything that is committed,
-twice in a row. Their records in the fleet view say so; without such records nothing can be told.
+The sign: the need has not moved for long, and the mounts of the slowest group have read all committed steps, in two
+checks in a row. Their records in the fleet view show that; without such records nothing is reported.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from stepfs.format.node import decode_node
 from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Store
 
-FIRST_CHECK_S: Final = 60.0  # of being held back without a move; the next check after twice as long
+FIRST_CHECK_S: Final = 60.0  # after a hold without progress; the next check after twice as long
 CONFIRM_S: Final = 60.0  # the mounts of a large fleet write their records this rarely
-_MOUNTS_MAX: Final = 8  # ranks of one group read in step: a few stand for all
+_MOUNTS_MAX: Final = 8  # ranks of one group read in step: a few represent all
 _RECORD_BYTES_MAX: Final = 1 << 16
 
 
 class DeadlockCheck:
-    """Asks now and then while a producer is held back."""
+    """Checks at growing intervals while a producer is held back."""
 
     def __init__(self, store: Store, identity: LakeIdentity) -> None:
         self._store = store
         self._identity = identity
         self._next_s = FIRST_CHECK_S
-        self._read_all: Step | None = None  # as of the check before, if everything was read then
+        self._read_all: Step | None = None  # of the previous check, if everything was read then
 
     def reset(self) -> None:
-        """The need has moved, or the producer has."""
+        """Start over: the need or the producer has moved."""
         self._next_s = FIRST_CHECK_S
         self._read_all = None
 
     async def found(self, group: str, held_s: float, committed: Step) -> bool:
-        """Whether two checks in a row found everything read. `held_s`: how long nothing has moved."""
+        """Whether two checks in a row found everything read. `held_s`: the seconds without progress."""
         if held_s < self._next_s:
             return False
         before, self._read_all = self._read_all, await self._read_to(group, committed)
@@ -52,7 +52,7 @@ class DeadlockCheck:
                 data = await self._store.get(entry.key, bytes_max=_RECORD_BYTES_MAX)
                 lake_id, record = decode_node(data or b"", entry.key)
             except (CorruptError, NewerFormatError):
-                continue  # or removed since it was listed
+                continue  # or removed since the LIST
             if lake_id == self._identity.lake_id:
                 read_to, known = max(read_to, record.read_to), max(known, record.next_step)
         return read_to if read_to >= known else None

@@ -1,4 +1,4 @@
-"""Decentralized Adaptive Commit: when to try the next commit, from what every producer sees for free.
+"""Decentralized Adaptive Commit: the time of the next commit, from facts that every producer sees for free.
 
 Source: BatchWeave (arXiv 2605.09994), "Decentralized Adaptive Commit"; its constants are not public, these are ours.
 
@@ -8,9 +8,9 @@ T seconds, an attempt meets about (N - 1) v / T others. Holding that load at `LO
 
     T = (N̂ - 1) v̂ / LOAD            seconds between the starts of two attempts of one producer
 
-so the expected share of lost attempts is about 1 - exp(-LOAD), whatever N and v are; when v rises (slow store,
-contention inside it), commits get rarer and bigger and throughput holds. One producer alone meets nobody; T is never
-less than `INTERVAL_S_MIN` all the same, because every version costs its writer three requests and each reader one.
+so the expected share of lost attempts is about 1 - exp(-LOAD), for any N and v; when v rises (slow store, contention
+inside it), commits get rarer and bigger and throughput holds. A lone producer meets no other; nevertheless T is never
+less than `INTERVAL_S_MIN`, because every version costs its writer three requests and each reader one.
 
 N̂  distinct producers in the recent log, from the versions of their newest commits (in the state, no request). The n
     most recent count if the n-th is at most `AGE_FACTOR` n + `AGE_SLACK` versions old, so the window grows with what it
@@ -24,9 +24,9 @@ Fairness. T wins over `delay_max_s`: a bound shorter than T makes producers coll
 *turn* is N̂ versions, and the log shows how long the others take for one. T is at most `TURNS_MAX` turns, so a producer
 with longer exposures than the others tries about as often as they do. A loser retries after a random pause that
 doubles per loss, up to T. Once its own turn is over, the limit falls with the square of the overdue turns: losing
-raises priority. Only few can be overdue at a time, because a turn contains a commit of everyone who is not.
+raises priority. Only few can be overdue at a time, because a turn contains a commit of every producer that is not.
 
-Times are seconds on one monotonic clock that the caller reads; nothing here reads a clock.
+Times are seconds on one monotonic clock that the caller reads; this module reads no clock.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ JITTER: Final = 0.15
 AGE_FACTOR: Final = 2
 AGE_SLACK: Final = 4
 RECENT_MS: Final = (
-    60_000  # a producer silent for longer than this, and than RECENT_INTERVALS, is no contender
+    60_000  # a producer without commits for longer than this, and than RECENT_INTERVALS, is no contender
 )
 RECENT_INTERVALS: Final = 3
 EXPOSURES_KEPT: Final = 15
 EXPOSURES_RECENT: Final = 3
-EXPOSURE_S_MIN: Final = 0.001  # doubling has to start somewhere
+EXPOSURE_S_MIN: Final = 0.001  # the start of doubling
 TURNS_MAX: Final = 2.0
-RATE_VERSIONS_MIN: Final = 16  # fewer versions than this say too little about the others' rate
+RATE_VERSIONS_MIN: Final = 16  # fewer versions give no reliable rate of the others
 CROWDED_SHARE_MIN: Final = 0.25  # of T
 BACKOFF_EXPOSURES: Final = 2.0
 _DOUBLINGS_MAX: Final = 10
@@ -61,7 +61,7 @@ Draw = Callable[[float, float], float]  # (low, high) → uniform
 
 
 def contenders(ages: Iterable[int]) -> int:
-    """How many producers are at work, from how many versions ago each one last committed (0 = the head)."""
+    """The number of active producers, from the versions since each one's last commit (0 = the head)."""
     found = 0
     for rank, age in enumerate(sorted(ages), 1):
         if age <= AGE_FACTOR * rank + AGE_SLACK:
@@ -70,9 +70,9 @@ def contenders(ages: Iterable[int]) -> int:
 
 
 def ages(head: LogState, me: str, recent_ms: float = RECENT_MS) -> list[int]:
-    """Versions since the last commit of every producer that may be at work, `me` excluded.
+    """Versions since the last commit of every producer that may be active, `me` excluded.
 
-    recent_ms: by the log's own clock; who committed nothing for longer has stopped.
+    recent_ms: by the log's own clock; a producer without a commit for longer has stopped.
     """
     return [
         head.version - producer.version
@@ -88,12 +88,12 @@ def interval_s(others: int, exposure_s: float, load: float = LOAD) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How often a producer tries to commit, and why. Seconds."""
+    """The interval of a producer's commits, and its reasons. Seconds."""
 
-    others: int  # producers at work beside this one
+    others: int  # other active producers
     exposure_s: float  # of one attempt
     interval_s: float  # between two attempts that succeed
-    gives_way: bool  # max_delay is shorter than that, and batches wait longer than it says
+    gives_way: bool  # max_delay is shorter than the interval, so batches wait longer than max_delay
 
 
 class Pacer:
@@ -107,18 +107,18 @@ class Pacer:
         self._draw = draw
         self._exposures: deque[float] = deque(maxlen=EXPOSURES_KEPT)
         self._seen: tuple[float, int] | None = (
-            None  # when the others' rate was last measured, and the version then
+            None  # time and version of the last measurement of the others' rate
         )
         self._versions_per_s = 0.0
-        self._turn_version = 0  # of the own last commit, or what was the head when this producer came
+        self._turn_version = 0  # of the own last commit, or the head when this producer started
         self._age = 0  # versions since then
         self._jitter = 1.0
-        self._started_s = float("-inf")  # of the last attempt that won
+        self._started_s = float("-inf")  # of the last successful attempt
         self._backed_off_until_s = float("-inf")
 
     @property
     def interval_s(self) -> float:
-        """T as of now, without jitter."""
+        """The present T, without jitter."""
         if not self._exposures:
             return 0.0
         own_s = interval_s(self.others, self.exposure_s)
@@ -128,7 +128,7 @@ class Pacer:
 
     @property
     def gives_way(self) -> bool:
-        """The bound on delay is shorter than the pace, so batches wait longer than it says."""
+        """Whether `max_delay` is shorter than the interval, so that batches wait longer than it."""
         return self.interval_s > self.delay_max_s
 
     @property
@@ -137,11 +137,11 @@ class Pacer:
 
     @property
     def recent_ms(self) -> float:
-        """How long a producer may be silent and still be a contender: a long T must not hide the others."""
+        """How long a producer without commits stays a contender: a long T must not hide the others."""
         return max(RECENT_MS, 1000.0 * RECENT_INTERVALS * self.interval_s)
 
     def note_head(self, head: LogState, me: str, now_s: float) -> None:
-        """Learn from the log as just read."""
+        """Update the estimates from the log's newest state."""
         mine = head.producers.get(me)
         others = contenders(ages(head, me, self.recent_ms))
         self.note(now_s, head.version, others, None if mine is None else mine.version)
@@ -160,28 +160,28 @@ class Pacer:
             self._seen = (now_s, version)
 
     def won(self, *, started_s: float, exposure_s: float) -> None:
-        """An attempt that began at `started_s` committed."""
+        """Note a successful attempt that began at `started_s`."""
         self._measure(exposure_s)
         self.losses = 0
         self._jitter = self._draw(1.0 - JITTER, 1.0 + JITTER)
         self._started_s = started_s
 
     def lost(self, *, ended_s: float, exposure_s: float) -> None:
-        """An attempt was lost to another producer, and that was known at `ended_s`."""
+        """Note an attempt that was lost to another producer, as known at `ended_s`."""
         self._measure(exposure_s)
         self.losses += 1
         shortest_s = (
             BACKOFF_EXPOSURES * self.exposure_s
-        )  # racing starts see nobody yet and must be pulled apart
+        )  # racing starts do not see each other yet and must be separated
         overdue = max(1.0, self._age / (self.others + 1))
         longest_s = max(shortest_s, self.interval_s / overdue**2)
         doubled_s = shortest_s * 2.0 ** min(self.losses, _DOUBLINGS_MAX)
         self._backed_off_until_s = ended_s + self._draw(0.0, min(longest_s, doubled_s))
 
     def due_s(self, *, oldest_s: float, crowded: bool) -> float:
-        """When to try, given since when the oldest TGB waits; the past means now.
+        """The time of the next attempt, given the time since which the oldest TGB waits; a past time means now.
 
-        crowded: much is pending. Such a producer may commit more often, as far as the log has load to spare.
+        crowded: much is pending. Such a producer may commit more often, as far as the log's load allows.
         """
         if self.losses:
             return self._backed_off_until_s

@@ -1,8 +1,9 @@
-"""The window of what is appended and not yet committed: order, budgets, and nothing that waits.
+"""The window of appends that are not committed yet: their order and budgets; nothing here waits.
 
-Appends get dense seqs; uploads finish in any order; commits take the longest durable prefix. Two bounds, because two
-things run out. Payload bytes that are not in the store yet sit in memory: `memory_bytes_max`. What is in the store
-but in no commit grows while the log cannot be reached: `UNCOMMITTED_FACTOR` times that, and `UNCOMMITTED_TGBS_MAX`.
+Appends get dense seqs; uploads finish in any order; commits take the longest durable prefix. There are two bounds,
+because two resources run out. Payload bytes that are not in the store yet occupy memory: `memory_bytes_max`. Uploaded
+TGBs without a commit accumulate while the log cannot be reached: `UNCOMMITTED_FACTOR` times that, and
+`UNCOMMITTED_TGBS_MAX`.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ class Pending:
 
     @property
     def uncommitted_tgbs(self) -> int:
-        """How many appends no commit has covered yet."""
+        """The number of appends without a commit."""
         return len(self._items)
 
     @property
     def ready_tgbs(self) -> int:
-        """How many TGBs could be committed now."""
+        """The number of TGBs that could be committed now."""
         return self._ready
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest of them became durable; meaningless if there is none."""
+        """The time at which the oldest of them became durable; meaningless if there is none."""
         return self._items[0].durable_s
 
     def admits(self, payload_bytes: int) -> bool:
-        """Whether an append of this size fits now. One that is alone always does, or it could never be made."""
+        """Whether an append of this size fits now. A lone append always fits: otherwise it could never be made."""
         if not self._items:
             return True
         memory = not self.memory_bytes or self.memory_bytes + payload_bytes <= self.memory_bytes_max
@@ -71,7 +72,7 @@ class Pending:
 
     @property
     def crowded(self) -> bool:
-        """Commit without waiting for the pace: half of what may be uncommitted is."""
+        """Whether half of the allowed uncommitted appends exist: then commit without waiting for the pacer."""
         return (
             2 * self._ready_bytes >= UNCOMMITTED_FACTOR * self.memory_bytes_max
             or 2 * self._ready >= UNCOMMITTED_TGBS_MAX
@@ -88,7 +89,7 @@ class Pending:
         return item
 
     def made_durable(self, item: Item, tgb: Descriptor, now_s: float) -> None:
-        """The TGB is in the store: its payloads may leave memory."""
+        """Note that the TGB is in the store: its payloads may leave memory."""
         assert item.durable is None
         assert tgb.seq == item.seq
         item.durable = Durable(tgb, item.position, item.payload_bytes, sum(item.records))
@@ -104,7 +105,7 @@ class Pending:
         return [item.durable for item in self._items[: self._ready] if item.durable is not None]
 
     def committed_below(self, next_seq: int) -> int:
-        """The log holds everything below `next_seq`: let go of it, by seq and not by count. How many left."""
+        """Drop the appends below `next_seq`, which the log holds: by seq and not by count. Returns their number."""
         gone = next_seq - self.first_seq
         assert gone <= self._ready, "the log holds what was never durable"
         if gone <= 0:

@@ -123,12 +123,12 @@ class AsyncProducer:
     async def append(
         self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
     ) -> int:
-        """Hand over one global step: one payload of bytes per slice. Returns its seq.
+        """Append one global step: one payload of bytes per slice. Returns its seq.
 
         `position`: where to resume after this batch, any msgpack value up to 64 KiB; committed with it. `records`: per
-        slice, for statistics. Waits only while too much is pending, never for a commit. Cancelled while it waits:
-        nothing was appended. Raises `UsageError` for a bad batch, `FencedError`, `SealedError`,
-        `StoreUnreachableError` and so on once the producer has failed.
+        slice, for statistics. Waits only while too much is pending, never for a commit. If it is cancelled while it
+        waits, nothing was appended. Raises `UsageError` for a bad batch; `FencedError`, `SealedError`,
+        `StoreUnreachableError` and others once the producer has failed.
         """
         live = self._open()
         slices = live.started.identity.slices
@@ -143,7 +143,7 @@ class AsyncProducer:
             return live.start_upload(payloads, counts, packed).seq
 
     async def flush(self) -> None:
-        """Returns when everything appended before the call is durable, committed and visible to readers."""
+        """Return when everything appended before the call is durable, committed and visible to readers."""
         self._refuse_fork()
         live = self._running
         live.check()
@@ -153,7 +153,8 @@ class AsyncProducer:
         await trio.lowlevel.checkpoint()
 
     async def retire(self) -> None:
-        """Flush, then say goodbye in the log: this id is done, its leftovers are orphans. No more appends."""
+        """Flush, then commit the retirement: this id is finished, its uncommitted uploads are orphans. No more
+        appends."""
         live = self._open()
         self._closing = True
         await self.flush()
@@ -164,12 +165,12 @@ class AsyncProducer:
 
     @property
     def position(self) -> object:
-        """The position of the newest committed batch of this id, by whatever incarnation; None before the first."""
+        """The position of the newest committed batch of this id, by any incarnation; None before the first."""
         return unpack_position(self._running.loop.state.position)
 
     @property
     def next_seq(self) -> int:
-        """The seq of the next append: how many batches of this id came before it."""
+        """The seq of the next append: the number of earlier batches of this id."""
         return self._running.pending.next_seq
 
     @property
@@ -189,12 +190,12 @@ class AsyncProducer:
 
     @property
     def tally(self) -> CommitStats:
-        """Attempts of this incarnation so far and what they came to."""
+        """The attempts of this incarnation so far, and their results."""
         return self._running.loop.tally
 
     @property
     def pacing(self) -> Pacing:
-        """How often this producer commits at present; `gives_way` if that is less often than `max_delay` asks."""
+        """The present interval of this producer's commits; `gives_way` if it is longer than `max_delay`."""
         return self._pacer.pacing
 
     @property

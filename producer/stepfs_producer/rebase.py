@@ -1,11 +1,11 @@
-"""What this producer may write on top of a head: pure functions from (state, pending, who I am) to a commit.
+"""The commit that this producer may write on top of a head: pure functions from (state, pending, incarnation).
 
-Every safety rule of a writer that can be decided without I/O is here, and nowhere else: who is fenced, what is
-already in the log, where the next steps start. The cost depends on what is pending, never on history.
+Every safety rule of a writer that can be decided without I/O is here, and only here: which producers are fenced, which
+appends are already in the log, where the next steps start. The cost depends on pending appends, never on history.
 
 The guard compares `seq`, which this protocol owns and keeps dense, and never `position`, which belongs to the user:
-sources may be rewound, reshuffled or renamed at will (hazard 6). A commit that landed although its reply was lost
-shows itself as a head whose `next_seq` has moved; what it covered is dropped, what was appended later stays (hazard 5).
+sources may be rewound, reshuffled or renamed at will (hazard 6). After a commit that succeeded without a reply, the
+head's `next_seq` has moved: the appends that it covered are dropped, later ones stay (hazard 5).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POSITIONS_BYTES_MAX: Final = 32 << 20  # of all producers together: every snapsh
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One run of a producer id: its epoch in the log, and the random id that tells two runs at one epoch apart."""
+    """One run of a producer id: its epoch in the log, and the random id that distinguishes two runs at one epoch."""
 
     producer_id: str
     epoch: Epoch
@@ -46,7 +46,7 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a commit carries that does not follow from the head: drawn afresh for every attempt."""
+    """The parts of a commit that do not follow from the head: new for every attempt."""
 
     commit_id: bytes
     now_ms: int
@@ -66,7 +66,7 @@ class SealedRefusal:
 
 @dataclass(frozen=True, slots=True)
 class NothingLeft:
-    """Everything asked for is in the log already; `state` is this producer as the log knows it."""
+    """All pending appends are in the log already; `state` is the log's state of this producer."""
 
     state: ProducerState
 
@@ -77,8 +77,8 @@ Refusal = FencedRefusal | SealedRefusal | NothingLeft
 def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
     """The next data commit: as many of `pending`, in order of seq, as one commit holds.
 
-    `CorruptError` if the log lacks what this incarnation knows to be in it: a gap in seq is never bridged.
-    `RefusedError` if the lake has no room for the totals or the position after it.
+    `CorruptError` if the log lacks a commit that this incarnation knows: a gap in seq is never bridged. `RefusedError`
+    if the totals or the position after it would exceed the lake's limits.
     """
     mine = _live_state(head, me)
     if isinstance(mine, FencedRefusal):
@@ -114,9 +114,9 @@ def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: S
 
 
 def rebase_start(head: LogState, producer_id: str, incarnation: bytes, stamp: Stamp) -> Commit | Refusal:
-    """The epoch commit of a new incarnation: head's epoch + 1, whoever holds it. It fences all before it.
+    """The epoch commit of a new incarnation: the head's epoch + 1. It fences all earlier incarnations.
 
-    Of two racing starts the loser comes here again with the winner in `head`, and fences it; never two live.
+    The loser of two racing starts calls this again with the winner in `head`, and fences it; two are never live.
     `RefusedError` if the lake can take no more producer ids.
     """
     known = head.producers.get(producer_id)
@@ -130,8 +130,7 @@ def rebase_start(head: LogState, producer_id: str, incarnation: bytes, stamp: St
 
 
 def rebase_retire(head: LogState, me: Incarnation, stamp: Stamp) -> Commit | Refusal:
-    """The epoch commit that says goodbye: one epoch further, so that what was uploaded and never committed is
-    known to be an orphan."""
+    """The epoch commit of a retirement: one epoch further, so that uncommitted uploads are known to be orphans."""
     known = head.producers.get(me.producer_id)
     if known is not None and known.incarnation == me.incarnation and known.retired:
         return NothingLeft(known)
@@ -144,7 +143,7 @@ def rebase_retire(head: LogState, me: Incarnation, stamp: Stamp) -> Commit | Ref
 
 
 def _check_totals(total_bytes: int, total_records: int) -> None:
-    """What a reader could not add up must not be written: one commit too many and nobody could read the lake."""
+    """Refuse totals that a reader could not represent: after such a commit the lake would be unreadable."""
     if max(total_bytes, total_records) > TOTAL_MAX:
         raise RefusedError(
             f"the lake is full: with this commit it would count {total_bytes} bytes and {total_records} records in all its "
@@ -155,7 +154,7 @@ def _check_totals(total_bytes: int, total_records: int) -> None:
 def _check_growth(head: LogState, mine: ProducerState, position: bytes) -> None:
     """Positions grow after a producer has joined; a snapshot with too many bytes of them could never be written.
 
-    Positions that stay or shrink always pass, also in a lake that is beyond the limit. The sum is made only where it
+    Positions that stay or shrink always pass, also in a lake that is beyond the limit. The sum is computed only if it
     can matter: with up to 512 producers it cannot.
     """
     grown = len(position) - len(mine.position)
@@ -208,7 +207,7 @@ def _epoch_commit(
 
 
 def _live_state(head: LogState, me: Incarnation) -> ProducerState | FencedRefusal:
-    """This producer in `head`, or who took its place."""
+    """This producer's state in `head`, or its newer incarnation."""
     known = head.producers.get(me.producer_id)
     if known is None or known.epoch < me.epoch:
         raise CorruptError(
@@ -230,7 +229,7 @@ def _check_dense(rest: Sequence[Durable], mine: ProducerState) -> None:
 
 
 def _fitting(rest: Sequence[Durable]) -> int:
-    """How many TGBs one commit takes: at least one, bounded in number and in bytes of descriptors."""
+    """The number of TGBs in one commit: at least one, bounded in number and in bytes of descriptors."""
     size = 0
     for count, item in enumerate(rest[:COMMIT_TGBS_MAX]):
         size += len(item.tgb.packed_slices) + len(item.tgb.packed_blocks)
@@ -240,5 +239,5 @@ def _fitting(rest: Sequence[Durable]) -> int:
 
 
 def _next_time(head: LogState, stamp: Stamp) -> int:
-    """Commit times only grow, whatever the clocks of the producers say."""
+    """The commit's time: it only grows, even if the producers' clocks differ."""
     return max(stamp.now_ms, head.time_ms + 1)

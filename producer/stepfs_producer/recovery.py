@@ -1,8 +1,8 @@
-"""Starting an incarnation: everything a restarted producer needs is in the head of the log.
+"""Starting an incarnation: everything that a restarted producer needs is in the head of the log.
 
-Position and next_seq travel in the same create as the TGBs they describe, so there is no second place that could
-disagree (hazard 6: state kept beside the log, or expired from it, is how others doubled their data). The epoch commit
-comes before the position is handed out: from then on no older incarnation can move it.
+Position and next_seq are in the same create as the TGBs they describe, so no second copy can disagree (hazard 6: state
+kept beside the log, or expired from it, made other systems duplicate data). The epoch commit comes before the position
+is returned: from then on no older incarnation can move it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from stepfs_producer.commit import CommitLost, Committed, Committer, Undecided
 from stepfs_producer.pace import Pacer
 from stepfs_producer.rebase import Incarnation, NothingLeft, Refusal, SealedRefusal, Stamp, rebase_start
 
-START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage; whoever started us wants to know soon
+START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage and should be reported soon
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A live incarnation and what it continues from."""
+    """A live incarnation and the state from which it continues."""
 
     identity: LakeIdentity
     committer: Committer

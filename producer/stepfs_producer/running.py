@@ -1,8 +1,8 @@
 """A running incarnation: its tasks, and the one failure that stops them all.
 
 Tasks in the caller's nursery: an upload per append (bounded by `TgbWriter`), the commit loop, the snapshot writer. They
-never raise: the first failure is kept, cancels the rest, and wakes everybody who waits, to be raised in the caller's
-own `append` or `flush`. `changed` is unparked whenever something moved that a waiter may wait for.
+never raise: the first failure is kept, cancels the rest, and wakes all waiters; the caller's own `append` or `flush`
+raises it. `changed` is unparked at every change that a waiter may wait for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stepfs_producer.tgb_writer import TgbWriter
 
 
 class RunningProducer:
-    """What exists between entering and leaving a producer."""
+    """The state of a producer between entering and leaving it."""
 
     def __init__(
         self, store: Store, started: Started, pacer: Pacer, settings: ProducerSettings, nursery: trio.Nursery
@@ -38,7 +38,7 @@ class RunningProducer:
         self._settings = settings
         self._nursery = nursery
         self._failure: StepfsError | None = None
-        self._scopes: dict[trio.CancelScope, None] = {}  # in the order they began: simulations replay it
+        self._scopes: dict[trio.CancelScope, None] = {}  # in the order of their start: simulations replay it
         self.loop = CommitLoop(
             store,
             started,
@@ -56,18 +56,18 @@ class RunningProducer:
         nursery.start_soon(self._guarded, self.snapshots.run)
 
     def check(self) -> None:
-        """Raise the failure that stopped this producer, afresh at each call."""
+        """Raise the failure that stopped this producer, as a new exception at each call."""
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args) from self._failure
 
     async def wait_for_change(self) -> None:
-        """Wait until something changed; raises what stopped the producer."""
-        self.check()  # it says so once, and we may come late
+        """Wait for a change; raises the failure that stopped the producer."""
+        self.check()  # it notifies once, and we may come late
         await self.changed.park()
         self.check()
 
     async def wait_for_capacity(self, payload_bytes: int) -> None:
-        """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append."""
+        """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append of this size."""
         backoff = self._backoff("max_lead")
         while True:
             self.check()
@@ -85,7 +85,7 @@ class RunningProducer:
                 return
 
     def start_upload(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
-        """Give an append its place and start its upload; never waits."""
+        """Give an append its seq and start its upload; never waits."""
         item = self.pending.add(payloads, records, position)
         self._nursery.start_soon(self._guarded, self._upload, item)
         return item

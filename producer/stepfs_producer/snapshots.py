@@ -1,7 +1,7 @@
-"""Writing snapshots behind the back of the commits: never in their way, never two at once.
+"""Writing snapshots in the background: they never delay commits, and never two run at once.
 
-Only a Committed state is written (hazard 11). A snapshot that is not written, because this process ends or the store
-is away, is made up for by whoever commits across the next boundary; nothing depends on this one.
+Only a Committed state is written (hazard 11). If a snapshot is not written, because this process ends or the store is
+unreachable, the producer that commits across the next boundary makes up for it; nothing depends on this one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTLE_S_MAX: Final = 30.0
 
 
 class SnapshotWriter:
-    """At most one snapshot in the making; the newest state that asked for one is next."""
+    """Writes at most one snapshot at a time; the newest requested state is next."""
 
     def __init__(self, store: Store, identity: LakeIdentity, reader: LogReader) -> None:
         self._store = store
@@ -37,13 +37,13 @@ class SnapshotWriter:
         self._changed = trio.lowlevel.ParkingLot()
 
     def note(self, committed: Committed) -> None:
-        """Told of each of our commits; some make the next snapshot ours to write."""
+        """Note one of our commits; some make the next snapshot ours to write."""
         if snapshot_due(committed.before, committed.after):
             self._wanted = committed.after
             self._changed.unpark_all()
 
     async def run(self) -> None:
-        """Write what is wanted, until cancelled."""
+        """Write requested snapshots until cancelled."""
         while True:
             while self._wanted is None:
                 await self._changed.park()
@@ -61,7 +61,8 @@ class SnapshotWriter:
                 self._changed.unpark_all()
 
     async def settled(self) -> None:
-        """Wait, a bounded time, for a snapshot in the making: a producer that leaves at once would never write one."""
+        """Wait, for a bounded time, for the snapshot under way: a producer that leaves at once would never write
+        one."""
         with trio.move_on_after(SETTLE_S_MAX):
             while self._wanted is not None or self._writing:
                 await self._changed.park()

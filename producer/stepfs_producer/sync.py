@@ -1,8 +1,8 @@
-"""The same producer for code that is not async: trio runs in a thread of its own, calls are handed over to it.
+"""The same producer for code that is not async: trio runs in a thread of its own and executes the calls.
 
-The thread is a daemon: a process that ends without leaving the `with` block loses what was not flushed, as in a crash,
+The thread is a daemon: a process that ends without leaving the `with` block loses unflushed appends, as in a crash,
 and does not hang. Ctrl-C interrupts the caller's wait, never the thread; leaving the block by KeyboardInterrupt
-abandons what is pending like any exception. After a fork the thread is not there any more, so every call checks the
+abandons pending appends like any exception. After a fork the thread does not exist any more, so every call checks the
 pid first (hazard 8).
 """
 
@@ -44,7 +44,8 @@ def _takes_what(
 class Producer:
     """`AsyncProducer` with blocking calls; arguments, results and errors are the same.
 
-    May be used from several threads of one process; appends take their seqs in the order they get through.
+    May be used from several threads of one process; appends get their seqs in the order in which the thread takes
+    them.
     """
 
     @_takes_what(AsyncProducer.__init__)
@@ -95,7 +96,7 @@ class Producer:
     def append(
         self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
     ) -> int:
-        """Hand over one global step; see `AsyncProducer.append`. Blocks only while too much is pending."""
+        """Append one global step; see `AsyncProducer.append`. Blocks only while too much is pending."""
 
         async def append() -> int:
             return await self._async.append(batch, position=position, records=records)
@@ -103,11 +104,11 @@ class Producer:
         return self._call(append)
 
     def flush(self) -> None:
-        """Returns when everything appended before the call is durable, committed and visible to readers."""
+        """Return when everything appended before the call is durable, committed and visible to readers."""
         self._call(self._async.flush)
 
     def retire(self) -> None:
-        """Flush, then say goodbye in the log; see `AsyncProducer.retire`."""
+        """Flush, then commit the retirement; see `AsyncProducer.retire`."""
         self._call(self._async.retire)
 
     @property
@@ -142,20 +143,20 @@ class Producer:
 
     @property
     def tally(self) -> CommitStats:
-        """Attempts of this incarnation so far and what they came to."""
+        """The attempts of this incarnation so far, and their results."""
         self._refuse_fork()
         return self._async.tally
 
     @property
     def pacing(self) -> Pacing:
-        """How often this producer commits at present; see `AsyncProducer.pacing`."""
+        """The present interval of this producer's commits; see `AsyncProducer.pacing`."""
         self._refuse_fork()
         return self._async.pacing
 
     def _run(self, entered: Future[None]) -> None:
         try:
             trio.run(self._main, entered)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the end gets it
+        except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
             if not entered.done():
                 entered.set_exception(error)
             self._ended.set_exception(error)
@@ -165,7 +166,7 @@ class Producer:
     async def _main(self, entered: Future[None]) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._leave = trio.Event()
-        if self._left:  # interrupted before there was a token to be told through
+        if self._left:  # interrupted before the token existed
             return
         await self._async.__aenter__()
         entered.set_result(None)
@@ -185,7 +186,7 @@ class Producer:
             raise UsageError(f"producer {self._async.producer_id!r} was closed by another thread") from None
 
     def _let_go(self, error: BaseException | None) -> None:
-        """Tell the thread to leave, by this exception if there is one."""
+        """Make the thread leave, with this exception if there is one."""
         self._leaving_by = error
         self._left = True
         token, leave = self._token, self._leave

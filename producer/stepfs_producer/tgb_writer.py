@@ -1,8 +1,8 @@
-"""From what a caller appends to a durable object: checked and frozen first, built and uploaded later.
+"""From an appended batch to a durable object: checked and frozen first, built and uploaded later.
 
-An append returns before its bytes are sent, so they must not change under the upload: a buffer reused by the caller
-after the checksum was taken would put a corrupt slice into the log for good. `bytes` are used as they are; every other
-buffer is copied once, at memory speed. Rejected: documenting the rule and hoping.
+An append returns before its bytes are sent, so they must not change under the upload: a buffer that the caller reuses
+after the checksum would put a corrupt slice into the log permanently. `bytes` are used without a copy; every other
+buffer is copied once, at memory speed. Rejected: a rule in the documentation alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INLINE_BYTES_MAX: Final = 256 << 10  # checksumming this much takes less time t
 
 
 def freeze(batch: Sequence[Payload], *, slices: int, bytes_max: int) -> tuple[bytes, ...]:
-    """One batch as immutable payloads, one per slice; `UsageError` says which rule it breaks."""
+    """One batch as immutable payloads, one per slice; `UsageError` names the rule that it breaks."""
     if isinstance(batch, (bytes, bytearray, memoryview, str)) or not isinstance(batch, Sequence):
         raise UsageError(f"a batch is a sequence of {slices} payloads, not a {type(batch).__name__}")
     if len(batch) != slices:
@@ -63,7 +63,7 @@ def _view(payload: Payload, number: int) -> memoryview:
         view = memoryview(payload)
     except TypeError:
         view = None
-    # The buffer of an array is not a file: no header says its shape, and its readers refuse it.
+    # The buffer of an array is not a file: it has no header with its shape, and readers refuse it.
     if view is None or view.ndim != 1 or view.format.lstrip("@=<>!") not in _BYTE_FORMATS:
         what = "" if view is None else f" of format {view.format!r} and {view.ndim} dimensions"
         raise PayloadTypeError(
@@ -84,7 +84,7 @@ def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
 
 
 def check_records(records: Sequence[int] | None, *, slices: int) -> tuple[int, ...]:
-    """How many records each slice holds; a payload counts as one unless the caller knows better."""
+    """The number of records per slice; a payload counts as one unless the caller gives a number."""
     if records is None:
         return (1,) * slices
     counts = tuple(records)
