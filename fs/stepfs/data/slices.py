@@ -57,7 +57,7 @@ class Slices:
         self.deadline_s = deadline_s
         self._priming: Priming = Unprimed()
         self._queue = FetchQueue(self.cache, self.spill.holds, self._primed)
-        concurrency = concurrency or ConcurrencyLimit()
+        self.concurrency = concurrency = concurrency or ConcurrencyLimit()
         self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s, concurrency=concurrency)
         sources = (
             DiskSource(self.spill, self.cache, self.counts),

@@ -41,6 +41,7 @@ GAUGES: Final = {
     "memory_limit_bytes": "The budget for them",
     "disk_bytes": "Bytes of slices in the disk cache",
     "disk_limit_bytes": "The budget for them; 0 without a disk cache",
+    "connections_limit": "Ranged GETs of slices under way at a time, at most, as the store bears now",
     "start_timestamp_seconds": "When the mount started",
 }
 DATA: Final = {

@@ -91,6 +91,7 @@ class Reports:
                 "poll_interval_s": round(follower.interval_s, 3),
                 "requests": self._parts.store.counts.requests,
                 "bytes_read": self._parts.store.counts.bytes_read,
+                "connections": self._parts.slices.concurrency.limit,
             },
             "cache": dict(self._cache()),
             "order_needs_from": self._parts.prefetcher.hints.needed_from(),
@@ -166,6 +167,7 @@ class Reports:
             "open_files": len(self._parts.files),
             "known_directories": len(self._parts.known),
             **self._cache(),
+            "connections_limit": self._parts.slices.concurrency.limit,
             "start_timestamp_seconds": self._parts.meter.started_at,
         }
 
