@@ -55,9 +55,9 @@ PLANTED = {
     ],
     "rooms of stepfs_producer, highest first": [
         (
-            "stepfs_producer/plan/upwards.py",
+            "stepfs_producer/sources/upwards.py",
             "import stepfs_producer.rebase",
-            "stepfs_producer.plan.upwards -> stepfs_producer.rebase",
+            "stepfs_producer.sources.upwards -> stepfs_producer.rebase",
         ),
         ("stepfs_producer/unnamed.py", "", "- stepfs_producer.unnamed"),
     ],
@@ -68,11 +68,19 @@ PLANTED = {
             "stepfs_producer.cli.mounts -> stepfs.mount",
         ),
     ],
-    "planning knows nothing of committing": [
+    "preparing data knows nothing of committing": [
         (
-            "stepfs_producer/plan/commits.py",
+            f"stepfs_producer/{room}/commits.py",
             "import stepfs_producer.commit",
-            "stepfs_producer.plan.commits -> stepfs_producer.commit",
+            f"stepfs_producer.{room}.commits -> stepfs_producer.commit",
+        )
+        for room in ("payloads", "sources", "text", "transforms")
+    ],
+    "committing knows nothing of what it commits": [
+        (
+            "stepfs_producer/packs.py",
+            "import stepfs_producer.text",
+            "stepfs_producer.packs -> stepfs_producer.text",
         ),
     ],
     "doubles are for tests and scripts": [
@@ -88,7 +96,7 @@ PLANTED = {
     ],
     "terminals are the command lines' business": [
         ("stepfs/doctor/prints.py", "import rich.table", "stepfs.doctor.prints -> rich"),
-        ("stepfs_producer/plan/asks.py", "import typer", "stepfs_producer.plan.asks -> typer"),
+        ("stepfs_producer/sources/asks.py", "import typer", "stepfs_producer.sources.asks -> typer"),
     ],
     "torch stays out of the core": [
         ("stepfs/checkpoints/tensors.py", "import torch", "stepfs.checkpoints.tensors -> torch"),

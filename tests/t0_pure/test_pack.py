@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepfs_producer.plan.construct import construct
-from stepfs_producer.plan.pack import IGNORED, NO_DOCUMENT, Cursor, Rows, pack
-from stepfs_producer.plan.source import Place, Record
-from stepfs_producer.plan.tokenize import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
+from stepfs_producer.text.construct import construct
+from stepfs_producer.text.pack import IGNORED, NO_DOCUMENT, Cursor, Rows, pack
+from stepfs_producer.text.records import Place, Record
+from stepfs_producer.transforms.tokenize import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 
 BYTES = ByteTokenizer()
 BPE = BpeTokenizer(train_bpe([b"the cat and the other cat sat on the mat " * 20], 300))

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from stepfs_producer.plan.listing import list_sources
-from stepfs_producer.plan.source import Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, text_steps
-from stepfs_producer.plan.tokenize import ByteTokenizer
+from stepfs_producer.sources.listing import list_sources
+from stepfs_producer.text.records import Shard, TextSource
+from stepfs_producer.text.steps import Shape, TextPosition, text_steps
+from stepfs_producer.transforms.tokenize import ByteTokenizer
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from stepfs.errors import RefusedError
-from stepfs_producer.plan.beginning import refuse_other_shape, refuse_resharding
-from stepfs_producer.plan.finished import FILES_MAX, FinishedFiles
-from stepfs_producer.plan.listing import list_sources
-from stepfs_producer.plan.pack import Cursor
-from stepfs_producer.plan.source import Place, Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, read_position, text_steps
-from stepfs_producer.plan.tokenize import ByteTokenizer
+from stepfs_producer.sources.listing import list_sources
+from stepfs_producer.text.beginning import refuse_other_shape, refuse_resharding
+from stepfs_producer.text.finished import FILES_MAX, FinishedFiles
+from stepfs_producer.text.pack import Cursor
+from stepfs_producer.text.records import Place, Shard, TextSource
+from stepfs_producer.text.steps import Shape, TextPosition, read_position, text_steps
+from stepfs_producer.transforms.tokenize import ByteTokenizer
 
 SHAPE = Shape(1, 2, 16, ".bin")
 

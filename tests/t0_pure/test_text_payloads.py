@@ -12,12 +12,12 @@ import torch
 import webdataset
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs_producer.plan.construct import SliceBatch
-from stepfs_producer.plan.listing import list_sources
-from stepfs_producer.plan.payload import encoder_for
-from stepfs_producer.plan.source import Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, TextStep, read_position, text_steps
-from stepfs_producer.plan.tokenize import ByteTokenizer
+from stepfs_producer.payloads.arrays import SliceBatch
+from stepfs_producer.payloads.encode import encoder_for
+from stepfs_producer.sources.listing import list_sources
+from stepfs_producer.text.records import Shard, TextSource
+from stepfs_producer.text.steps import Shape, TextPosition, TextStep, read_position, text_steps
+from stepfs_producer.transforms.tokenize import ByteTokenizer
 
 ALL = Shard()
 EXTS = [".pt", ".safetensors", ".npy", ".tar", ".bin"]

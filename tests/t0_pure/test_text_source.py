@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
-from stepfs_producer.plan.listing import list_sources
-from stepfs_producer.plan.source import Place, Record, Shard, TextSource
+from stepfs_producer.sources.listing import list_sources
+from stepfs_producer.text.records import Place, Record, Shard, TextSource
 
 TEXT = b"no NUL, or it would pass for binary: "
 contents = st.builds(

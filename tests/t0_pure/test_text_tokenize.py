@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Model
 from tokenizers import models, normalizers, pre_tokenizers
 
 from stepfs.errors import AbsentError, StepfsError, UsageError
-from stepfs_producer.plan import tokenize
-from stepfs_producer.plan.tokenize import (
+from stepfs_producer.transforms import tokenize
+from stepfs_producer.transforms.tokenize import (
     BpeTokenizer,
     ByteTokenizer,
     Tokenizer,
@@ -63,7 +63,7 @@ def test_bpe_compresses_and_every_token_has_its_own_bytes() -> None:
 
 def test_training_is_the_same_in_another_process() -> None:
     program = (
-        "import os, sys, pathlib, hashlib; from stepfs_producer.plan.tokenize import train_bpe;"
+        "import os, sys, pathlib, hashlib; from stepfs_producer.transforms.tokenize import train_bpe;"
         "sys.stdout.write(train_bpe([pathlib.Path(os.__file__).read_bytes()[:60_000],"
         "'naïve 日本語 … <|end|>'.encode() * 50], 600))"
     )

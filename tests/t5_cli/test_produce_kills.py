@@ -19,8 +19,8 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer.cli.ensure_lake import ensure_lake
-from stepfs_producer.plan.source import Shard
-from stepfs_producer.plan.text import Shape
+from stepfs_producer.text.records import Shard
+from stepfs_producer.text.steps import Shape
 
 
 @dataclass(frozen=True)

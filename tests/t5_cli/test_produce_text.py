@@ -21,10 +21,10 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer.cli.app import app
-from stepfs_producer.plan.listing import list_sources
-from stepfs_producer.plan.source import Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, text_steps
-from stepfs_producer.plan.tokenize import ByteTokenizer, load_bpe
+from stepfs_producer.sources.listing import list_sources
+from stepfs_producer.text.records import Shard, TextSource
+from stepfs_producer.text.steps import Shape, TextPosition, text_steps
+from stepfs_producer.transforms.tokenize import ByteTokenizer, load_bpe
 
 PROGRAM = str(Path(sysconfig.get_path("scripts")) / "stepfs-produce")
 

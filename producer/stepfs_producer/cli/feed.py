@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from stepfs_producer.cli.stopping import Stopping
-from stepfs_producer.plan.text import TextPosition, TextStep
+from stepfs_producer.text.steps import TextPosition, TextStep
 
 
 class Ending(enum.StrEnum):

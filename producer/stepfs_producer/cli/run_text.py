@@ -25,14 +25,14 @@ from stepfs_producer.cli.progress import showing
 from stepfs_producer.cli.stopping import Stopping
 from stepfs_producer.cli.text_summary import TextSummary
 from stepfs_producer.cli.vocabulary import bpe_for
-from stepfs_producer.plan.beginning import default_id, refuse_other_shape, refuse_resharding
-from stepfs_producer.plan.finished import FinishedFiles
-from stepfs_producer.plan.listing import list_sources
-from stepfs_producer.plan.payload import encoder_for
-from stepfs_producer.plan.source import Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, TextStep, late_files, resume, text_steps
-from stepfs_producer.plan.tokenize import ByteTokenizer, Tokenizer
+from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.settings import GIVE_UP_AFTER_S
+from stepfs_producer.sources.listing import list_sources
+from stepfs_producer.text.beginning import default_id, refuse_other_shape, refuse_resharding
+from stepfs_producer.text.finished import FinishedFiles
+from stepfs_producer.text.records import Shard, TextSource
+from stepfs_producer.text.steps import Shape, TextPosition, TextStep, late_files, resume, text_steps
+from stepfs_producer.transforms.tokenize import ByteTokenizer, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 from stepfs.cli.columns import printable
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.cli.feed import Ending
-from stepfs_producer.plan.text import TextPosition
+from stepfs_producer.text.steps import TextPosition
 
 _NAMES_SHOWN: Final = 5
 

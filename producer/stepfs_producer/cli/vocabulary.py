@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.errors import RefusedError
-from stepfs_producer.plan.listing import SourceFile
-from stepfs_producer.plan.source import TextSource
-from stepfs_producer.plan.tokenize import BpeTokenizer, load_bpe, save_once, train_bpe
+from stepfs_producer.sources.listing import SourceFile
+from stepfs_producer.text.records import TextSource
+from stepfs_producer.transforms.tokenize import BpeTokenizer, load_bpe, save_once, train_bpe
 
 _TRAINING_BYTES: Final = 64 << 20  # of the beginning of the corpus; whole records, all shards
 _log = logging.getLogger("stepfs.produce")

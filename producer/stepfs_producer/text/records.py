@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, cast
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
-from stepfs_producer.plan.finished import FinishedFiles
-from stepfs_producer.plan.listing import SourceFile
+from stepfs_producer.sources.listing import SourceFile
+from stepfs_producer.text.finished import FinishedFiles
 
 RECORD_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 << 20

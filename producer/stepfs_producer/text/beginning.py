@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs_producer.plan.source import Place, Shard, TextSource
-from stepfs_producer.plan.text import Shape, TextPosition, parse_position
+from stepfs_producer.text.records import Place, Shard, TextSource
+from stepfs_producer.text.steps import Shape, TextPosition, parse_position
 
 _DEFAULT_ID: Final = re.compile(r"text-\d+-of-\d+")
 

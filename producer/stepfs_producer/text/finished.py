@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from stepfs_producer.plan.listing import SourceFile
+from stepfs_producer.sources.listing import SourceFile
 
 FILES_MAX: Final = 128
 _DIGEST_BYTES: Final = 6

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
-from stepfs_producer.plan.construct import SliceBatch
+from stepfs_producer.payloads.arrays import SliceBatch
 
 Encoder = Callable[[SliceBatch], bytes]
 _ARRAYS: Final = ("input_ids", "labels", "position_ids", "doc_ids")

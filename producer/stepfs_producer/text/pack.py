@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.plan.source import Place, Record
-from stepfs_producer.plan.tokenize import Tokenizer
+from stepfs_producer.text.records import Place, Record
+from stepfs_producer.transforms.tokenize import Tokenizer
 
 IGNORED: Final = -100  # the label torch's cross_entropy leaves out
 NO_DOCUMENT: Final = -1

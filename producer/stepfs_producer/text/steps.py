@@ -15,12 +15,12 @@ from typing import Any
 
 from stepfs.command_hint import command
 from stepfs.errors import RefusedError, UsageError
-from stepfs_producer.plan.construct import construct
-from stepfs_producer.plan.finished import FinishedFiles
-from stepfs_producer.plan.pack import Cursor, pack
-from stepfs_producer.plan.payload import encoder_for
-from stepfs_producer.plan.source import Place, Shard, TextSource
-from stepfs_producer.plan.tokenize import Tokenizer
+from stepfs_producer.payloads.encode import encoder_for
+from stepfs_producer.text.construct import construct
+from stepfs_producer.text.finished import FinishedFiles
+from stepfs_producer.text.pack import Cursor, pack
+from stepfs_producer.text.records import Place, Shard, TextSource
+from stepfs_producer.transforms.tokenize import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

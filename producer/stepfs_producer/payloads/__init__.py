@@ -1,0 +1,1 @@
+"""What a slice holds (`arrays`), and the bytes of its file (`encode`)."""

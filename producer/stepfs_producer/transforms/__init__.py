@@ -1,0 +1,1 @@
+"""Records → samples: `tokenize` turns bytes into token ids and back."""
