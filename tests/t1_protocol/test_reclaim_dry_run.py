@@ -18,7 +18,7 @@ from stepfs.lake.fleet import write_node
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim import report as report_room
-from stepfs.lake.reclaim.report import Report, Tally
+from stepfs.lake.reclaim.report import CountingRemover, Report
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Entry
 
@@ -47,14 +47,14 @@ async def planned(world: World, patch: pytest.MonkeyPatch) -> tuple[Report, set[
     """What a dry run reports, and the objects that it has counted."""
     named: set[str] = set()
 
-    class Watched(Tally):
+    class Watched(CountingRemover):
         async def remove(self, entries: Sequence[Entry]) -> None:
             assert not named & {entry.key for entry in entries}, "counted twice"
             named.update(entry.key for entry in entries)
             await super().remove(entries)
 
     with patch.context() as inside:
-        inside.setattr("stepfs.lake.reclaim.run.Tally", Watched)
+        inside.setattr("stepfs.lake.reclaim.run.CountingRemover", Watched)
         report = await reclaim(
             process(world, "dry"), world.identity, dry_run=True, clock=TrioClock(), grace_s=GRACE_S
         )
@@ -116,13 +116,13 @@ def test_a_dry_run_on_a_sealed_lake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dry_run_that_counted_otherwise_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: what the run deletes beside its plan goes unsaid."""
-    remove_if_allowed = Tally.remove_if_allowed
+    remove_if_allowed = CountingRemover.remove_if_allowed
 
-    async def unsaid(tally: Tally, entries: Sequence[Entry]) -> None:
-        if tally._store is not None:
-            await remove_if_allowed(tally, entries)
+    async def unsaid(remover: CountingRemover, entries: Sequence[Entry]) -> None:
+        if remover._store is not None:
+            await remove_if_allowed(remover, entries)
 
-    monkeypatch.setattr(report_room.Tally, "remove_if_allowed", unsaid)
+    monkeypatch.setattr(report_room.CountingRemover, "remove_if_allowed", unsaid)
 
     async def scenario(world: World) -> None:
         await everything(world)

@@ -37,7 +37,7 @@ from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim import sweep as sweep_room
 from stepfs.lake.reclaim.groups import GroupWatch
 from stepfs.lake.reclaim.plan import GroupEvidence, Target
-from stepfs.lake.reclaim.report import Tally
+from stepfs.lake.reclaim.report import CountingRemover
 from stepfs.lake.sequence import Mine, SlotOutcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -106,7 +106,7 @@ def deletes_first(patch: pytest.MonkeyPatch) -> None:
     async def hasty(
         reader: LogReader, target: Target, watch: GroupWatch, clock: Clock, grace_s: float
     ) -> bool:
-        await delete(reader, target, Tally(reader.store), orphans=False)
+        await delete(reader, target, CountingRemover(reader.store), orphans=False)
         return await advance(reader, target, watch, clock, grace_s)
 
     patch.setattr(run_room, "_advance", hasty)
@@ -136,9 +136,9 @@ def by_record_not_by_floor(patch: pytest.MonkeyPatch) -> None:
     """One step more goes than the floor record says."""
     delete = run_room._delete
 
-    async def greedy(reader: LogReader, target: Target, tally: Tally, *, orphans: bool) -> None:
+    async def greedy(reader: LogReader, target: Target, remover: CountingRemover, *, orphans: bool) -> None:
         further = replace(target, first_live=Step(target.first_live + 1))
-        await delete(reader, further, tally, orphans=orphans)
+        await delete(reader, further, remover, orphans=orphans)
 
     patch.setattr(run_room, "_delete", greedy)
 

@@ -24,9 +24,9 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.segments import decode_in_thread
 from stepfs.lake.origins import OriginStores
 from stepfs.mount import documents
-from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.changes import Changes
 from stepfs.mount.follow.consumer_group import GroupFollower
-from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.fleet_interval import FleetInterval
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
@@ -67,7 +67,7 @@ class Assembly:
         self.meter = Meter()
         self.known = LookupCounts()
         self.files = FileTable()
-        self.news = News()
+        self.changes = Changes()
         self.ranks = ranks_of(options, reader.identity)
         self.tree = _tree_of(options, reader)
         self.origins = OriginStores(store, lambda url: store_of(options, url))
@@ -76,12 +76,14 @@ class Assembly:
         self.slices.on_reading = self.prefetcher.note_open
         pages = KernelPageCache(options.directory, self.ranks, reader.identity.ext.encode())
         self.primer = Primer(self.slices, pages) if options.prime else None
-        self.waits = Waits(self.tree, reader, self.news, deadline_s=options.deadline_s, wait_s=options.wait_s)
+        self.waits = Waits(
+            self.tree, reader, self.changes, deadline_s=options.deadline_s, wait_s=options.wait_s
+        )
         self.withdrawal = Withdrawal(self.tree, self.known, self.slices, self.meter)
-        self.fleet = FleetPace(lambda: store.counts.throttled)
+        self.fleet = FleetInterval(lambda: store.counts.throttled)
         self.follower = Follower(
             reader,
-            self.news,
+            self.changes,
             poll_s=options.poll_s,
             find_lake_id=self._find_lake_id,
             on_change=self.changed,

@@ -12,7 +12,7 @@ import trio
 from faketable import CREATED_MS, FakeSlices, FakeTable
 
 from stepfs.format.ids import Step
-from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.changes import Changes
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.lookup_counts import LookupCounts
@@ -44,7 +44,7 @@ class Mounted:
     table: FakeTable
     tree: Tree
     slices: FakeSlices
-    news: News
+    changes: Changes
     waits: Waits
     known: LookupCounts
     files: FileTable
@@ -58,11 +58,11 @@ class Mounted:
 
     def commit(self, count: int = 1) -> None:
         self.table.commit(count)
-        self.news.notify()
+        self.changes.notify()
 
     def seal(self) -> None:
         self.table.seal()
-        self.news.notify()
+        self.changes.notify()
 
     async def lookup(self, *path: str, pid: int = 1234) -> pyfuse3.EntryAttributes:
         inode, found = ROOT, await self.ops.getattr(ROOT, Caller(pid))
@@ -106,10 +106,10 @@ async def mounted(
     """A mount with its waits running."""
     table = FakeTable(slices=slices, ext=ext)
     tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
-    news, meter, known, files, fake = News(), Meter(), LookupCounts(), FileTable(), FakeSlices()
+    changes, meter, known, files, fake = Changes(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
     waits = Waits(
-        tree, table, news, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled
+        tree, table, changes, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled
     )
 
     async def describe(entry):
@@ -128,7 +128,7 @@ async def mounted(
         describe_step=describe,
         now_ms=CREATED_MS,
     )
-    made = Mounted(table, tree, fake, news, waits, known, files, meter, None, signalled)  # type: ignore[arg-type]
+    made = Mounted(table, tree, fake, changes, waits, known, files, meter, None, signalled)  # type: ignore[arg-type]
     made.ops = StepOperations(
         Parts(
             reader=table,

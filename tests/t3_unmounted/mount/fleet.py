@@ -19,9 +19,9 @@ from stepfs.lake.floor import Floor
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.changes import Changes
 from stepfs.mount.follow.consumer_group import GroupFollower
-from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.fleet_interval import FleetInterval
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
@@ -118,13 +118,13 @@ class OneOfMany:
         self.options = MountOptions(lake="memory://", directory=Path(f"/mnt/{number}"), group="run")
         self.store = LeanStore(server)
         self.meter = Meter()
-        self.fleet = FleetPace(lambda: self.store.counts.throttled)
-        self.news = News()
+        self.fleet = FleetInterval(lambda: self.store.counts.throttled)
+        self.changes = Changes()
         self.identity = identity
         reader = LogReader(self.store, identity, Floor(self.store, identity), state)
         self.follower = Follower(
             reader,
-            self.news,
+            self.changes,
             poll_s=0.1,
             find_lake_id=self._find_lake_id,
             on_change=lambda: None,
@@ -148,7 +148,7 @@ class OneOfMany:
     async def run(self, *, waiting: bool) -> None:
         with ExitStack() as stack:
             if waiting:
-                stack.enter_context(self.news.listening())
+                stack.enter_context(self.changes.listening())
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.follower.run)
                 nursery.start_soon(self._need.run)

@@ -13,7 +13,7 @@ from faketable import FakeSlices, FakeTable
 
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.changes import Changes
 from stepfs.mount.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
 from stepfs.mount.follow.poll_interval import INTERVAL_S_MAX, PollInterval
 from stepfs.mount.fuse.lookup_counts import LookupCounts
@@ -49,23 +49,23 @@ async def own_id():
     return FakeTable().identity.lake_id
 
 
-def follow(nursery, table, news, *, poll_s=0.1, find=own_id, now_ms=None):
-    changes = []
+def follow(nursery, table, changes, *, poll_s=0.1, find=own_id, now_ms=None):
+    seen = []
     follower = Follower(
         table,
-        news,
+        changes,
         poll_s=poll_s,
         find_lake_id=find,
-        on_change=lambda: changes.append(trio.current_time()),
+        on_change=lambda: seen.append(trio.current_time()),
         now_ms=now_ms,
     )
     nursery.start_soon(follower.run)
-    return follower, changes
+    return follower, seen
 
 
 async def test_an_idle_lake_is_looked_at_every_two_seconds_in_the_end(autojump_clock, nursery):
     table = PolledTable()
-    follow(nursery, table, News())
+    follow(nursery, table, Changes())
     await trio.sleep(30)
     gaps = [b - a for a, b in zip(table.polls, table.polls[1:], strict=False)]
     assert gaps == sorted(gaps)
@@ -76,7 +76,7 @@ async def test_an_idle_lake_is_looked_at_every_two_seconds_in_the_end(autojump_c
 async def test_the_lag_behind_commits_is_measured_once_per_look(autojump_clock, nursery):
     table = PolledTable()
     table.due = [1.0, 1.001, 9.0]
-    follower, _ = follow(nursery, table, News(), now_ms=lambda: table.state.time_ms + 250)
+    follower, _ = follow(nursery, table, Changes(), now_ms=lambda: table.state.time_ms + 250)
     await trio.sleep(30)
     assert (follower.lag_s.count, follower.lag_s.sum) == (2, 0.5)
     assert follower.looks > 2
@@ -85,14 +85,14 @@ async def test_the_lag_behind_commits_is_measured_once_per_look(autojump_clock, 
 async def test_requests_never_exceed_one_per_poll_interval(autojump_clock, nursery):
     table = PolledTable()
     table.due = [n * 0.01 for n in range(1000)]
-    follow(nursery, table, News())
+    follow(nursery, table, Changes())
     await trio.sleep(10)
     assert len(table.polls) <= 100
 
 
 async def test_a_look_that_takes_long_does_not_delay_the_next(autojump_clock, nursery):
     table = PolledTable()
-    look, news = table.poll, News()
+    look, changes = table.poll, Changes()
 
     async def slowly(published):
         await trio.sleep(0.06)
@@ -100,7 +100,7 @@ async def test_a_look_that_takes_long_does_not_delay_the_next(autojump_clock, nu
 
     table.poll = slowly
     table.due = [0.05 * number for number in range(200)]
-    follow(nursery, table, news)
+    follow(nursery, table, changes)
     await trio.sleep(10.001)
     gaps = [b - a for a, b in zip(table.polls, table.polls[1:], strict=False)]
     assert gaps == pytest.approx([0.1] * len(gaps))
@@ -108,13 +108,13 @@ async def test_a_look_that_takes_long_does_not_delay_the_next(autojump_clock, nu
 
 
 async def test_a_reader_that_waits_makes_every_look_count(autojump_clock, nursery):
-    table, news = PolledTable(), News()
-    follow(nursery, table, news)
+    table, changes = PolledTable(), Changes()
+    follow(nursery, table, changes)
     await trio.sleep(30.3)
     table.due = [40.0]
-    with news.listening():
+    with changes.listening():
         began = trio.current_time()
-        changed = news.next_change
+        changed = changes.next_change
         table.polls.clear()
         await changed.wait()
         assert trio.current_time() <= 40.11
@@ -127,7 +127,7 @@ async def test_a_steady_stream_is_seen_within_an_eighth_of_its_pace(autojump_clo
     table = PolledTable()
     table.due = [every_s * n for n in range(1, 200)]
     due = list(table.due)
-    _, changes = follow(nursery, table, News())
+    _, changes = follow(nursery, table, Changes())
     await trio.sleep(every_s * 20)
     late = [min(c for c in changes if c >= at) - at for at in due[10:19]]
     assert max(late) <= max(0.11, min(INTERVAL_S_MAX, every_s / 8 * 1.2))
@@ -150,7 +150,7 @@ def test_a_stream_that_stopped_is_not_polled_at_its_old_pace():
 async def test_a_store_that_is_away_is_said_once_and_tried_again(autojump_clock, nursery, caplog):
     table = PolledTable()
     table.errors = [StoreUnreachableError("away")] * 20
-    follower, _ = follow(nursery, table, News())
+    follower, _ = follow(nursery, table, Changes())
     await trio.sleep(10)
     assert follower.trouble == "away"
     await trio.sleep(60)
@@ -161,7 +161,7 @@ async def test_a_store_that_is_away_is_said_once_and_tried_again(autojump_clock,
 
 async def test_a_store_that_hangs_is_said_to_before_its_request_fails(autojump_clock, nursery):
     table = PolledTable()
-    follower, _ = follow(nursery, table, News())
+    follower, _ = follow(nursery, table, Changes())
     await trio.sleep(1)
     poll, answers = table.poll, trio.Event()
 
@@ -187,7 +187,7 @@ async def test_a_corrupt_log_leaves_what_is_there_visible(autojump_clock, nurser
     table = PolledTable()
     table.commit(3)
     table.errors = [CorruptError("log version 4 is torn")] * 3
-    follower, _ = follow(nursery, table, News())
+    follower, _ = follow(nursery, table, Changes())
     await trio.sleep(1)
     assert follower.trouble == "log version 4 is torn"
     assert follower.frontier == 2
@@ -202,7 +202,7 @@ async def test_another_lake_under_the_same_url_ends_the_mount(autojump_clock):
 
     with pytest.RaisesGroup(ReplacedError):
         async with trio.open_nursery() as nursery:
-            follow(nursery, PolledTable(), News(), find=other)
+            follow(nursery, PolledTable(), Changes(), find=other)
     assert IDENTITY_CHECK_S <= trio.current_time() <= IDENTITY_CHECK_S + 3
 
 

@@ -21,7 +21,7 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.mount.follow.consumer_group import INTERVAL_S, GroupFollower
-from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.fleet_interval import FleetInterval
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
@@ -136,7 +136,7 @@ class Beating:
         self.options = MountOptions(lake="file:///x", directory=Path("/mnt/run"), group="run")
         self.store = store
         self.meter = Meter()
-        self.fleet = FleetPace()
+        self.fleet = FleetInterval()
         self.table = FakeTable()
         self.follower = Follower(self.table, None, poll_s=1, find_lake_id=forever, on_change=lambda: None)
 

@@ -25,7 +25,7 @@ class Report:
     reason: str
 
 
-class Tally:
+class CountingRemover:
     """Deletes from `store` and counts; with None it only counts."""
 
     def __init__(self, store: Store | None) -> None:

@@ -33,7 +33,7 @@ from stepfs.lake.reclaim.follow import opened, refreshed
 from stepfs.lake.reclaim.fork import release_origins
 from stepfs.lake.reclaim.groups import GroupWatch, Look
 from stepfs.lake.reclaim.plan import Need, Target, epochs, furthest_need, holds_back, least_need, orphans_due
-from stepfs.lake.reclaim.report import Report, Tally
+from stepfs.lake.reclaim.report import CountingRemover, Report
 from stepfs.lake.reclaim.snapshots import ensure_snapshots, planned_floor
 from stepfs.lake.reclaim.sweep import live_entries, walk_doomed
 from stepfs.lake.sequence import Mine, Unknown
@@ -148,17 +148,19 @@ class Reclaimer:
         self, reader: LogReader, target: Target, look: Look, need: Need, *, dry_run: bool, orphans: bool
     ) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
-        tally = Tally(None if dry_run else self._store)
+        remover = CountingRemover(None if dry_run else self._store)
         orphans = orphans or orphans_due(reader.state, reader.floor, self._clock.now_ms(), fresh=self._fresh)
         if orphans or self._swept != target:
-            await _delete(reader, target, tally, orphans=orphans)
-        await tally.remove_if_allowed(look.spent)
-        await tally.remove_if_allowed(await _silent_nodes(self._store, self.identity, look.live_directories))
+            await _delete(reader, target, remover, orphans=orphans)
+        await remover.remove_if_allowed(look.spent)
+        await remover.remove_if_allowed(
+            await _silent_nodes(self._store, self.identity, look.live_directories)
+        )
         if not dry_run:
             self._swept = target
             self._fresh = self._fresh and not orphans
             await self._announce(reader, look, orphans=orphans)
-        return tally.report(target, need.reason)
+        return remover.report(target, need.reason)
 
     async def _announce(self, reader: LogReader, look: Look, *, orphans: bool) -> None:
         """Record in a floor record facts that save other processes work, unless it has them: at most one create per
@@ -192,8 +194,8 @@ def _position(reader: LogReader | None) -> tuple[Version, int]:
     return (Version(-2), -2) if reader is None else (reader.head.version, reader.floor.number)
 
 
-async def _delete(reader: LogReader, target: Target, tally: Tally, *, orphans: bool) -> None:
-    await walk_doomed(reader, target, tally.remove, orphans=orphans)
+async def _delete(reader: LogReader, target: Target, remover: CountingRemover, *, orphans: bool) -> None:
+    await walk_doomed(reader, target, remover.remove, orphans=orphans)
 
 
 async def _silent_nodes(store: Store, identity: LakeIdentity, live: set[str]) -> list[Entry]:

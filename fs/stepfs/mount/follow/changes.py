@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import trio
 
 
-class News:
+class Changes:
     """Wakes all listeners at a change; a new listener wakes the follower."""
 
     def __init__(self) -> None:

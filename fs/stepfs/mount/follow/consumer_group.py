@@ -18,7 +18,7 @@ from stepfs.format.ids import Step
 from stepfs.format.keys import group_prefix, numbered
 from stepfs.format.records import ConsumerRecord
 from stepfs.lake.groups import Group
-from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.fleet_interval import FleetInterval
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")
@@ -40,7 +40,7 @@ class GroupFollower:
         on_change: Callable[[], None],
         *,
         checkpoints: tuple[Place, NextStep] | None,
-        fleet: FleetPace | None = None,
+        fleet: FleetInterval | None = None,
         opened_here: Callable[[], Step] = lambda: Step(0),
         order_needs_from: Callable[[], Step | None] = lambda: None,
         trusts: bool = False,
@@ -50,7 +50,7 @@ class GroupFollower:
         the greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond it are recorded
         nevertheless. `on_retired`: called when the group keeps nothing any more.
         """
-        self._fleet = fleet or FleetPace()
+        self._fleet = fleet or FleetInterval()
         self.name = group.name
         self._group = group
         self._opened_here = opened_here

@@ -28,7 +28,7 @@ _SPREAD: Final = 0.75  # random share above the shortest interval: mounts that s
 _USUAL_SPREAD: Final = 0.1  # the same for intervals longer than the fleet's shortest
 
 
-class FleetPace:
+class FleetInterval:
     """The intervals of one mount's own requests, from the number of mounts and the store's throttling."""
 
     def __init__(self, throttled: Callable[[], int] = lambda: 0) -> None:

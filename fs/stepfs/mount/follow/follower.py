@@ -16,8 +16,8 @@ from stepfs.clock import SystemClock
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
-from stepfs.mount.follow.changes import News
-from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.changes import Changes
+from stepfs.mount.follow.fleet_interval import FleetInterval
 from stepfs.mount.follow.poll_interval import PollInterval
 from stepfs.mount.protocols import Reader
 
@@ -35,22 +35,22 @@ class Follower:
     def __init__(
         self,
         reader: Reader,
-        news: News,
+        changes: Changes,
         *,
         poll_s: float,
         find_lake_id: FindLakeId,
         on_change: Callable[[], None],
-        fleet: FleetPace | None = None,
+        fleet: FleetInterval | None = None,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
         self._reader = reader
-        self._news = news
+        self._changes = changes
         self._find_lake_id = find_lake_id
         self._on_change = on_change
         self._now_ms = now_ms or SystemClock().now_ms
         self.lag_s = Histogram()  # from the newest commit of a look, by its producer's clock, to the look
         self.pace = PollInterval(poll_s)
-        self._fleet = fleet or FleetPace()
+        self._fleet = fleet or FleetInterval()
         self.interval_s = poll_s  # from the last look to the next: of `pace`, or longer in a large fleet
         self._shown = (reader.state.version, reader.first_live_step)
         self._failure: str | None = None  # the reason why the last look failed
@@ -95,11 +95,11 @@ class Follower:
         """Sleep until one interval after the last look began; a reader that starts to wait shortens it to the
         shortest."""
         began = self._began
-        if self._news.listeners and self._failure is None:
+        if self._changes.listeners and self._failure is None:
             self.pace.awaited()
         self.interval_s = self._fleet.poll_s(self.pace.interval_s)
         with trio.move_on_at(began + self.interval_s):
-            await self._news.wait_for_listener()
+            await self._changes.wait_for_listener()
             if self._failure is None:
                 self.pace.awaited()
             self.interval_s = min(self.interval_s, self._fleet.poll_s(self.pace.interval_s))
@@ -128,7 +128,7 @@ class Follower:
         if self._shown != before:
             self._note_lag(version)
             self._on_change()
-            self._news.notify()
+            self._changes.notify()
 
     def _note_lag(self, version: int) -> None:
         state = self._reader.state

@@ -22,7 +22,7 @@ from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreach
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.histogram import Histogram
-from stepfs.mount.follow.changes import News
+from stepfs.mount.follow.changes import Changes
 from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.mount.protocols import Reader
 from stepfs.view.tree import Tree
@@ -67,7 +67,7 @@ class Waits:
         self,
         tree: Tree,
         reader: Reader,
-        news: News,
+        changes: Changes,
         *,
         deadline_s: float,
         wait_s: float | None = None,
@@ -80,7 +80,7 @@ class Waits:
         """
         self._tree = tree
         self._reader = reader
-        self._news = news
+        self._changes = changes
         self._nursery: trio.Nursery | None = None
         self._deadline_s = deadline_s
         self._wait_s = deadline_s if wait_s is None else wait_s
@@ -105,9 +105,9 @@ class Waits:
         """Wait until `step` is committed. After READY the step may already have been reclaimed."""
         deadline = self._enter(step)
         try:
-            with self._timed("commit"), self._news.listening():
+            with self._timed("commit"), self._changes.listening():
                 while True:
-                    changed = self._news.next_change
+                    changed = self._changes.next_change
                     if step < self._tree.next_step:
                         return WaitOutcome.READY
                     if not self._tree.awaited(step):

@@ -26,7 +26,7 @@ from stepfs.format.ids import Step
 from stepfs.format.node import PERMILLE, NodeRecord
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.fleet import BEAT_S, FRESH_INTERVALS, count_nodes, remove_node, write_node
-from stepfs.mount.follow.fleet_interval import FleetPace
+from stepfs.mount.follow.fleet_interval import FleetInterval
 from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.store.api import Store
@@ -53,7 +53,7 @@ class Heartbeat:
         directory: Path,
         meter: Meter,
         follower: Follower,
-        fleet: FleetPace,
+        fleet: FleetInterval,
     ) -> None:
         self._store = store
         self._identity = identity

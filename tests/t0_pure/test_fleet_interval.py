@@ -7,11 +7,11 @@ from statistics import fmean
 import pytest
 
 from stepfs.lake.fleet import BEAT_S
-from stepfs.mount.follow.fleet_interval import NODES_MIN, SLOWER_MAX, FleetPace
+from stepfs.mount.follow.fleet_interval import NODES_MIN, SLOWER_MAX, FleetInterval
 
 
-def fleet_of(nodes: int) -> FleetPace:
-    pace = FleetPace()
+def fleet_of(nodes: int) -> FleetInterval:
+    pace = FleetInterval()
     pace.counted(nodes)
     return pace
 
@@ -64,7 +64,7 @@ def test_the_number_rises_at_once_and_falls_by_half() -> None:
 
 def test_a_store_that_throttles_makes_everything_slower_in_a_fleet_of_any_size() -> None:
     throttled = 0
-    pace = FleetPace(lambda: throttled)
+    pace = FleetInterval(lambda: throttled)
     for expected in (2.0, 4.0, SLOWER_MAX, SLOWER_MAX):
         throttled += 3
         pace.note_look()
@@ -78,7 +78,7 @@ def test_a_store_that_throttles_makes_everything_slower_in_a_fleet_of_any_size()
 
 def test_the_number_does_not_fall_while_the_store_throttles() -> None:
     throttled = 0
-    pace = FleetPace(lambda: throttled)
+    pace = FleetInterval(lambda: throttled)
     pace.counted(1000)
     throttled = 1
     pace.note_look()
