@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+import warm
 
 from stepfs.lake.identity import create_lake
 from stepfs.mount.host import mountinfo
@@ -57,8 +58,7 @@ def produce(
 
 def stepfs(*arguments: str | Path, timeout_s: float = MOUNT_S) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
-    command = [*STEPFS, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return warm.run([*map(str, arguments)], env=dict(os.environ), timeout_s=timeout_s)
 
 
 @dataclass
@@ -108,8 +108,7 @@ def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None 
         directory.mkdir(exist_ok=True)
     logs, cache = directory.parent / "logs", directory.parent / "cache"
     env = {**os.environ, "STEPFS_LOG_DIR": str(logs), "XDG_CACHE_HOME": str(cache)}
-    command = [*STEPFS, "mount", url, str(directory), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=MOUNT_S, check=False, env=env)
+    done = warm.run(["mount", url, str(directory), *options], env=env, timeout_s=MOUNT_S)
     assert done.returncode == 0, done.stderr
     mount = None
     try:
