@@ -32,7 +32,7 @@ class Backoff:
         self._failing_since_s: float | None = None
         self._failures = 0
 
-    async def through(self, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def run(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat `work` until it succeeds or the limit is reached."""
         while True:
             try:

@@ -32,8 +32,7 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.log.apply import ChainError
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
-from stepfs.lake.sequence import Lost as SlotLost
-from stepfs.lake.sequence import Mine, Unknown, take_slot
+from stepfs.lake.sequence import Mine, SlotLost, Unknown, take_slot
 from stepfs.store.api import Store
 from stepfs_producer.rebase import Refusal, Stamp
 

@@ -47,9 +47,9 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
     cannot be trusted or the lake can take no more ids, `SealedError` if no more steps may come. Raced starts end with
     exactly one live.
     """
-    identity = await backoff.through(lambda: open_lake(store))
-    await backoff.through(lambda: probe_store(store, thorough=False))
-    committer = Committer(store, await backoff.through(lambda: LogReader.open(store, identity)), clock)
+    identity = await backoff.run(lambda: open_lake(store))
+    await backoff.run(lambda: probe_store(store, thorough=False))
+    committer = Committer(store, await backoff.run(lambda: LogReader.open(store, identity)), clock)
     incarnation = entropy.token(COMMIT_ID_BYTES)
 
     def rebase(head: LogState, stamp: Stamp) -> Commit | Refusal:

@@ -75,7 +75,7 @@ class RunningProducer:
             if not self.pending.admits(payload_bytes):
                 await self.wait_for_change()
             elif self._lead.look_due(head, self.pending, payload_bytes):
-                await backoff.through(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
+                await backoff.run(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
             elif self._lead.exceeded(head, self.pending, payload_bytes):
                 self._lead.note_held()
                 with trio.move_on_after(self._lead.pause_s):
@@ -93,7 +93,7 @@ class RunningProducer:
     async def _upload(self, item: Item) -> None:
         backoff = self._backoff(f"upload of seq {item.seq}")
         key = self._writer.new_key(item)
-        tgb = await backoff.through(lambda: self._writer.write(item, key))
+        tgb = await backoff.run(lambda: self._writer.write(item, key))
         self.pending.made_durable(item, tgb, trio.current_time())
         self.changed.unpark_all()
 

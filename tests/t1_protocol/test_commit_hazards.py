@@ -15,7 +15,7 @@ from producer_world import World, append, caught, feed, reclaim_below, simulate
 from stepfs.format.commit import Commit
 from stepfs.format.snapshot import LogState
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.sequence import Lost, Mine, SlotOutcome
+from stepfs.lake.sequence import Mine, SlotLost, SlotOutcome
 from stepfs.store.api import Put, Store
 from stepfs.testing.faults import (
     CONFLICT_409,
@@ -52,7 +52,7 @@ def forgetful_rebase(
 
 async def trusting_take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
     """A writer that believes the first answer: anything but success is a conflict."""
-    return Mine() if await store.create(key, body) is Put.CREATED else Lost(taken=True)
+    return Mine() if await store.create(key, body) is Put.CREATED else SlotLost(taken=True)
 
 
 async def hazard_01(world: World, faults: Sequence[Fault]) -> None:

@@ -9,7 +9,7 @@ from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
 from stepfs.format.payload_kind import CHECKED_EXTENSIONS, is_checkable
 from stepfs.format.records import LakeIdentity, check_ext, decode_lake, encode_lake
-from stepfs.lake.sequence import Lost, Unknown, take_slot
+from stepfs.lake.sequence import SlotLost, Unknown, take_slot
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 
@@ -46,7 +46,7 @@ async def create_lake(
         raise StoreUnreachableError(
             f"{store.url}: the store stopped answering{outcome.why}; run `stepfs init` again to see"
         )
-    if isinstance(outcome, Lost):
+    if isinstance(outcome, SlotLost):
         await refuse_existing(store)
         raise RefusedError(
             f"{store.url}: the store refused to create a lake as if one were here, and none is: another process"

@@ -29,7 +29,7 @@ class Mine:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class SlotLost:
     """The slot holds another writer's bytes (`taken`), or was taken and deleted since (`taken` False: reopen)."""
 
     taken: bool
@@ -44,7 +44,7 @@ class Unknown:
     why: str = ""  # the last error, in parentheses
 
 
-SlotOutcome = Mine | Lost | Unknown
+SlotOutcome = Mine | SlotLost | Unknown
 
 
 async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
@@ -69,9 +69,9 @@ async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
         if found == body:
             return Mine()
         if found is not None:
-            return Lost(taken=True)
+            return SlotLost(taken=True)
         if put is Put.EXISTS:
-            return Lost(taken=False)
+            return SlotLost(taken=False)
     return Unknown(key, body)
 
 
@@ -85,7 +85,7 @@ async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
         outcome = await take_slot(store, key, body)
         if isinstance(outcome, Mine):
             return
-        if outcome != Lost(taken=False):
+        if outcome != SlotLost(taken=False):
             break
     if isinstance(outcome, Unknown):
         raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; {advice}")

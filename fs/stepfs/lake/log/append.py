@@ -22,7 +22,7 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.log.apply import ChainError
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
-from stepfs.lake.sequence import Lost, Mine, take_slot
+from stepfs.lake.sequence import Mine, SlotLost, take_slot
 
 _ROUNDS_MAX: Final = 64
 _RETRY_S: Final = 0.02
@@ -103,7 +103,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) 
         outcome = await take_slot(
             reader.store, numbered(log_prefix(reader.identity.lake_id), commit.version), body
         )
-        if isinstance(outcome, Lost):
+        if isinstance(outcome, SlotLost):
             if not outcome.taken:
                 await reader.reopen()
             continue

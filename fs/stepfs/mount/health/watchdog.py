@@ -90,7 +90,7 @@ class Watchdog:
 
         `answered` counts the requests answered so far, `unanswered` those that the kernel waits for now (None:
         unknown). `busy`: waiting requests take all slots; they end by deadlines of their own.
-        `last_resort` runs in the watching thread.
+        `on_stuck` runs in the watching thread.
         """
         self._directory = directory
         self._notifier = notifier
