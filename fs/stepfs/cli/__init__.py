@@ -1,4 +1,4 @@
-"""The `stepfs` command: thin rooms over the library, one per command; see `app` for how they are put together."""
+"""The `stepfs` command: thin modules over the library, one per command; `app` puts them together."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""What `stepfs` consists of: a command is one module of this package and one line in the table below.
+"""The table of `stepfs` commands: a command is one module of `commands` and one line below.
 
-Command modules import what does the work inside their functions, so that `stepfs --help` and shell completion
-load neither boto3 nor pyfuse3 nor trio. Plain help instead of typer's boxes: it pipes, and rich loads only where
-a command draws a progress bar.
+Command modules import the library inside their functions, so that `stepfs --help` and shell completion load neither
+boto3 nor pyfuse3 nor trio. The help is plain text instead of typer's boxes: it works in a pipe, and rich loads only
+when a command draws a progress bar.
 """
 
 from __future__ import annotations

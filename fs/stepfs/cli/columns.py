@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-QUIET_MS: Final = 60_000  # a producer that committed less long ago is shown as live
+QUIET_MS: Final = 60_000  # a producer with a commit within this time is shown as live
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -29,7 +29,7 @@ def size_text(size: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Anybody who may write to the lake chose it: no escape sequences for the terminal."""
+    """`text` without escape sequences for the terminal: any writer of the lake may have chosen it."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -45,7 +45,7 @@ def age_text(seconds: float) -> str:
 
 
 def state_text(newest_ms: int, now_ms: int, *, retired: bool) -> str:
-    """A producer's state: the log does not know whether its process runs, only how long ago it committed."""
+    """A producer's state: the log does not show whether its process runs, only the time of its last commit."""
     if retired:
         return "retired"
     age_ms = now_ms - newest_ms

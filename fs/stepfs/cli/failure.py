@@ -1,12 +1,12 @@
-"""How a command fails: one line on stderr that says what to do, and the documented exit code, never a traceback.
+"""How a command fails: one line of advice on stderr and the documented exit code, never a traceback.
 
 Every command of `stepfs` and `stepfs-produce` runs inside `reported()`, so no command handles errors itself. Errors
-arrive bare or wrapped by trio's nurseries in (nested) exception groups; when a group holds several, one decides:
-the one whose exit code a supervisor must not miss. Exceptions that no room announced are bugs: they get one line
-and a way to see the traceback, because a traceback hides the line that matters from an operator.
+arrive bare or wrapped by trio's nurseries in (nested) exception groups; if a group holds several, the one decides
+whose exit code a supervisor must not miss. Unexpected exceptions are bugs: they get one line, and a way to see the
+traceback, because a traceback would hide the important line from an operator.
 
 `STEPFS_DEBUG=1` prints the traceback too. Exit codes beyond `stepfs.errors`: 1 anything else, 130 interrupted,
-141 whoever read our output went away (as a shell reports SIGPIPE).
+141 the reader of our output went away (as a shell reports SIGPIPE).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _running = "stepfs"
 _STDOUT: Final = 1
 _STDERR: Final = 2
 
-# "Do not restart" first, then damage, then what a person must decide; trying again helps only with the last.
+# "Do not restart" first, then damage, then errors for a person to decide; a retry helps only with the last.
 _MOST_SEVERE_FIRST: Final = (
     FencedError,
     CorruptError,
@@ -63,7 +63,7 @@ def reported(program: str = "stepfs") -> Iterator[None]:
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
     except _CONTROL_FLOW:
         raise
-    except Exception as error:  # noqa: BLE001 — the edge: whatever it is, it becomes one line
+    except Exception as error:  # noqa: BLE001 — the edge: every exception becomes one line
         code, line = explain(error)
         _say(program, error, code, line)
         raise SystemExit(code) from None
@@ -79,7 +79,7 @@ def reported(program: str = "stepfs") -> Iterator[None]:
 
 
 def open_standard_streams() -> None:
-    """Descriptors 0 to 2 that whoever started us closed lead nowhere, instead of to the next file that is opened."""
+    """Open closed descriptors 0 to 2 on /dev/null: otherwise the next opened file would get their number."""
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:  # closed: the lowest number that is free
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
@@ -90,14 +90,14 @@ def open_standard_streams() -> None:
 
 
 def log_to_stderr() -> None:
-    """Warnings of the library as lines on stderr; everything it says under `STEPFS_DEBUG=1`. Once per process."""
+    """Log the library's warnings to stderr; all its messages under `STEPFS_DEBUG=1`. Call it once per process."""
     logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
     level = logging.DEBUG if os.environ.get("STEPFS_DEBUG") == "1" else logging.WARNING
     logging.getLogger("stepfs").setLevel(level)
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """An exception, or a group of them → (exit code, the line for stderr; empty when there is nobody to tell)."""
+    """An exception, or a group of them → (exit code, the line for stderr; empty if no reader is left)."""
     leaves = _leaves(error)
     known = [leaf for leaf in leaves if isinstance(leaf, StepfsError)]
     if known:
@@ -129,7 +129,7 @@ def _severity(error: StepfsError) -> int:
 
 
 def _interrupted(error: BaseException) -> bool:
-    """Ctrl-C, possibly wrapped by a nursery together with what it knocked over."""
+    """Whether it is Ctrl-C, possibly wrapped by a nursery together with the errors that it caused."""
     return any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error))
 
 
@@ -139,12 +139,12 @@ def _os_error_line(error: OSError) -> str:
 
 
 def announce(line: str) -> None:
-    """Say on stderr, in the name of the program that runs, what it waits for."""
+    """Print on stderr, prefixed with the program's name, what it waits for."""
     say(f"{_running}: {line}")
 
 
 def say(line: str) -> None:
-    """A line on stderr if it can be written: that nobody listens must not change how a program ends."""
+    """Print a line on stderr if possible: a closed stderr must not change how a program ends."""
     with suppress(OSError, RuntimeError):  # RuntimeError: a signal's handler in the middle of another line
         sys.stderr.write(f"{line}\n")
 

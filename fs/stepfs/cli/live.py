@@ -1,7 +1,7 @@
-"""`stepfs status DIR`: one mount on one screen; with --watch what changed since the last look as rates.
+"""`stepfs status DIR`: one mount on one screen; with --watch rates since the last look.
 
-A pure function of two status documents, so that it is tested without a mount, and an older daemon's document that
-lacks a field shows a dash in its place.
+A pure function of two status documents, so it is tested without a mount. If an older daemon's document lacks a field,
+the screen shows a dash in its place.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Document = Mapping[str, object]
 def live_lines(
     now: Document, before: Document | None, *, now_s: float, since_start: bool = False
 ) -> Iterator[str]:
-    """The screen for a status document; rates need the one before it, or are those `since_start`.
+    """The screen for a status document; rates need the previous document, or are those `since_start`.
 
-    `now_s`: wall clock, to say how long ago producers committed.
+    `now_s`: wall clock, for the time since the producers' last commits.
     """
     rate = _Rates(now, {"pid": now.get("pid")} if since_start else before)
     basis = "; rates since its start" if since_start else ""
@@ -55,7 +55,7 @@ def live_lines(
 
 
 class _Rates:
-    """What counters did per second between two documents; a dash before there are two."""
+    """Rates of counters between two documents; a dash while there is only one."""
 
     def __init__(self, now: Document, before: Document | None) -> None:
         self._now = now

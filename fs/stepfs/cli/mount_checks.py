@@ -1,4 +1,4 @@
-"""What `stepfs mount` looks at before it starts: options that belong together, and those that will not do what is meant."""
+"""Checks before `stepfs mount` starts: options that need each other, and options that cannot take effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def warn_of_memory(options: MountOptions) -> None:
-    """A budget that the kernel will not grant: the daemon would be killed once it is used."""
+    """Warn of a budget that the kernel will not grant: the daemon would be killed once the memory is used."""
     from stepfs.data.memory.available import read_memory
 
     asked = options.memory_bytes or (None if options.cache_dir else options.cache_bytes)
@@ -30,7 +30,7 @@ def warn_of_memory(options: MountOptions) -> None:
 def check_watching(
     checkpoint_dir: str | None, group: str | None, next_step: str | None, *, trusts: bool
 ) -> None:
-    """The options that belong together, and a line for a directory that is not there: a typo, or not made yet."""
+    """Check that the options belong together; warn of a directory that does not exist: a typo, or not made yet."""
     from stepfs.checkpoints.formats import Place
 
     if checkpoint_dir is None:

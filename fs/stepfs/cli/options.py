@@ -1,7 +1,7 @@
 """Arguments and options that several commands share: one spelling, one help text, one environment variable each.
 
-The variable of option `--some-name` is always `STEPFS_SOME_NAME`; a test holds every command to that. A LAKE is
-recognised by its scheme (`file://`, `s3://`); anything without one is a directory.
+The variable of option `--some-name` is always `STEPFS_SOME_NAME`; a test checks that for every command. A LAKE is
+recognised by its scheme (`file://`, `s3://`); an argument without a scheme is a directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the first argument names: a lake, opened and closed again, or a directory."""
+"""The first argument of a command: a lake, opened and closed again, or a directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
 
 
 def watched_store(url: str, options: StoreOptions) -> Store:
-    """The store of a URL, for a command: when it does not answer, a line says so, and the command ends (exit code 6)."""
+    """The store of a URL, for a command: if it does not answer, the command prints a line and then ends (exit code
+    6)."""
     from stepfs.cli.failure import announce
     from stepfs.store.opening import open_store
     from stepfs.store.silence import Silence

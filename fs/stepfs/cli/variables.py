@@ -1,7 +1,7 @@
-"""Variables named STEPFS_… that mean nothing: a misspelt one would be passed over in silence, and the default taken.
+"""A check for unknown STEPFS_… variables: a misspelt one would be ignored silently, and the default used.
 
-The names stand here, not in the options, because each of the two commands must know those of the other. A test holds
-this list to what they read.
+The names stand here, not in the options, because each of the two commands must know those of the other. A test
+compares this list with the variables that they read.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ _SERVICE: Final = re.compile(
 
 
 def warn_of_unknown() -> None:
-    """A line on stderr for each; call it once per command."""
+    """Print a line on stderr for each unknown variable; call it once per command."""
     for line in unknown(os.environ):
         say(f"stepfs: {printable(line)}")
 
 
 def unknown(names: Iterable[str]) -> Iterator[str]:
-    """What is wrong with each of these names, and which was probably meant. Values are not shown."""
+    """A message for each unknown name, with the nearest known one. Values are not shown."""
     for name in sorted(names):
         if name.startswith(_PREFIX) and name not in KNOWN and not _SERVICE.fullmatch(name):
             from difflib import get_close_matches

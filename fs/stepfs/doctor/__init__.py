@@ -1,1 +1,1 @@
-"""Why does it not work here? Checks of the machine, the mounts on it and a lake, each with what to do about it."""
+"""Diagnosis: checks of the machine, its mounts and a lake, each with a remedy."""

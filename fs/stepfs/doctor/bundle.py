@@ -1,10 +1,10 @@
-"""`stepfs doctor --bundle`: what somebody else needs to find out what is wrong, in one file, without a credential.
+"""`stepfs doctor --bundle`: one file with the facts that another person needs for a diagnosis, without credentials.
 
     report.txt  versions.json  environment.json  system/…  mounts/<directory>/{status.json,config.json,metrics,accesslog,log}
-    logs/<name>.log: of mounts that are not there (any more), such as one that failed to start
+    logs/<name>.log: of mounts that do not exist (any more), such as one that failed to start
 
-A mount that does not answer must not hang the doctor, so each is read in a thread that may be left behind. Every text
-goes through the same redaction as the daemon's log; of the environment, names that sound secret lose their values.
+A mount that does not answer must not hang the doctor, so each is read in a thread that may be abandoned. Every text
+gets the same redaction as the daemon's log; variables with names that sound secret lose their values.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def _other_logs(of_mounts: set[Path]) -> list[Path]:
     found: list[tuple[float, Path]] = []
     with suppress(OSError):
         for path in log_file(Path("/")).parent.glob("*.log"):
-            status = path.lstat()  # a link may lead to what others must not see
+            status = path.lstat()  # a link may lead to a file that others must not see
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and path not in of_mounts:
                 found.append((status.st_mtime, path))
     return [path for _, path in sorted(found, reverse=True)[:_LOGS_MAX]]
 
 
 def versions() -> dict[str, object]:
-    """Of everything that is installed here, and of what it runs on."""
+    """The versions of all installed packages, of Python and of the system."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return {
         "python": sys.version,
@@ -97,7 +97,7 @@ def versions() -> dict[str, object]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that stepfs and the AWS chain read; of those that sound secret only that they are set."""
+    """The variables that stepfs and the AWS chain read; secret-sounding ones without their values."""
     return {
         name: "[redacted]" if _SECRET.search(name) and name not in _SHOWN_KEYS else value
         for name, value in sorted(variables.items())
@@ -106,7 +106,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_mount(directory: Path, timeout_s: float = ANSWER_S) -> dict[str, str]:
-    """Its control files; of a mount that does not answer in time, those that came."""
+    """The control files of a mount; if it does not answer in time, those that arrived."""
     texts = dict.fromkeys(_FILES, f"no answer within {timeout_s:g} s\n")
 
     def read() -> None:
@@ -120,7 +120,7 @@ def _of_mount(directory: Path, timeout_s: float = ANSWER_S) -> dict[str, str]:
 
 
 def _tail(path: Path) -> str:
-    """The newest bytes of a file, which may have no size; or why there are none."""
+    """The newest bytes of a file, which may report no size; or the reason why there are none."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,6 +1,6 @@
 """Python, packages, FUSE and the rights to use it.
 
-Every check takes the root of the file system it looks at, so that tests can show it machines they do not have.
+Every check takes the root of the file system as an argument, so that tests can simulate other machines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_pyfuse3() -> Finding:
-    """Importing is the only way to see that its shared library is there."""
+    """Import pyfuse3: the only test for its shared library."""
     try:
         importlib.import_module("pyfuse3")
     except ImportError as error:
@@ -56,7 +56,7 @@ def check_pyfuse3() -> Finding:
 
 
 def check_fuse_device(root: Path = Path("/")) -> Finding:
-    """/dev/fuse must be there and ours to open."""
+    """/dev/fuse must exist, and this user must be able to open it."""
     device = root / "dev/fuse"
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
@@ -70,7 +70,7 @@ def check_fuse_device(root: Path = Path("/")) -> Finding:
 
 
 def check_fusermount(*, is_root: bool, path: str | None = None) -> Finding:
-    """The set-uid helper through which users mount; root does without it, except to unmount by hand."""
+    """The set-uid helper with which users mount; root needs it only to unmount by hand."""
     found = shutil.which("fusermount3", path=path)
     remedy = "install it (Debian: apt-get install fuse3)"
     if found is None:
@@ -85,7 +85,7 @@ def check_fusermount(*, is_root: bool, path: str | None = None) -> Finding:
 
 
 def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
-    """Who may mount, and whether others may be allowed in. A set-uid helper cannot exceed what the bounding set allows."""
+    """The right to mount, and to let other users in. A set-uid helper cannot exceed the capability bounding set."""
     held = _capabilities(root, "CapEff" if is_root else "CapBnd")
     if held is not None and not held & _CAP_SYS_ADMIN:
         return fail(
@@ -110,7 +110,7 @@ def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
 
 
 def _capabilities(root: Path, which: str) -> int | None:
-    """One of this process's capability sets as bits; None if the kernel does not say."""
+    """One of this process's capability sets as bits; None if the kernel does not show it."""
     try:
         lines = (root / "proc/self/status").read_text().splitlines()
         return next((int(line.split()[1], 16) for line in lines if line.startswith(f"{which}:")), None)

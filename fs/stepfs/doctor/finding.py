@@ -1,4 +1,4 @@
-"""What one check found."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 
 class Level(enum.StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
-    NOTE = "note"  # works, but slower or with less than it could have
-    FAIL = "FAIL"  # something that was asked for will not work
+    NOTE = "note"  # works, but slower or with fewer features
+    FAIL = "FAIL"  # a requested feature will not work
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Finding:
 
 
 def ok(subject: str, detail: str) -> Finding:
-    """As it should be."""
+    """A finding without a problem."""
     return Finding(Level.OK, subject, detail)
 
 
 def note(subject: str, detail: str, remedy: str) -> Finding:
-    """Works all the same; `remedy` says what would make it better."""
+    """A finding that only limits; `remedy` would improve it."""
     return Finding(Level.NOTE, subject, detail, remedy)
 
 
 def fail(subject: str, detail: str, remedy: str, *, exit_code: int = 1) -> Finding:
-    """Does not work; `remedy` says what to do."""
+    """A failure; `remedy` corrects it."""
     return Finding(Level.FAIL, subject, detail, remedy, exit_code)

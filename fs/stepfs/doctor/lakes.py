@@ -1,4 +1,4 @@
-"""Can this store carry a lake, and is there one? Probes fully, so it writes (and deletes) a few small objects."""
+"""Checks of a store and its lake. The full probe writes (and deletes) a few small objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepfs.store.versioning import keeps_versions
 
 
 async def check_lake(store: Store) -> AsyncIterator[Finding]:
-    """Store first, then identity, then the log; each line only if the one before makes sense."""
+    """Check the store, then the identity, then the log; stop where later checks would make no sense."""
     started = trio.current_time()
     identity: LakeIdentity | None = None
     try:
@@ -29,7 +29,7 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
         yield fail("lake", str(error), "correct this first", exit_code=error.exit_code)
         return
     if isinstance(store, LocalStore) and not store.root.exists():
-        return  # the probe would make it
+        return  # the probe would create it
     if identity is not None:
         yield ok("lake", f"{identity.lake_id}, {identity.slices} slices per step, {identity.ext}")
     yield ok("store", f"answers in {(trio.current_time() - started) * 1000:.1f} ms ({store.url})")
@@ -66,7 +66,7 @@ async def _check_store(store: Store) -> AsyncIterator[Finding]:
 
 
 def note_versions() -> Finding:
-    """For the lake of a bucket that keeps versions."""
+    """The note for the lake of a bucket that keeps versions."""
     return note(
         "versions",
         "the bucket keeps versions: each mount with a group adds up to 8,640 a day, and reclaim frees no space by itself",

@@ -1,4 +1,4 @@
-"""What the kernel and the cgroup allow: memory that primed pages are charged to, read-ahead, descriptors."""
+"""Limits of the kernel and the cgroup: memory (primed pages count), read-ahead, descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILES_LOW: Final = 4096
 
 
 def check_kernel(root: Path = Path("/")) -> Iterator[Finding]:
-    """Kernel release and the FUSE settings a mount tunes or is bound by."""
+    """Kernel release, and the FUSE settings that a mount tunes or that limit it."""
     yield ok("kernel", platform.release())
     pages = _read(root / "proc/sys/fs/fuse/max_pages_limit")
     if pages is not None:
@@ -75,7 +75,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def check_descriptors() -> Finding:
-    """Open files: every file a trainer holds open is one here too when its slice is cached on disk."""
+    """Open files: each open file of a trainer is also one of the daemon if its slice is cached on disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft} (hard limit {hard})"
     if 0 <= soft < _FILES_LOW:

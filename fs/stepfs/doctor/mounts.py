@@ -1,6 +1,7 @@
 """The stepfs mounts of this machine: alive, dead, or stacked.
 
-What is wrong with a mount that nobody asked about is told and fails nothing: another job's dead mount is in nobody's way.
+A problem of a mount that the command does not name is reported, but is no failure: another job's dead mount does no
+harm.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from stepfs.mount.host.mountpoint import Health, give_up_command, list_within, l
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:
-    """Every stepfs mount in this namespace; failures only of those on the directory or of the lake `target`, or of all."""
+    """Check every stepfs mount in this namespace; only those on the directory or of the lake `target` can fail, or
+    all."""
     found = [mounted for mounted in mounts() if mounted.fstype == FSTYPE]
     if not found:
         yield ok("mounts", "no stepfs mount here")
@@ -48,7 +50,7 @@ def _told_only(finding: Finding) -> Finding:
 
 
 def check_alive(mounted: Mounted) -> Finding:
-    """Lists a control directory; `stat` would be answered from the kernel's memory even when the daemon is dead."""
+    """List a control directory; the kernel would answer `stat` from its memory even if the daemon is dead."""
     directory = mounted.directory
     subject = f"mount {directory}"
     found = look(mounted, below=".stepfs")
@@ -74,7 +76,7 @@ def check_alive(mounted: Mounted) -> Finding:
 
 
 def check_read_ahead(mounted: Mounted) -> Finding:
-    """The value in force, as root may have set it."""
+    """Report the read-ahead in force, which root may have set."""
     subject = f"mount {mounted.directory}"
     try:
         value = Path(f"/sys/class/bdi/{mounted.device}/read_ahead_kb").read_text().strip()
@@ -84,7 +86,7 @@ def check_read_ahead(mounted: Mounted) -> Finding:
 
 
 def check_directory(directory: Path) -> Iterator[Finding]:
-    """Whether this is a mount of ours, or could become one."""
+    """Check whether the directory is a mount of ours, or can become one."""
     subject = f"directory {directory}"
     real = real_directory(directory)
     mounted = mount_at(real)

@@ -1,4 +1,4 @@
-"""`stepfs checkpoint`: tell the lake which durable checkpoints a training run keeps."""
+"""`stepfs checkpoint`: record in the lake which durable checkpoints a training run keeps."""
 
 from __future__ import annotations
 

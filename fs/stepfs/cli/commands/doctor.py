@@ -1,4 +1,4 @@
-"""`stepfs doctor`: what this machine, its mounts and a lake lack, and what to do about each."""
+"""`stepfs doctor`: the problems of this machine, its mounts and a lake, each with a remedy."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | Non
     from stepfs.format.ids import Step
 
     end = NO_END if until is None else Step(until)
-    if step is None:  # nothing is left out before the first step that an option names
+    if step is None:  # the fork leaves out nothing before the first step that an option names
         step = min(n for n in (skip and skip[0], until, parent.state.next_step) if n is not None)
     first, last = skip or (step, step)
     return Cut(Step(step), Step(first), NO_END if last is None else Step(last), end)
@@ -125,7 +125,7 @@ async def _fork(
 
 
 async def _tell_damage(parent: LogReader) -> None:
-    """What a fork up to the damage does not have."""
+    """Print the commits that a fork up to the damage lacks."""
     from stepfs.lake.log.left_out import left_out
 
     if parent.damage is None:

@@ -44,7 +44,7 @@ async def _ls(lake: str, step: int | None, as_json: bool, store_options: StoreOp
 
     async with opened_log(lake, store_options) as log:
         if step is not None:
-            await log.entry(Step(step))  # AbsentError names the steps there are
+            await log.entry(Step(step))  # AbsentError names the existing steps
         if as_json:
             await _print_document(log, None if step is None else Step(step))
         elif step is None:
@@ -69,7 +69,7 @@ def _file_names(log: LogReader) -> Iterator[str]:
 
 
 async def _print_document(log: LogReader, only: int | None) -> None:
-    """One JSON document, written step by step: a lake of 10⁶ steps is read segment by segment, never held."""
+    """Print one JSON document step by step: a lake of 10⁶ steps is read segment by segment, never held in memory."""
     from stepfs.format.ids import JSON_SCHEMA, Step
 
     identity = log.identity

@@ -1,4 +1,4 @@
-"""`stepfs mount` and `stepfs unmount`: options into a `MountOptions`, then the rooms of `stepfs.mount` do the work."""
+"""`stepfs mount` and `stepfs unmount`: options become a `MountOptions`; `stepfs.mount` does the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepfs.store.options import StoreOptions
 if TYPE_CHECKING:
     from stepfs.mount.unmount import Daemon
 
-# A string: typer looks at what a `Path` names, and a mount that hangs would hang the command.
+# A string: typer stats a `Path`, and a mount that hangs would hang the command.
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="The mount point: an empty directory.")]
 
 
@@ -276,7 +276,7 @@ def unmount(
         raise RefusedError(
             f"{directory} was mounted without --group; there is no run to record a checkpoint for"
         )
-    check_next_step(checkpoint, committed_steps(where))  # what is wrong is said while the mount stands
+    check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
     unmount_and_wait(Path(directory))
     try:
         trio.run(_record, daemon, daemon.group, checkpoint)

@@ -1,4 +1,4 @@
-"""`stepfs reclaim`: delete what no kept checkpoint may need, once or again and again."""
+"""`stepfs reclaim`: delete the steps that no kept checkpoint may need, once or repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stepfs retire-producer`: an id that will not come back; what it left behind may go."""
+"""`stepfs retire-producer`: end a producer id that will not come back, so that its leftovers may be deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stepfs status`: a lake as its log says, or a mount as its daemon says."""
+"""`stepfs status`: the state of a lake, from its log, or of a mount, from its daemon."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
     from stepfs.lake.group_records import list_groups
 
     async with opened_log(lake, store_options) as log:
-        floor = Floor(log.store, log.identity)  # kept: it says which groups are retired and need not be read
+        floor = Floor(log.store, log.identity)  # kept: it lists retired groups, which need not be read
         while True:
             found = await list_groups(log.store, log.identity, floor)
             groups = {name: record for name, record in sorted(found.items()) if not record.retired}
@@ -114,7 +114,7 @@ def lake_document(
 
 
 def _node_document(record: NodeRecord) -> dict[str, object]:
-    """`waited`: share of the time in which some reader waited; `time`: by that machine's clock."""
+    """`waited`: share of the time in which a reader was blocked; `time`: by that machine's clock."""
     from stepfs.format.node import PERMILLE
 
     return {
@@ -132,7 +132,7 @@ def _node_document(record: NodeRecord) -> dict[str, object]:
 
 
 def _is_stale(record: NodeRecord) -> bool:
-    """Whether the mount has missed its beats: it was killed, its store is away, or a clock is wrong."""
+    """Whether the record is overdue: the mount was killed, its store is unreachable, or a clock is wrong."""
     from stepfs.clock import SystemClock
     from stepfs.lake.fleet import FRESH_INTERVALS
 

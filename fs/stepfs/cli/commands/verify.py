@@ -1,4 +1,4 @@
-"""`stepfs verify`: read everything back; exit 5 if anything is not as committed."""
+"""`stepfs verify`: read everything back; exit 5 if anything differs from the commits."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def _verify(
 
 
 async def _begins(store: Store, identity: LakeIdentity) -> bool:
-    """Whether there is a state that a fork could begin from, though the head cannot be reached."""
+    """Whether a fork could begin from some state although the head is unreachable."""
     from stepfs.lake.log.reader import LogReader
 
     try:
@@ -111,7 +111,7 @@ async def _begins(store: Store, identity: LakeIdentity) -> bool:
 async def _found(
     lake: str, as_json: bool, store_options: StoreOptions, opened: list[LogReader], content: bool
 ) -> Verification:
-    """All damage. The log is put into `opened` if a reader reaches its head."""
+    """All damage. `opened` receives the log if a reader reaches its head."""
     from stepfs.cli.target import opened_store, watched_store
     from stepfs.format.payload_kind import is_checkable
     from stepfs.lake.identity import open_lake
@@ -142,7 +142,7 @@ async def _found(
         code, line = explain(error)
         if code != CorruptError.exit_code and not found:
             raise
-        # What cannot be read any more is this command's finding, not its failure.
+        # An unreadable object is this command's finding, not its failure.
         if not any(damage.key in line for damage in found):
             result.damaged(Damage(None, None, "", line))
     result.errors[:0] = found
@@ -158,7 +158,7 @@ def _damage_line(damage: Damage) -> str:
 
 @contextmanager
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Verification], None] | None]:
-    """A bar on stderr, if somebody is looking at it."""
+    """A progress bar on stderr, if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
