@@ -24,7 +24,7 @@ class State(enum.Enum):
 
 
 class Block:
-    """One ranged GET and what became of it. `buffer` holds verified bytes iff READY."""
+    """One ranged GET and its result. `buffer` holds verified bytes iff READY."""
 
     __slots__ = ("buffer", "entry", "error", "owners", "range", "read_at", "settled", "state", "waiting")
 
@@ -77,12 +77,12 @@ class HeldSlice:
         self.pieces = pieces_of(index, self.ref)
         self.places: list[Block | None] = [None] * len(self.pieces)
         self.handles = 0  # open files
-        self.idle = False  # open, and not pinned: nobody reads it (see `opened`)
+        self.idle = False  # open but not pinned: without a reader (see `opened`)
         self.pins = 0
         self.read_at = float("-inf")  # trio time of the last READ
         self.awaited = False  # was opened and closed, and another reader is on its way
         self.consumed = False  # was opened and closed
-        self.reading = 0  # block number of the latest read: what is near it is fetched first
+        self.reading = 0  # block number of the latest read: blocks near it are fetched first
         self.streak = 0  # blocks that were read in order, up to `reading`
         self.partial = False  # blocks that its reader had passed made room, though it is open
 
@@ -110,7 +110,7 @@ class HeldSlice:
 
     @property
     def missing(self) -> list[int]:
-        """Numbers of the blocks that nobody holds or fetches, and that are worth fetching."""
+        """Numbers of the blocks that are neither held nor being fetched, and that are worth fetching."""
         first = self.reading if self.partial else 0
         return [number for number in range(first, len(self.places)) if self.places[number] is None]
 

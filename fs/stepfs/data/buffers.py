@@ -44,7 +44,7 @@ class Buffer:
 
     @property
     def exposed(self) -> bool:
-        """Whether somebody else may still see or write the memory."""
+        """Whether another reader or thread may still see or write the memory."""
         return sys.getrefcount(self.memory) > _UNSHARED
 
 
@@ -59,7 +59,7 @@ def size_class(size: int) -> int:
 class Pool:
     """The buffers of one mount under one limit: `used + pooled ≤ limit`, always.
 
-    `used` counts leased and lingering buffers and what others charge (`charge`: primed pages).
+    `used` counts leased and lingering buffers and bytes charged by others (`charge`: primed pages).
     """
 
     def __init__(self, limit: int) -> None:
@@ -72,7 +72,7 @@ class Pool:
 
     @property
     def lingering(self) -> bool:
-        """Whether memory was given back that somebody still sees."""
+        """Whether released memory is still visible to a reader."""
         return bool(self._lingering)
 
     def take(self, size: int) -> Buffer | None:
@@ -98,7 +98,7 @@ class Pool:
         return buffer
 
     def give(self, buffer: Buffer) -> None:
-        """End a lease. The memory is reused once nobody sees it."""
+        """End a lease. The memory is reused once no reader sees it."""
         if buffer.exposed:
             self._lingering.append(buffer)
         else:
@@ -117,7 +117,8 @@ class Pool:
         assert self.used >= 0
 
     def set_limit(self, limit: int) -> int:
-        """Change the limit; frees what is pooled first and returns how many bytes the owner must still evict."""
+        """Change the limit; frees pooled memory first and returns the number of bytes that the owner must still
+        evict."""
         self.limit = limit
         self.sweep()
         self._make_room(0)
@@ -143,7 +144,7 @@ class Pool:
             self.pooled += buffer.capacity
 
     def sweep(self) -> None:
-        """Reuse what was given back and is no longer seen by anybody."""
+        """Reuse released memory that no reader sees any more."""
         if self._lingering:
             lingering, self._lingering = self._lingering, []
             for buffer in lingering:

@@ -9,7 +9,7 @@ from stepfs.histogram import Histogram
 
 @dataclass(slots=True)
 class DataCounts:
-    """Monotonic counters of one mount; bytes unless the name says otherwise. Exported by `stepfs.mount`."""
+    """Monotonic counters of one mount; bytes unless the name has another unit. Exported by `stepfs.mount`."""
 
     requests: int = 0  # ranged GETs sent, hedges and retries included
     bytes_fetched: int = 0  # received from the store

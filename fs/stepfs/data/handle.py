@@ -1,4 +1,4 @@
-"""One open of a slice: what a file descriptor on the mount stands for.
+"""One open of a slice: the object behind a file descriptor of the mount.
 
 Holds no bytes and no position: forked DataLoader workers share descriptors, so everything learned from reads belongs
 to the slice.

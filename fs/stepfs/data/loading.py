@@ -61,7 +61,7 @@ class BlockLoader:
                     await self._wake.wait()
 
     def _start_loads(self, nursery: trio.Nursery) -> bool:
-        """Start what connections and memory allow; True when memory is what lacks."""
+        """Start as many fetches as connections and memory allow; True if memory is the limit."""
         limit = self._concurrency.limit
         prefetches = max(1, limit - limit // 4)
         while self._active < limit:
@@ -102,6 +102,8 @@ class BlockLoader:
     def _failed(self, block: Block, error: StepfsError) -> None:
         if block.state is State.FETCHING:
             if not block.pinned and not isinstance(error, StoreUnreachableError):
-                _log.warning("%s", error, extra={"alike": (type(error), str(error))})  # else a reader is told
+                _log.warning(
+                    "%s", error, extra={"alike": (type(error), str(error))}
+                )  # else a reader gets the error
             self._queue.failed(block)
             self._cache.fail(block, error)

@@ -52,7 +52,7 @@ class FetchQueue:
         self._served_since.add(held.key)
 
     def closed(self, held: HeldSlice) -> None:
-        """Nobody reads it any more: what was not started is not worth fetching, unless it was only looked at."""
+        """The last reader closed it: drop fetches that have not started, unless the file was only looked at."""
         if held.entry.step in self._demands:
             self._demands[held.entry.step][1].discard(held.index)
         if held.key in self._served_since:
@@ -61,7 +61,7 @@ class FetchQueue:
                     self._cache.drop(block)
 
     def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> None:
-        """Replace the prefetch requests, nearest first; what was queued for former ones is dropped."""
+        """Replace the prefetch requests, nearest first; blocks queued for former ones are dropped."""
         self.prefetch_requests = list(prefetch_requests)
         self._planned = 0
         self._served_since.clear()

@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """One ranged GET: bytes [offset, offset + size) of an object, and what to verify in them."""
+    """One ranged GET: bytes [offset, offset + size) of an object, and the blocks to verify in them."""
 
     offset: int
     size: int

@@ -30,7 +30,7 @@ class Source(Protocol):
 
 
 class DiskSource:
-    """The disk cache. A file that is not what it should be is removed, and the next source is asked."""
+    """The disk cache. A damaged file is removed, and the next source is used."""
 
     def __init__(self, spill: WriteBehind, cache: Cache, counts: DataCounts) -> None:
         self._spill = spill

@@ -1,13 +1,13 @@
-"""Slices on a local disk: a second budget behind memory, and what the next mount adopts after a crash.
+"""Slices on a local disk: a second budget behind memory, which the next mount adopts after a crash.
 
 One file per slice, named by everything that identifies its bytes, written to a temporary name and renamed. Nothing
-is trusted: whoever loads a file verifies it like bytes from the store, and a file that fails is removed. A CRC is no
+is trusted: each load verifies a file like bytes from the store, and a file that fails is removed. A CRC is no
 proof against somebody who wants to deceive, so the directory must be this user's own, 0700, and every file is opened
 relative to it. It is the caller's alone (the mount holds a lock on it and removes it in the end). Written pages are flushed
 and dropped from the page cache at once: they would be charged to this process's cgroup, and the budget knows nothing
 of them.
 
-Index and budget change on the event loop only; the methods that touch files say so and belong into a worker thread.
+Index and budget change on the event loop only; methods marked "Touches files" must run in a worker thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DiskCache:
     """The files of one mount, under one limit."""
 
     def __init__(self, directory: Path, lake_id: str, *, limit: int) -> None:
-        """Takes `directory`/slices over with what a crashed mount left there. `RefusedError`. Touches files."""
+        """Adopt `directory`/slices with the files of a crashed mount. `RefusedError`. Touches files."""
         self.limit = limit
         self.used = 0
         self.low = Step(0)  # files of steps below were passed over by the readers
@@ -78,7 +78,7 @@ class DiskCache:
         """Names to remove so that a slice fits; None if it may not displace what is here.
 
         Consumed files go first, then those the readers passed over, then the farthest ahead; never one that is nearer,
-        or the last copy that somebody relies on.
+        or a last copy.
         """
         names: list[str] = []
         while self.used + size > self.limit:

@@ -1,4 +1,4 @@
-"""Which block leaves memory next: consumed ones first (oldest first), then idle ones, then what readers reach last.
+"""The order of eviction from memory: consumed blocks first (oldest first), then idle ones, then those reached last.
 
 Awaited blocks were read by one reader and will be by another that is behind. The latest go first: the others are
 reached sooner, so that of a lag that does not fit as much is served as fits.
@@ -20,7 +20,7 @@ class EvictionOrder:
     """The order in which unpinned blocks may go."""
 
     def __init__(self) -> None:
-        self.low = Step(0)  # the lowest step a reader is at: what lies below was skipped and goes early
+        self.low = Step(0)  # the lowest step of any reader: lower steps were skipped and leave early
         self._consumed: OrderedDict[Block, None] = OrderedDict()
         self._idle: OrderedDict[Block, None] = OrderedDict()  # of files that are open and not read
         self.awaited_bytes = 0

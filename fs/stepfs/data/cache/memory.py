@@ -49,7 +49,7 @@ class Cache:
         return held
 
     def pin(self, held: HeldSlice) -> None:
-        """Keep what is in memory of a slice, and what will come."""
+        """Pin the slice's blocks in memory, present and future ones."""
         held.idle = held.awaited = False
         held.pins += 1
         if held.pins == 1:
@@ -105,7 +105,7 @@ class Cache:
                 self._file(block)
 
     def plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> list[Block]:
-        """New QUEUED blocks for every piece of these slices that nobody holds or fetches."""
+        """New QUEUED blocks for every piece of these slices that is neither held nor being fetched."""
         held = {index: self.hold(entry, index) for index in indices}
         blocks = []
         for range_ in join_pieces(each.pieces[number] for each in held.values() for number in each.missing):
@@ -119,7 +119,7 @@ class Cache:
         return blocks
 
     def lease(self, size: int, block: Block) -> Buffer | None:
-        """A buffer for `block`, evicting what may go for its sake; None: wait for something to be released."""
+        """A buffer for `block`, after evictions that its rank allows; None: wait for a release."""
         while (buffer := self.pool.take(size)) is None:
             victim = self._victim(block)
             if victim is None:
@@ -145,7 +145,7 @@ class Cache:
         self._unsaved_bytes -= self._unsaved.pop(block, 0)
 
     def _victim(self, asking: Block) -> Block | None:
-        """Spent blocks first; then what the disk keeps, which costs no request; then what is read last.
+        """Spent blocks first; then blocks that are on disk, which cost no request; then blocks that are read last.
 
         A prefetch displaces only what is read later, with one exception: from the store it displaces nearer blocks
         that are on disk, so that the disk fills beyond memory, as long as it does not run ahead of the disk. What
@@ -186,7 +186,7 @@ class Cache:
             self._detach(block)
 
     def drop(self, block: Block) -> None:
-        """Forget a block, whatever its state; its memory goes back once nobody sees it."""
+        """Forget a block in any state; its memory is released once no reader sees it."""
         self.evictable.discard(block)
         self._settle(block)
         block.state = State.DROPPED
@@ -209,7 +209,7 @@ class Cache:
         self._floor = min(self._floor, step)
 
     def charge(self, size: int) -> bool:
-        """Count `size` bytes of pages against the budget; only what is consumed or idle makes room for them."""
+        """Count `size` bytes of pages against the budget; only consumed or idle blocks are evicted for them."""
         while not self.pool.charge(size):
             victim = self.evictable.pop_unneeded()
             if victim is None:

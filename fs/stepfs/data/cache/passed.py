@@ -24,7 +24,7 @@ def find_passed(asking: Block, slices: Iterable[HeldSlice]) -> Block | None:
     if distance is None:
         return None
     found: Block | None = None
-    rank = (False, distance)  # what is behind a reader goes first, then what is farthest ahead
+    rank = (False, distance)  # blocks behind a reader leave first, then those farthest ahead
     for held in slices:
         if not held.pins or len(held.places) < 2 or held.read_at == float("-inf"):
             continue  # of files that were opened and not read, the bytes are promised

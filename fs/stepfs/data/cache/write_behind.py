@@ -34,7 +34,8 @@ class WriteBehind:
         changed: Callable[[HeldSlice], None],
         is_last_copy: Callable[[SliceKey], bool],
     ) -> None:
-        """`changed` is told of every slice that became loadable from disk; `is_last_copy` spares what only the disk has."""
+        """`changed` is called for every slice that became loadable from disk; `is_last_copy` protects slices only on
+        disk."""
         self.disk = disk
         self._counts = counts
         self._changed = changed

@@ -46,5 +46,5 @@ class Check:
         """What is wrong with the range of which `got` bytes arrived, or None: then every piece has its checksum."""
         if got != self._range.size:
             return f"truncated object, {got} of {self._range.size} bytes at offset {self._range.offset}"
-        self.update(got)  # what no progress was reported for
+        self.update(got)  # the bytes without a progress report
         return self._problem

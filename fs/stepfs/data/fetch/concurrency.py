@@ -22,18 +22,18 @@ from statistics import fmean
 from typing import Final
 
 CONNECTIONS_FIRST: Final = 16
-CONNECTIONS_MAX: Final = 64  # unless the user says otherwise
-CONNECTIONS_LIMIT: Final = 128  # what the user may say: each is a thread
+CONNECTIONS_MAX: Final = 64  # the default of --connections
+CONNECTIONS_LIMIT: Final = 128  # the greatest --connections: each is a thread
 _CONNECTIONS_MIN: Final = 4
 _SAMPLES_MIN: Final = 8
-_LOADED: Final = 0.7  # share of the limit that must be under way during a GET: else it tells nothing
+_LOADED: Final = 0.7  # share of the limit that must be under way during a GET: else its latency is not used
 _UP_FIRST: Final = 2.0
 _UP: Final = 1.5
 _DOWN: Final = 0.75
 _GAIN_SHARE: Final = 0.5  # of the growth promised
 _LOSS_MAX: Final = 0.05
 _HOLD_ROUNDS: Final = 8
-_AWAITED_SHARE: Final = 0.25  # of the blocks of a round: below, the readers get what they need
+_AWAITED_SHARE: Final = 0.25  # of the blocks of a round: below it the readers are not waiting
 
 Seconds = Mapping[int, float]  # mean latency by size class
 
@@ -60,13 +60,13 @@ class ConcurrencyLimit:
         self._changes = 0
         self._factor = _UP_FIRST  # of the next step
         self._before: tuple[int, Seconds] | None = None  # the limit before the last step, and its latency
-        self._hold = 1  # rounds until the next step; everybody waits in the first, for the first lead
+        self._hold = 1  # rounds until the next step; in the first all readers wait for their first blocks
         self._round: dict[int, list[float]] = {}
         self._loaded_blocks = 0  # in this round
         self._awaited_blocks = 0  # of these, came while a reader was waiting
 
     def start(self) -> Started:
-        """A GET begins; give what is returned to `end`."""
+        """Note the start of a GET; pass the result to `end`."""
         self._running += 1
         self._starts += 1
         if self._running >= _LOADED * self.limit:
@@ -74,7 +74,7 @@ class ConcurrencyLimit:
         return Started(self._starts, self._changes)
 
     def end(self, started: Started, size: int, seconds: float | None) -> None:
-        """A GET of `size` bytes ended after `seconds`; None: it failed, and says nothing about latency."""
+        """Note the end of a GET of `size` bytes after `seconds`; None: it failed, and its latency is not used."""
         self._running -= 1
         if seconds is None or started.limit_changes != self._changes or self._loaded_at < started.number:
             return

@@ -1,4 +1,4 @@
-"""One block from the store into memory: verified, or an error that says which object to look at.
+"""One block from the store into memory: verified, or an error that names the object.
 
 A fetch is a race of attempts. Usually there is one; a second starts when the first is slow (`hedge`), and the first
 *verified* one wins. Attempts run in the fetcher's own nursery and own their buffers: a loser, or one that
@@ -81,7 +81,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None, None]:
-        """House the attempts; whoever calls `fetch` must be inside, and gone before this ends."""
+        """The context in which attempts run; call `fetch` only inside, and wait for it before leaving."""
         async with trio.open_nursery() as self._nursery:
             yield
             self._nursery.cancel_scope.cancel()

@@ -16,7 +16,7 @@ _DELAY_UNKNOWN_S: Final = 5.0
 _DELAY_MIN_S: Final = 0.1
 _DELAY_MAX_S: Final = 15.0
 _MARGIN: Final = 1.5
-SHARE_MAX: Final = 0.01  # hedges per request, in the long run: what the p99 asks for
+SHARE_MAX: Final = 0.01  # hedges per request, in the long run: as many as the p99 implies
 _BURST: Final = 3.0  # hedges that may be sent before any credit is earned
 
 

@@ -1,4 +1,4 @@
-"""One back-off for all GETs of a mount: a store in trouble is asked less, not by each reader on its own schedule.
+"""One back-off for all GETs of a mount: a store in trouble gets fewer requests, not one schedule per reader.
 
 Failures of requests that were under way together count once, or sixteen time-outs in one second would be read as
 sixteen rounds of failure. A success halves the interval, so that recovery is as quick as the store's.

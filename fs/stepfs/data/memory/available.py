@@ -1,4 +1,4 @@
-"""How much memory this process may use, as the kernel and its cgroup say: read, never guessed.
+"""The memory that this process may use, according to the kernel and its cgroup: read, never guessed.
 
 A container sees the host's MemAvailable and is killed at its own limit; both count. cgroup v2 and v1, every ancestor.
 Clean page cache is not counted as used, because the kernel takes it back by itself.
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Final
 
 MEMORY_BYTES_MIN: Final = 64 << 20  # several blocks: less cannot fetch in parallel
-_DEFAULT_SHARE: Final = 4  # of what is available, up to the usual size
+_DEFAULT_SHARE: Final = 4  # of the available memory, up to the usual size
 _DEFAULT_USUAL: Final = 8 << 30
-_LARGE_SHARE: Final = 16  # of what is available beyond: the trainer's own loaders and checkpoints grow, too
+_LARGE_SHARE: Final = (
+    16  # of the available memory beyond: the trainer's own loaders and checkpoints grow, too
+)
 _DEFAULT_MAX: Final = 64 << 30
-_UNLIMITED: Final = 1 << 60  # v1 says "unlimited" with a number near 2⁶³
+_UNLIMITED: Final = 1 << 60  # v1 writes "unlimited" as a number near 2⁶³
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,9 @@ class Memory:
 
 
 def default_memory_bytes(memory: Memory) -> int:
-    """The budget when none is given: a quarter of what is available up to 8 GiB, and a sixteenth of what is beyond.
+    """The default budget: a quarter of the available memory up to 8 GiB, and a sixteenth of the memory beyond.
 
-    At most 64 GiB; 8 GiB where the kernel does not tell.
+    At most 64 GiB; 8 GiB if the kernel gives no number.
     """
     if memory.available >= _UNLIMITED // 1024 * 1024:
         return _DEFAULT_USUAL

@@ -26,14 +26,14 @@ _STALL_PERCENT_MAX: Final = 20.0
 
 
 def is_tight(memory: Memory) -> bool:
-    """Whether the kernel is about to take memory from those who use it."""
+    """Whether the kernel is about to reclaim memory that is in use."""
     reserve = min(memory.limit * _AVAILABLE_SHARE_MIN, _AVAILABLE_BYTES_ENOUGH)
     stalled = memory.stall_percent > _STALL_PERCENT_MAX and memory.available < 4 * reserve
     return memory.available < reserve or stalled
 
 
 class MemoryGovernor:
-    """Moves the budget between `MEMORY_BYTES_MIN` and what was configured."""
+    """Moves the budget between `MEMORY_BYTES_MIN` and the configured one."""
 
     def __init__(self, slices: Slices, read: Callable[[], Memory] = read_memory) -> None:
         self._slices = slices
@@ -53,7 +53,7 @@ class MemoryGovernor:
         least = min(MEMORY_BYTES_MIN, self._full)
         if tight:
             self._calm_since = now
-            # Shrink from what is used: a limit above it takes nothing back.
+            # Shrink from the used bytes: a limit above them would free nothing.
             pool = self._slices.cache.pool
             target = max(least, int(min(limit, pool.used + pool.pooled) * _SHRINK))
             if target < limit:

@@ -21,7 +21,7 @@ class PageOrder:
             SliceKey, int
         ] = {}  # opened and closed, and another reader is on its way: bytes; not dropped
         self.awaited_bytes = 0
-        self._idle: dict[SliceKey, None] = {}  # open, and nobody seems to read them
+        self._idle: dict[SliceKey, None] = {}  # open, apparently without a reader
 
     def __bool__(self) -> bool:
         return bool(self._consumed or self._idle)
@@ -45,7 +45,7 @@ class PageOrder:
         self.awaited_bytes += length
 
     def make_idle(self, key: SliceKey) -> None:
-        """The file is open, and nobody seems to read it."""
+        """Note a file that is open, apparently without a reader."""
         if key not in self._consumed:
             self._idle[key] = None
 

@@ -1,4 +1,4 @@
-"""Push verified slices into the kernel's page cache before they are opened, so that reading them asks nobody.
+"""Push verified slices into the kernel's page cache before they are opened, so that reads need no request.
 
 The order of steps is known, so what the next steps need can be where a local file's bytes would be. Per slice: look the
 file up through the mount (the kernel stores pages only for inodes it knows), store the pages, count them against
@@ -49,11 +49,11 @@ class Primer:
         self._slices = slices
         self._pages = pages
         self._primed: dict[SliceKey, _Primed] = {}
-        self._order = PageOrder()  # what is dropped when room is needed
+        self._order = PageOrder()  # the order in which pages are dropped
         self._evicted: set[SliceKey] = set()  # were primed before
         self._refused: set[SliceKey] = set()  # could not be primed: not shown here, or the kernel would not
         self._todo: deque[HeldSlice] = deque()  # ready and requested, nearest first, as of the last look
-        self._stale = True  # the requests, or what is ready, may differ from then
+        self._stale = True  # the requests or the ready slices may have changed
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
         self._threads = MountThreads()
@@ -85,7 +85,7 @@ class Primer:
         self._wake.set()
 
     def idle(self, key: SliceKey) -> None:
-        """A file is open and nobody seems to read it: its pages may go when room is needed."""
+        """A file is open, apparently without a reader: its pages may be dropped for others."""
         if key in self._primed:
             self._order.make_idle(key)
 
@@ -151,7 +151,7 @@ class Primer:
         return False
 
     def _to_look_at(self, step: Step, indices: Sequence[SliceIndex]) -> Sequence[SliceIndex]:
-        """The same few while readers work through a step: drawn from what is left of it, they would be all in the end."""
+        """Sample a fixed subset per step; resampling the shrinking remainder would eventually check every file."""
         if step == self._suspect:
             return indices
         if self._sample[0] != step:
@@ -196,7 +196,7 @@ class Primer:
                 if key in self._primed or key in self._refused:
                     continue
                 held = self._slices.cache.get(*key)
-                # Priming what is open already would hide from us that it is read.
+                # Priming an open file would hide its reads from us.
                 if held is not None and held.ready and held.length and not held.handles:
                     yield held
 

@@ -1,7 +1,7 @@
 """A file's pages in the kernel's cache: how many there are, keeping them, putting them out. For worker threads.
 
 `cachestat` (Linux 6.5) counts pages of a descriptor; before it, `mincore` on a mapping, which touches no page. Both
-need the file to be this user's own. None means that the kernel does not tell.
+need the file to be this user's own. None means that the kernel gives no answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The threads with which a daemon looks at its own mount: what they do waits for this very daemon.
+"""The threads in which a daemon accesses its own mount: their calls wait for this very daemon.
 
 So never the event loop's thread, and never a pool that others need. The mount knows them by their numbers, and neither
 learns from their opens nor pins for them.

@@ -2,7 +2,7 @@
 
 A hint is advice. It makes no bytes readable and none unreadable, waits for no step, and is forgotten when nothing it
 named has been opened for `EXPIRES_S`. Only what was opened moves a place forward: loaders open some steps before their
-turn, so the places just behind the front stay wanted, and a step far ahead of it is somebody else's.
+turn, so the places just behind the front stay requested, and a step far ahead of it belongs to another reader.
 
 What does not expire is which step an unfinished order began with: a checkpoint taken in the middle of it needs steps
 from there on (`needed_from`), until the order ends, is replaced, or is taken back.
@@ -33,7 +33,7 @@ class HintedStream:
         self.order = order
         self.touched_at = now
         self._front = at  # one past the greatest place opened
-        self._start = at  # nobody opens what lies before
+        self._start = at  # earlier places are never opened
         self._opened: OrderedDict[int, set[SliceIndex]] = OrderedDict()  # by place
         self._steps: dict[int, Step] = {}  # by place, those near the front: computing one takes microseconds
 
@@ -52,7 +52,8 @@ class HintedStream:
         return self._front >= len(self.order)
 
     def move(self, at: int, now: float) -> None:
-        """The trainer says where it is: at the beginning, or when it resumes. It may say so again at any time."""
+        """Note the place that the trainer announced: at the beginning, or when it resumes; it may repeat this at any
+        time."""
         self.touched_at = now
         if not self._start <= at <= self._front + _JUMP_PLACES:
             self._front = self._start = at
@@ -99,7 +100,7 @@ class HintedStreams:
 
     def __init__(self) -> None:
         self._streams: list[HintedStream] = []
-        self._usual: frozenset[SliceIndex] = frozenset()  # what hinted readers opened last
+        self._usual: frozenset[SliceIndex] = frozenset()  # the slices that hinted readers opened last
 
     def accept(self, hint: Hint, now: float) -> None:
         """`UsageError` for a part of a list whose earlier part is missing, or for too much."""

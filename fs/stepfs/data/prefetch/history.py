@@ -1,4 +1,4 @@
-"""Where the readers of this node are, from nothing but what they open. Plain state, no I/O, no clock.
+"""The places of this node's readers, from their opens alone. Plain state, no I/O, no clock.
 
 Rejected: "the last opened step" and per-descriptor read-ahead. Forked DataLoader workers, several ranks, shuffled
 windows and a validation job beside the training all make the order of opens look random, while the *set* of recently
@@ -31,7 +31,7 @@ class AccessRun:
     """Readers that are near each other."""
 
     steps: tuple[Step, ...]  # recently opened, ascending
-    indices: frozenset[SliceIndex]  # what is expected to be opened in each step
+    indices: frozenset[SliceIndex]  # the slices expected to be opened in each step
     stride: int
     latest: tuple[Step, ...] = ()  # some of `steps`, opened last first
     age_steps: int = 0  # distinct steps opened since the oldest of `latest`

@@ -64,7 +64,7 @@ class OrderEvidence:
 def ordered_runs(
     runs: Sequence[AccessRun], evidence: OrderEvidence, *, first: Step, frontier: Step
 ) -> list[AccessRun]:
-    """The runs after which readers will go on; [first, frontier] is what they may open."""
+    """The runs that readers will continue; [first, frontier] are the steps that they may open."""
     trusted = evidence.trusts(frontier - first + 1)
     found = []
     for run in runs:

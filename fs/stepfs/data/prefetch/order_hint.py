@@ -1,7 +1,7 @@
-"""What a trainer may say of the order in which it will open steps: pure, and the one place that knows the words.
+"""The hints by which a trainer announces the order of its opens: pure, and the one place that defines their names.
 
 A hint is the name of a file in `.stepfs/order/`; looking that name up gives it (SEMANTICS.md). So it needs no socket, works
-wherever the mount is visible, and the kernel says who asks. Version 1:
+wherever the mount is visible, and the kernel gives the user of each lookup. Version 1:
 
     1-shuffle-<seed>-<epoch>-<first>-<stop>-<shard>-<shards>-<at>    an order that both sides compute (`shuffle`)
     1-steps-<at>-<data>                                              part of a list of step numbers, from place <at> on
@@ -78,7 +78,7 @@ class ShuffledOrder:
 
 
 class ListedOrder:
-    """The step numbers that somebody named, in that order."""
+    """The announced step numbers, in that order."""
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self._steps = array("Q", steps)
@@ -134,7 +134,7 @@ class StepsHint:
 
 @dataclass(frozen=True, slots=True)
 class NoHint:
-    """What was said before is void."""
+    """Earlier hints are void."""
 
 
 Hint = ShuffleHint | StepsHint | NoHint
@@ -156,13 +156,13 @@ def parse_hint(name: str) -> Hint:
 
 
 def shuffle_name(order: ShuffledOrder, at: int) -> str:
-    """The file name that says where readers of a shuffled order are."""
+    """The file name that announces the place of readers in a shuffled order."""
     numbers = order.seed, order.epoch, order.first, order.stop, order.shard, order.shards, at
     return "-".join(["1-shuffle", *map(str, numbers)])
 
 
 def steps_names(steps: Iterable[Step]) -> Iterator[str]:
-    """The file names that say a list of steps, to be looked up in this order."""
+    """The file names that announce a list of steps, to be looked up in this order."""
     at, before, packed, count = 0, 0, bytearray(), 0
     for step in steps:
         word = _varint(_zigzag(step - before))

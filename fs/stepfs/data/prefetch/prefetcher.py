@@ -1,4 +1,4 @@
-"""Fetch ahead what this node will open next: which slices is learned from opens, or given by `--ranks`.
+"""Fetch ahead the slices that this node will open next: learned from opens, or given by `--ranks`.
 
 Thin: `position` knows where the readers are, `ahead` decides, `slices` fetches. A task of its own, because the index
 segment of a step may have to be read first.
@@ -33,7 +33,7 @@ _RETRY_S: Final = 1.0
 _REST_S: Final = 300.0
 _ENTRIES_AT_ONCE: Final = 8
 _ENTRIES_MAX: Final = 64  # before looking where readers are by now
-_BUDGET_SHARE: Final = 0.75  # the rest is for what is open now
+_BUDGET_SHARE: Final = 0.75  # the rest is for open files
 
 
 class Steps(Protocol):
@@ -91,7 +91,7 @@ class Prefetcher:
         self._wake.set()
 
     def accept(self, hint: Hint) -> None:
-        """A trainer says what it will open next; `UsageError` if that makes no sense."""
+        """Accept a trainer's hint about its next opens; `UsageError` for an invalid one."""
         self.hints.accept(hint, trio.current_time())
         self._wake.set()
 
@@ -165,9 +165,10 @@ class Prefetcher:
         return self.window
 
     async def _grant(self, plan: Plan) -> bool:
-        """PrefetchRequest for what is known at once; load the index of the rest meanwhile. False: try again later."""
+        """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try again
+        later."""
         prefetch_requests: list[PrefetchRequest] = []
-        missing: set[int] = set()  # segments; whoever opens a file of theirs is told why
+        missing: set[int] = set()  # segments; an open of a file in them gets the error
         behind = await self._load_alone(plan)
         for step, indices in plan:
             entry = self._steps.entry_if_loaded(step)
