@@ -1,1 +1,1 @@
-"""What `scripts/test --slow` checks of the wheel: that it works alone, without the source tree and without torch."""
+"""What `scripts/test --slow` checks of the wheel: alone, on each Python found here, with the lowest versions."""

@@ -1,4 +1,4 @@
-"""The check of the wheel behind `scripts/test --slow`; exit 1 with the output of what failed."""
+"""The checks of the wheel behind `scripts/test --slow`; exit 1 with the output of what failed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,38 @@ import tempfile
 import time
 from pathlib import Path
 
-from release_checks.environments import CheckFailedError, Environment, build_wheel
+from release_checks.environments import CheckFailedError, Environment, build_wheel, interpreter
+from release_checks.lowest import lowest_versions
 from release_checks.wheel import check_wheel
+
+PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def main() -> int:
-    started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stepfs-release-") as name:
         directory = Path(name)
         try:
             wheel = build_wheel(directory / "dist")
-            environment = Environment.create(sys.executable, directory / "venv")
-            environment.install(str(wheel), locked=True)
-            check_wheel(environment, directory)
+            for version in PYTHONS:
+                found = interpreter(version)
+                if found is None:
+                    print(f"test: python {version} not found on this machine: not tested", flush=True)
+                else:
+                    _try(f"wheel on {version}", found, directory / version, str(wheel), locked=True)
+            lowest = [str(wheel), *lowest_versions()]
+            _try("lowest versions", sys.executable, directory / "lowest", *lowest, locked=False)
         except CheckFailedError as error:
             print(f"test: {error}", file=sys.stderr)
             return 1
-    print(f"test: {'wheel':16} ok  {time.monotonic() - started:3.0f} s", flush=True)
     return 0
+
+
+def _try(check: str, python: str, directory: Path, *installed: str, locked: bool) -> None:
+    started = time.monotonic()
+    environment = Environment.create(python, directory / "venv")
+    environment.install(*installed, locked=locked)
+    check_wheel(environment, directory)
+    print(f"test: {check:16} ok  {time.monotonic() - started:3.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,19 @@ def build_wheel(directory: Path) -> Path:
     run([sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(directory), str(ROOT)])
     (wheel,) = directory.glob("stepfs-*.whl")
     return wheel
+
+
+def interpreter(version: str) -> str | None:
+    """A working Python of that minor version: on the path, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = shutil.which(f"python{version}")
+    kept = sorted((pyenv / "versions").glob(f"{version}.*/bin/python"))
+    for candidate in [*([found] if found else []), *map(str, kept)]:
+        question = [candidate, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"]
+        said = subprocess.run(question, capture_output=True, text=True, check=False)
+        if said.stdout.strip() == version:  # a shim of pyenv may exist and answer nothing
+            return candidate
+    return None
 
 
 def run(
