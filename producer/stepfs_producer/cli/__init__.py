@@ -1,4 +1,4 @@
-"""The `stepfs-produce` command: thin rooms over the planning and the producer; `app` puts them together."""
+"""The `stepfs-produce` command: thin modules over the planning and the producer; `app` puts them together."""
 
 
 def main() -> None:

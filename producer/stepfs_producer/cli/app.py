@@ -1,4 +1,4 @@
-"""What `stepfs-produce` consists of. What does the work is imported inside the commands: help answers at once."""
+"""The table of `stepfs-produce` commands. They import the library inside their functions, so help is immediate."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The lake to produce into: opened, or created by whichever of several producers started at once gets there first.
+"""The lake to produce into: opened, or created by the first of several producers that start at once.
 
-And where its producers stand, without becoming one of them: opening a producer id fences the process that has it.
+Also the positions of its producers, without becoming one: opening a producer id fences the process that has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def ensure_lake(
     *,
     check_ext: Callable[[str], object],
 ) -> LakeIdentity:
-    """Identity of the lake under `url`. `RefusedError` if it has other slices or another extension than asked for.
+    """Identity of the lake under `url`. `RefusedError` if it has another number of slices or another extension.
 
     `check_ext` raises for an extension that cannot be produced, before it becomes that of a new lake.
     """
@@ -52,7 +52,7 @@ async def committed_positions(url: str, store_options: StoreOptions) -> dict[str
     positions = {}
     async with opened_log(url, store_options) as log:
         for producer_id, known in log.state.producers.items():
-            with suppress(CorruptError):  # of another program's producer; what it means is not ours to judge
+            with suppress(CorruptError):  # of another program's producer; its positions are not ours to read
                 positions[producer_id] = unpack_position(known.position)
     return {producer_id: position for producer_id, position in positions.items() if position is not None}
 

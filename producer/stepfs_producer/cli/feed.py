@@ -12,7 +12,7 @@ from stepfs_producer.text.steps import TextPosition, TextStep
 
 
 class Ending(enum.StrEnum):
-    """Why feeding ended; everything appended until then is to be flushed."""
+    """The reason why feeding ended; everything appended until then must be flushed."""
 
     COMPLETE = "complete"
     LIMIT = "limit"
@@ -20,7 +20,7 @@ class Ending(enum.StrEnum):
 
 
 class Appender(Protocol):
-    """The part of `Producer` that is used here."""
+    """The part of `Producer` that `feed` uses."""
 
     def append(
         self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
@@ -37,10 +37,10 @@ def feed(
     steps_per_second: float | None = None,
     shown: Callable[[TextPosition], None] = lambda _position: None,
 ) -> tuple[Ending, TextPosition]:
-    """Append step after step; why it ended, and the position of the last one appended.
+    """Append step after step. Returns the reason of the end, and the position of the last appended step.
 
-    `steps_max` counts the producer's steps from its first start. A pace is kept on average, not made up for: a
-    back-pressured producer does not burst afterwards.
+    `steps_max` counts the producer's steps from its first start. A pace is a limit, and lost time is not made up for:
+    a back-pressured producer does not burst afterwards.
     """
     position = start
     due = time.monotonic()

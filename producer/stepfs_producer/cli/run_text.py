@@ -1,4 +1,4 @@
-"""One run of `stepfs-produce text`: look at everything that can be wrong, then open the producer and feed it."""
+"""One run of `stepfs-produce text`: check everything that can be wrong, then open the producer and feed it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def produce_text(run: TextRun) -> int:
         refuse_resharding(positions, producer_id, source)
 
     def looked_at_again(steps: Iterator[TextStep]) -> Iterator[TextStep]:
-        """Others may have begun since `look` was called; once this producer has committed, its position shows that."""
+        """Check again before the first step: other producers may have begun since `look`. Once this producer has
+        committed, its position protects it."""
         for number, step in enumerate(steps):
             if number == 0 and start.steps == 0:
                 look()
@@ -137,7 +138,7 @@ def produce_text(run: TextRun) -> int:
 
 @contextmanager
 def _patient_producer(lake: str, producer_id: str, store_options: StoreOptions) -> Iterator[Producer]:
-    """A producer that says when its store is silent. Once it has begun it bears an outage, as its pipeline is worth keeping."""
+    """A producer that reports a silent store. Once started it waits longer, because its pipeline is worth keeping."""
     silence = Silence(announce)
     store = open_store(lake, options=store_options, silence=silence)
     try:

@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM end a producer between two steps; what was appended is committed first.
+"""SIGINT and SIGTERM end a producer between two steps; appended steps are committed first.
 
-The second SIGINT is the ordinary KeyboardInterrupt: it abandons what is pending, which is safe, only more to redo.
-Both are said on stderr, so that nobody has to guess which of the two happened.
+The second SIGINT is the ordinary KeyboardInterrupt: it abandons pending appends, which is safe but repeats work later.
+A line on stderr reports which of the two happened.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stopping:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave is what it takes
+            signal.signal(number, handler)  # type: ignore[arg-type]  # signal() accepts its own results
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             _say("abandoned what was not committed yet; run the same command again to continue")
 
@@ -43,11 +43,11 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
-        """As a shell reports an end by that signal."""
+        """The exit code that a shell reports for that signal."""
         return 128 + self._signal
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but not past a request to stop; whether there is one."""
+        """Sleep until a request to stop, at most `seconds`. Returns whether there is one."""
         return self._event.wait(max(seconds, 0))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

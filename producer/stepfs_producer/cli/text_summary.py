@@ -1,4 +1,4 @@
-"""What one run of `stepfs-produce text` says at its end: a line, or a JSON document."""
+"""The report at the end of a run of `stepfs-produce text`: a line, or a JSON document."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TextSummary:
     grown: Sequence[str]  # files that grew after they were finished
 
     def warnings(self) -> list[str]:
-        """What ended well and is hardly what was wanted."""
+        """Results without an error that the user hardly wanted."""
         if self.ending is not Ending.COMPLETE or self.end.steps or not self.passed:
             return []
         line = (

@@ -1,4 +1,4 @@
-"""The BPE of a corpus: from its file, else trained and kept there for the next start and the other producers."""
+"""The BPE of a corpus: from its file, else trained and saved there for the next start and the other producers."""
 
 from __future__ import annotations
 

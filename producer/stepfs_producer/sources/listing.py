@@ -1,8 +1,8 @@
-"""Which files a corpus consists of, in an order every process agrees on.
+"""The files of a corpus, in an order that is the same in every process.
 
-Names are relative to what all inputs have in common, so a corpus may move, or be mounted elsewhere, between two
+Names are relative to the common parent of all inputs, so a corpus may move, or be mounted elsewhere, between two
 starts of a producer; they are sorted as UTF-8, never as the directory happens to return them. Hidden files and
-directories found while walking are left out, what is named on the command line is always taken.
+directories found while walking are left out; inputs named on the command line are always taken.
 """
 
 from __future__ import annotations
@@ -95,6 +95,6 @@ def _regular(entries: Iterable[os.DirEntry[str]]) -> Iterator[str]:
         except OSError:
             if not entry.is_symlink():
                 raise
-            continue  # in a circle, or into what may not be searched
+            continue  # a circular link, or a target that may not be searched
         if is_file:
             yield entry.path

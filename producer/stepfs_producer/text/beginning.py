@@ -1,4 +1,4 @@
-"""What the other text producers of a lake have committed, and what one that begins must therefore not do.
+"""Checks of a text producer that begins, against the commits of the lake's other text producers.
 
 All rows of a lake have one shape, because a loader stacks them. A corpus is dealt to one number of shards, because
 another number deals the same records again. Both are read off the positions of the lake's producers. What versions
@@ -42,7 +42,7 @@ def refuse_other_shape(positions: Mapping[str, object], producer_id: str, shape:
 
 
 def refuse_resharding(positions: Mapping[str, object], producer_id: str, source: TextSource) -> None:
-    """`RefusedError` if this producer would begin with a corpus that the lake has in another number of shards."""
+    """`RefusedError` if this producer would begin a corpus that the lake holds in another number of shards."""
     shard = source.shard
     if positions.get(producer_id) is not None:
         return
@@ -62,12 +62,12 @@ def refuse_resharding(positions: Mapping[str, object], producer_id: str, source:
 
 
 def _may_hold(source: TextSource, place: Place, head: str) -> bool:
-    """Whether nothing says that the file at `place` is another one than the source's of that name."""
+    """Whether the file at `place` may be the source's file of that name, as far as known."""
     return source.holds(place.name) and (not head or source.head(place) == head)
 
 
 def _text_positions(positions: Mapping[str, object]) -> Iterator[tuple[str, TextPosition]]:
-    """Those that this version can read, by producer id."""
+    """The text positions that this version can read, by producer id."""
     for name, value in sorted(positions.items()):
         if isinstance(value, Mapping) and value.get("pipeline") == "text":
             try:

@@ -1,4 +1,4 @@
-"""A step's rows → what each slice reads: the data constructor's last decision, one contiguous block of rows each.
+"""A step's rows → the batch of each slice: the data constructor's last decision, one contiguous block of rows each.
 
 Slice s of a step gets rows [s * rows_per_slice, (s + 1) * rows_per_slice), so the slices of a step, read in order, are
 the stream again.

@@ -54,7 +54,7 @@ class Rows:
     position_ids: NDArray[np.int32]  # from 0 in each row's part of a document
     doc_ids: NDArray[np.int32]  # which part of the row, from 0; NO_DOCUMENT in padding
     spans: tuple[Span, ...]
-    cursor: Cursor  # what follows these rows
+    cursor: Cursor  # the place after these rows
     documents: int  # that ended in these rows
     tokens: int  # that are not padding
 
@@ -90,7 +90,7 @@ class _Filling:
         return self.at == self.shape[0] * self.shape[1]
 
     def add(self, document: _Document, taken: int) -> int:
-        """Take what the current row has room for, from the document's token `taken` on; how many that is."""
+        """Fill the current row from the document's token `taken` on. Returns the number of tokens taken."""
         row, column = divmod(self.at, self.shape[1])
         if column == 0:
             self.parts = 0

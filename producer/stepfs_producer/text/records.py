@@ -1,6 +1,6 @@
 """Text files → records, streaming, from any place in a corpus.
 
-A record is what a document of the packed stream is made of: a line of a `.jsonl`, or a text file, cut near line
+A record becomes one document of the packed stream: a line of a `.jsonl`, or a text file, cut near line
 ends into pieces of at most `RECORD_BYTES` so that memory is bounded and one big file still spreads over all
 shards. Where a record begins and which shard it belongs to depend on the bytes of its file alone. `.gz` is
 decompressed on the way; offsets count decompressed bytes, so resuming inside an archive reads it again from its start.
@@ -56,7 +56,7 @@ class Shard:
             )
 
     def holds(self, document: str, start: int) -> bool:
-        """By hash, not by turn: what one file holds does not move the records of another."""
+        """Deal records by hash, not in turn: changes in one file do not move the records of another."""
         if self.count == 1:
             return True
         digest = hashlib.blake2b(f"{document}\0{start}".encode(), digest_size=8).digest()
@@ -96,10 +96,10 @@ class TextSource:
         self.skipped: set[str] = set()  # names of files met that hold no text
         self.finished = FinishedFiles()
         self.passed = 0  # records met that belong to other shards
-        self._head = ("", b"")  # name and first bytes of the file last asked for
+        self._head = ("", b"")  # name and first bytes of the file requested last
 
     def file_number(self, name: str) -> int:
-        """How many files of the corpus come before `name`."""
+        """The number of files of the corpus before `name`."""
         return bisect_left(self._names, name)
 
     def holds(self, name: str) -> bool:
@@ -118,7 +118,8 @@ class TextSource:
         return finished.grown(self._files[: at + cut])
 
     def head(self, place: Place) -> str:
-        """Digest of what the file has before `place`, its first 64 KiB at most: what tells it from another of its name."""
+        """Digest of the file's bytes before `place`, at most 64 KiB: distinguishes it from another file of its
+        name."""
         name, known = self._head
         if name != place.name or len(known) < min(place.offset, _HEAD_BYTES):  # of a file that grows
             file = self._files[self._number_of(place)]
@@ -180,7 +181,7 @@ def _is_compressed(file: SourceFile) -> bool:
 
 
 def _go_to(stream: BinaryIO, offset: int, file: SourceFile, *, compressed: bool) -> None:
-    # A plain file seeks anywhere, so its end is asked for; a gzip stream stops where its data ends.
+    # A plain file seeks anywhere, so check its end; a gzip stream stops where its data ends.
     end = stream.seek(offset) if compressed else stream.seek(0, os.SEEK_END)
     if end < offset:
         raise RefusedError(f"{file.path} is shorter than when this producer stopped in it; restore it")

@@ -1,9 +1,9 @@
 """The text pipeline: a corpus and a position → the remaining steps, each with the position after it.
 
-The position is a small map of what cannot be recomputed: where the stream stands, and which stream it is. Resuming
-a producer id with another shard, tokenizer or field of JSON records would publish other records under the name of
-these, so it is refused. Another sequence length or batch size would continue the same stream of tokens, but a loader
-could not stack its rows with those before: that, and what the lake's other producers have done, is refused in
+The position is a small map of facts that cannot be recomputed: the place in the stream, and the stream's identity.
+Resuming a producer id with another shard, tokenizer or field of JSON records would publish other records under the
+name of these, so it is refused. Another sequence length or batch size would continue the same stream of tokens, but a
+loader could not stack its rows with those before: that, and what the lake's other producers have done, is refused in
 `beginning`.
 """
 
@@ -25,17 +25,17 @@ from stepfs_producer.transforms.tokenize import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextPosition:
-    """Where a producer stands, and what it has published since its first start."""
+    """The place of a producer, and its published totals since its first start."""
 
     shard: Shard
     tokenizer: str  # identity
     cursor: Cursor | None = None  # None: at the beginning
-    head: str = ""  # of the file at the cursor, see `TextSource.head`; "" in what older versions wrote
-    shape: tuple[int, int] | None = None  # rows per slice, tokens per row; None in what older versions wrote
+    head: str = ""  # of the file at the cursor, see `TextSource.head`; "" if an older version wrote it
+    shape: tuple[int, int] | None = None  # rows per slice, tokens per row; None if an older version wrote it
     finished: bytes = b""  # `FinishedFiles.packed`
-    before: int | None = None  # files passed before the one at the cursor; None in what older versions wrote
+    before: int | None = None  # files passed before the one at the cursor; None if an older version wrote it
     text_field: str | None = (
-        None  # of its .jsonl files; None while it has none, and in what older versions wrote
+        None  # of its .jsonl files; None while it has none, or if an older version wrote it
     )
     steps: int = 0
     rows: int = 0
@@ -120,7 +120,7 @@ def parse_position(value: Mapping[str, object]) -> TextPosition:
 
 
 def resume(value: object, source: TextSource, *, shard: Shard, tokenizer: str) -> TextPosition:
-    """`read_position` of what this source can continue; `RefusedError` also if the source is another one."""
+    """`read_position`, checked against this source; `RefusedError` also if the source is another one."""
     position = read_position(value, shard=shard, tokenizer=tokenizer)
     was, field = position.text_field, source.text_field
     if was is not None and field is not None and field != was:
