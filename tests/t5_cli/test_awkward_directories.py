@@ -16,7 +16,7 @@ from stepfs.doctor.mounts import check_alive, check_directory
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.mount.host import mountpoint
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted
-from stepfs.mount.host.mountpoint import Health, Look
+from stepfs.mount.host.mountpoint import Health, MountHealth
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_mount_point_in_use(
         raise PermissionError(errno.EPERM, "not yours")
 
     monkeypatch.setattr(mountpoint, "mount_at", mounted_on)
-    monkeypatch.setattr(mountpoint, "look", lambda *_: Look(health))
+    monkeypatch.setattr(mountpoint, "check_health", lambda *_: MountHealth(health))
     monkeypatch.setattr(mountpoint, "clear_dead", may_not)
     with pytest.raises(RefusedError) as raised:
         mountpoint.prepare(awkward)
@@ -83,7 +83,7 @@ def test_a_mount_point_in_use(
 
 @pytest.mark.parametrize("health", [Health.DEAD, Health.SILENT])
 def test_doctor_on_a_mount(awkward: Path, monkeypatch: pytest.MonkeyPatch, health: Health) -> None:
-    monkeypatch.setattr("stepfs.doctor.mounts.look", lambda *_, **__: Look(health))
+    monkeypatch.setattr("stepfs.doctor.mounts.check_health", lambda *_, **__: MountHealth(health))
     finding = check_alive(mounted_on(awkward))
     words = [word for each in offered(finding.remedy or "") for word in each]
     assert words.count(str(awkward)) == 2

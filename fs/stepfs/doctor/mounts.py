@@ -16,7 +16,7 @@ from stepfs.control_files import ANSWER_S, answer_within
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
-from stepfs.mount.host.mountpoint import Health, give_up_command, list_within, look
+from stepfs.mount.host.mountpoint import Health, check_health, give_up_command, list_within
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def check_alive(mounted: Mounted) -> Finding:
     """List a control directory; the kernel would answer `stat` from its memory even if the daemon is dead."""
     directory = mounted.directory
     subject = f"mount {directory}"
-    found = look(mounted, below=".stepfs")
+    found = check_health(mounted, below=".stepfs")
     why = "it does not answer" if found.error is None else found.error.strerror
     match found.health:
         case Health.ALIVE:

@@ -63,27 +63,27 @@ class Health(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MountHealth:
     """The health of a mount, and the error of its listing."""
 
     health: Health
     error: OSError | None = None
 
 
-def look(mounted: Mounted, *, below: str = "") -> Look:
-    """Look at a mount, for a few seconds at most; `below` names a directory in it to list instead of its root."""
+def check_health(mounted: Mounted, *, below: str = "") -> MountHealth:
+    """Check a mount, for a few seconds at most; `below` names a directory in it to list instead of its root."""
     answer = list_within(Path(mounted.directory) / below)
     if answer is None:
         gone = server_is_gone(mounted, records_directory())
-        return Look(Health.DEAD if gone else Health.SILENT)
+        return MountHealth(Health.DEAD if gone else Health.SILENT)
     if not isinstance(answer, OSError):
-        return Look(Health.ALIVE)
-    return Look(Health.DEAD if answer.errno in _DEAD else Health.UNKNOWN, answer)
+        return MountHealth(Health.ALIVE)
+    return MountHealth(Health.DEAD if answer.errno in _DEAD else Health.UNKNOWN, answer)
 
 
 def is_dead(mounted: Mounted) -> bool:
     """Whether a mount has lost its daemon; `RefusedError` if it does not answer and may yet."""
-    health = look(mounted).health
+    health = check_health(mounted).health
     if health is Health.SILENT:
         raise RefusedError(
             f"{mounted.directory}: a file system is mounted here that does not answer; look at its process, and if that"
@@ -171,7 +171,7 @@ def _clear(directory: Path, mounted: Mounted) -> None:
 
 
 def clear_dead(mounted: Mounted) -> None:
-    """Cut off and detach a mount that `look` found dead. OSError without the right to do so."""
+    """Cut off and detach a mount that `check_health` found dead. OSError without the right to do so."""
     with abort_handle(mounted.device) as handle:
         if handle is not None:
             os.write(handle, b"1")
