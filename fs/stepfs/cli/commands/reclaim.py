@@ -24,7 +24,10 @@ _GRACE_S_MAX: Final = 365 * 24 * 3600.0
 def reclaim(
     lake: Lake,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", envvar="STEPFS_DRY_RUN", help="Say what would go; change nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", envvar="STEPFS_DRY_RUN", help="Count what would be deleted; change nothing."
+        ),
     ] = False,
     every: Annotated[
         str | None,
@@ -55,10 +58,10 @@ def reclaim(
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Delete steps, and what dead producers left, behind the oldest kept checkpoint of every group.
+    """Delete steps, and leftovers of dead producers, behind the oldest kept checkpoint of every group.
 
-    Nothing goes before the checkpoint that released it is as old as --grace, by the store's own clock. Safe to kill at
-    any moment and to run in several places at once. Without a group nothing is deleted.
+    Nothing is deleted before the checkpoint that released it is as old as --grace, by the store's own clock. Safe to
+    kill at any moment and to run in several places at once. Without a group nothing is deleted.
     """
     import trio
 

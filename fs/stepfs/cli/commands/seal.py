@@ -9,7 +9,7 @@ from stepfs.store.options import StoreOptions
 
 
 def seal(lake: Lake, endpoint_url: EndpointUrl = None) -> None:
-    """Declare the lake complete: producers stop, readers that wait for more steps are told there are none."""
+    """Declare the lake complete: producers stop, and every wait for more steps ends with ENOENT."""
     import trio
 
     trio.run(_seal, lake, StoreOptions(endpoint_url))
