@@ -40,8 +40,8 @@ def status(
 ) -> None:
     """Show the state of a lake or of a mount.
 
-    Of a lake: head, frontier, producers, groups, sizes, and what the mounts of the groups last said. Of a mount: what
-    its daemon is doing.
+    Of a lake: head, frontier, producers, groups, sizes, and the latest records of the groups' mounts. Of a mount: the
+    state of its daemon.
     """
     import trio
 

@@ -39,8 +39,8 @@ def verify(
 ) -> None:
     """Read everything back and check it.
 
-    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not. Its name is said,
-    and which command goes around it.
+    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not. The output
+    names the object, and the command that goes around it.
     """
     import trio
 
