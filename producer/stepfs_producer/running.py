@@ -15,7 +15,7 @@ from stepfs.errors import StepfsError
 from stepfs.store.api import Store
 from stepfs_producer.backoff import Backoff
 from stepfs_producer.commit_loop import CommitLoop
-from stepfs_producer.lead import Lead
+from stepfs_producer.lead.limit import Lead
 from stepfs_producer.pace import Pacer
 from stepfs_producer.pending import Item, Pending
 from stepfs_producer.recovery import Started

@@ -22,8 +22,7 @@ LINES_MAX = 300
 def test_a_folder_says_in_one_line_what_lives_there_and_holds_few_files(folder: Path) -> None:
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     assert re.search(r"[.:;]", said.partition("\n")[0]), "no sentence"
-    producer = folder.name == "stepfs_producer"  # its rooms come with planned producers
-    assert len(list(folder.glob("*.py"))) <= (25 if producer else FILES_MAX)
+    assert len(list(folder.glob("*.py"))) <= FILES_MAX
 
 
 def test_few_folders_stand_side_by_side() -> None:

@@ -15,8 +15,8 @@ from stepfs.format.node import NodeRecord
 from stepfs.lake.fleet import write_node
 from stepfs.lake.groups import Group
 from stepfs.testing.faulty_store import FaultyStore
-from stepfs_producer.group_looks import GroupLooks, SlowestGroup
-from stepfs_producer.lead import LOOK_JITTER, LOOK_S_MAX
+from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
+from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX
 
 LEAD = 10
 
@@ -163,7 +163,7 @@ def test_nobody_waits_for_a_look_that_was_killed_or_hangs() -> None:
 
 
 def test_nothing_is_kept_of_a_lake_without_producers() -> None:
-    from stepfs_producer import group_looks  # noqa: PLC0415
+    from stepfs_producer.lead import group_looks  # noqa: PLC0415
 
     async def scenario(world: World) -> str:
         looks_of = GroupLooks(world.store("l"), world.identity)

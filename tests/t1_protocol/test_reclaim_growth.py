@@ -15,7 +15,7 @@ from stepfs.lake.group_records import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.reclaim.run import Reclaimer, reclaim
 from stepfs.testing.faulty_store import FaultyStore
-from stepfs_producer.group_looks import GroupLooks, SlowestGroup
+from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
 
 GROUPS = 3
 

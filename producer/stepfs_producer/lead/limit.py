@@ -19,8 +19,8 @@ from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.store.api import Store
-from stepfs_producer.group_looks import GroupLooks, SlowestGroup
-from stepfs_producer.lead_deadlock import DeadlockCheck
+from stepfs_producer.lead.deadlock import DeadlockCheck
+from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
 from stepfs_producer.pending import Pending
 
 _log = logging.getLogger("stepfs.producer")
