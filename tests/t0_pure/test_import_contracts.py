@@ -74,13 +74,22 @@ PLANTED = {
             "import stepfs_producer.commit",
             f"stepfs_producer.{room}.commits -> stepfs_producer.commit",
         )
-        for room in ("payloads", "sources", "text", "transforms")
+        for room in ("payloads", "plan", "sources", "text", "transforms")
     ],
     "committing knows nothing of what it commits": [
         (
             "stepfs_producer/packs.py",
             "import stepfs_producer.text",
             "stepfs_producer.packs -> stepfs_producer.text",
+        ),
+    ],
+    "the planner is pure": [
+        ("stepfs_producer/plan/waits.py", "import trio", "stepfs_producer.plan.waits -> trio"),
+        ("stepfs_producer/plan/pack/reads.py", "import os", "stepfs_producer.plan.pack.reads -> os"),
+        (
+            "stepfs_producer/plan/looks.py",
+            "import stepfs.format.ids",
+            "stepfs_producer.plan.looks -> stepfs.format.ids",
         ),
     ],
     "doubles are for tests and scripts": [

@@ -1,0 +1,56 @@
+"""Rows → (rank, micro-batch): which bins are balanced, and in which order a rank reads them.
+
+Over micro-batches: where ranks meet at every micro-batch (FSDP), those that meet must be alike. Micro-batches are sorted
+by cost; each run of one per rank gets one index, dealt so that the totals of the ranks even out. Indices then alternate
+between heavy and light, so that two neighbours are as costly as any two others when they are regrouped for more ranks.
+Over ranks: where ranks meet once a step (DDP), only their totals count; a rank reads its heaviest rows first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepfs_producer.plan.balance.partition import Method, partition
+
+Integers = NDArray[np.int64]
+
+
+class Over(StrEnum):
+    """What is balanced."""
+
+    MICRO_BATCHES = "micro_batches"
+    RANKS = "ranks"
+
+
+def deal(costs: Integers, *, ranks: int, micro_batches: int, method: Method, over: Over) -> Integers:
+    """Row indices [ranks, micro_batches, rows of a micro-batch]."""
+    shape = (ranks, micro_batches, -1)
+    if method is Method.NONE:
+        return np.arange(len(costs), dtype=np.int64).reshape(shape)
+    if over is Over.RANKS:
+        bins = partition(costs, ranks, method)
+        heaviest_first = np.argsort(-costs[bins], axis=1, kind="stable")
+        return np.take_along_axis(bins, heaviest_first, axis=1).reshape(shape)
+    bins = partition(costs, ranks * micro_batches, method)
+    return _even_out(bins, costs[bins].sum(axis=1), ranks, micro_batches)
+
+
+def _even_out(bins: Integers, loads: Integers, ranks: int, micro_batches: int) -> Integers:
+    runs = np.argsort(-loads, kind="stable").reshape(micro_batches, ranks)
+    totals = np.zeros(ranks, np.int64)
+    dealt = np.empty_like(runs)  # [micro_batches, ranks]: bins
+    for index, run in enumerate(runs):
+        lightest_first = np.argsort(totals, kind="stable")
+        dealt[index, lightest_first] = run
+        totals[lightest_first] += loads[run]
+    order = heavy_light(micro_batches)
+    by_rank: Integers = bins[dealt[order].T]
+    return by_rank
+
+
+def heavy_light(count: int) -> list[int]:
+    """Indices from both ends in turn: 0, count - 1, 1, count - 2, and so on."""
+    return [index // 2 if index % 2 == 0 else count - 1 - index // 2 for index in range(count)]

@@ -1,0 +1,161 @@
+"""Which source gives the next sample: the one with the greatest debt, ties to the smaller name.
+
+A source's debt is what its share of all tokens so far lacks, times 2**32. It is accounted for what a step *keeps*: for
+what was drawn, a share is off by 0.2 to 0.8 %; for what was kept, by 0.005 to 0.015 %. Debts sum to zero exactly. A source
+that has no share, or no sample left, hands its debt to the others by their shares.
+
+A greatest debt is not a deadline (debts grow at different rates), so no heap helps: few sources are compared in a
+loop, many by numpy. Both give the same draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stepfs_producer.plan.samples import Samples
+from stepfs_producer.plan.schedule import ONE, apportion
+
+_LOOP_SOURCES_MAX: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Samples in the order drawn: `source[i]` gives its `number[i]`-th, of `tokens[i]` tokens."""
+
+    source: list[int]
+    number: list[int]
+    tokens: list[int]
+    dry: int | None = None  # the source whose samples are not known far enough; the draw is not finished
+    ended: int | None = None  # the source that had its turn and is exhausted, if that ends the plan
+
+
+def with_live_debts(
+    shares: Sequence[int], debts: Sequence[int], live: Sequence[bool]
+) -> tuple[list[int], list[int]]:
+    """Shares of the live sources, summing to `ONE`, and debts where the others have none. At least one has a share."""
+    weights = [share if alive else 0 for share, alive in zip(shares, live, strict=True)]
+    owed = sum(debt for debt, weight in zip(debts, weights, strict=True) if not weight)
+    extra = apportion(owed, weights)
+    moved = [debt + more if weight else 0 for debt, weight, more in zip(debts, weights, extra, strict=True)]
+    return apportion(ONE, weights), moved
+
+
+def account(shares: Sequence[int], debts: Sequence[int], kept: Sequence[int]) -> list[int]:
+    """The debts after a step that kept so many tokens of each source."""
+    total = sum(kept)
+    return [
+        debt + share * total - tokens * ONE for debt, share, tokens in zip(debts, shares, kept, strict=True)
+    ]
+
+
+def draw(
+    shares: Sequence[int],
+    debts: Sequence[int],
+    samples: Sequence[Samples],
+    *,
+    tokens_max: int,
+    until_first: bool,
+    whole: bool,
+) -> Drawn:
+    """Draw while the total is at most `tokens_max`; unless `whole`, the sample that exceeds it is drawn as well.
+
+    `until_first`: an exhausted source that has its turn ends the plan; else the others take its turns.
+    `RefusedError` where a source would cross more bad records than it may have.
+    """
+    turns = _turns(shares, debts)
+    drawn = Drawn([], [], [])
+    lengths = [one.tokens.tolist() for one in samples]
+    limits = [len(one.tokens) if one.refused_from is None else one.refused_from for one in samples]
+    taken = [0] * len(samples)
+    total = 0
+    while total < tokens_max:
+        source = turns.next()
+        if source < 0:
+            break
+        number = taken[source]
+        if number >= limits[source]:
+            samples[source].refuse_if_spent(number)
+            if not samples[source].ended:
+                return Drawn(drawn.source, drawn.number, drawn.tokens, dry=source)
+            if until_first:
+                return Drawn(drawn.source, drawn.number, drawn.tokens, ended=source)
+            turns = turns.without(source)
+            continue
+        tokens = lengths[source][number]
+        if whole and total + tokens > tokens_max:
+            break
+        taken[source] += 1
+        total += tokens
+        drawn.source.append(source)
+        drawn.number.append(number)
+        drawn.tokens.append(tokens)
+        turns.gave(source, tokens)
+    return drawn
+
+
+class _Loop:
+    """Turns among few sources."""
+
+    def __init__(self, shares: Sequence[int], debts: Sequence[int]) -> None:
+        self._shares = list(shares)
+        self._debts = list(debts)
+        self._live = [index for index, share in enumerate(shares) if share]
+
+    def next(self) -> int:
+        """The source whose turn it is; -1 if none has a share."""
+        debts = self._debts
+        best = -1
+        for index in self._live:
+            if best < 0 or debts[index] > debts[best]:
+                best = index
+        return best
+
+    def gave(self, source: int, tokens: int) -> None:
+        for index in self._live:
+            self._debts[index] += self._shares[index] * tokens
+        self._debts[source] -= tokens * ONE
+
+    def without(self, source: int) -> Turns:
+        live = [bool(share) and index != source for index, share in enumerate(self._shares)]
+        if not any(live):
+            return _Loop([], [])
+        return _turns(*with_live_debts(self._shares, self._debts, live))
+
+
+class _Vector:
+    """Turns among many sources."""
+
+    def __init__(self, shares: Sequence[int], debts: Sequence[int]) -> None:
+        self._all_shares = list(shares)
+        self._sources = [index for index, share in enumerate(shares) if share]
+        self._place = {source: place for place, source in enumerate(self._sources)}
+        self._shares = np.array([shares[index] for index in self._sources], np.int64)
+        self._debts = np.array([debts[index] for index in self._sources], np.int64)
+        self._gain = np.empty_like(self._debts)
+
+    def next(self) -> int:
+        return self._sources[int(self._debts.argmax())]  # the first of equals
+
+    def gave(self, source: int, tokens: int) -> None:
+        np.multiply(self._shares, tokens, out=self._gain)
+        np.add(self._debts, self._gain, out=self._debts)
+        self._debts[self._place[source]] -= tokens * ONE
+
+    def without(self, source: int) -> Turns:
+        debts = [0] * len(self._all_shares)
+        for index, debt in zip(self._sources, self._debts.tolist(), strict=True):
+            debts[index] = debt
+        live = [bool(share) and index != source for index, share in enumerate(self._all_shares)]
+        return _turns(*with_live_debts(self._all_shares, debts, live))
+
+
+Turns = _Loop | _Vector
+
+
+def _turns(shares: Sequence[int], debts: Sequence[int]) -> Turns:
+    few = sum(map(bool, shares)) <= _LOOP_SOURCES_MAX
+    return _Loop(shares, debts) if few else _Vector(shares, debts)

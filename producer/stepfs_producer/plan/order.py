@@ -1,0 +1,63 @@
+"""The order of a source: fragments within an epoch, records within a block. Nothing else in a plan is random.
+
+A key is a hash of what it orders, so any piece of the order can be computed without the pieces before it. Records are
+sorted by raw bits of Philox: numpy keeps raw bit streams across versions, but not the methods of `Generator` (NEP 19).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEY_BYTES: Final = 16
+_ORDER: Final = b"stepfs-order-1\0"
+_RECORD: Final = b"stepfs-record-1\0"
+
+
+def order_key(seed: int, epoch: int, source: str, index: int) -> bytes:
+    """The key of one fragment in one epoch: 16 bytes."""
+    return _key(_ORDER, seed, epoch, source, index)
+
+
+def block_key(seed: int, epoch: int, source: str, fragment: int, block: int) -> bytes:
+    """The key of one block, which begins in `fragment`.
+
+    The first block of a fragment has the fragment's key. The further blocks of a large fragment add their number;
+    without it, blocks of equal size would be permuted alike.
+    """
+    return _key(_ORDER, seed, epoch, source, fragment, *((block,) if block else ()))
+
+
+def record_key(seed: int, epoch: int, source: str, file: int, offset: int) -> bytes:
+    """A record's own key, for transforms that augment. `offset` counts bytes or rows of the file."""
+    return _key(_RECORD, seed, epoch, source, file, offset)
+
+
+def fragment_order(seed: int, epoch: int, source: str, fragments: int, *, shuffle: bool = True) -> list[int]:
+    """The fragments of an epoch, in the order in which they are read. Without `shuffle`: as listed."""
+    listed = list(range(fragments))
+    if not shuffle:
+        return listed
+    return sorted(listed, key=lambda index: (order_key(seed, epoch, source, index), index))
+
+
+def record_order(key: bytes, records: int, *, shuffle: bool = True) -> NDArray[np.int64]:
+    """Stored indices of a block's records, in block order. Without `shuffle`: as stored."""
+    if not shuffle:
+        return np.arange(records, dtype=np.int64)
+    bits = np.random.Philox(key=int.from_bytes(key, "little"), counter=0)
+    order: NDArray[np.int64] = np.argsort(bits.random_raw(records), kind="stable").astype(np.int64)
+    return order
+
+
+def _key(tag: bytes, seed: int, epoch: int, source: str, *numbers: int) -> bytes:
+    name = source.encode()
+    parts = [tag, _u64(seed), _u64(epoch), len(name).to_bytes(4, "little"), name, *map(_u64, numbers)]
+    return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
+
+
+def _u64(value: int) -> bytes:
+    return value.to_bytes(8, "little")

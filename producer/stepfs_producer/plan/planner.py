@@ -1,0 +1,191 @@
+"""The planner: `next(state, ahead)` is a step, what it needs to decide one, or the end. It never waits.
+
+A step is decided only when nothing that arrives later could change it, so how samples were grouped, and when they came,
+cannot show. More of `ahead` than the step takes changes nothing either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from stepfs.errors import RefusedError
+from stepfs_producer.plan.balance.deal import deal
+from stepfs_producer.plan.cost import row_costs
+from stepfs_producer.plan.mix import Drawn, account, draw, with_live_debts
+from stepfs_producer.plan.rules import Exhausted, Packing, Rules
+from stepfs_producer.plan.samples import Ahead, Samples, samples_after
+from stepfs_producer.plan.schedule import ONE
+from stepfs_producer.plan.spans import Packed, addresses, packed, placed
+from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.plan.step import End, Need, StepPlan
+
+REVISION: Final = 1  # changes with any decision below: steps after a change differ from those before it
+
+
+class Planner:
+    """Decides the steps of one plan."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._names = sorted(rules.sources)
+
+    def begin(self, state: State | None = None) -> State:
+        """The state to plan on from: a fresh one, or a stored one with sources that are new to it.
+
+        `RefusedError` for a source whose identity is not the stored one.
+        """
+        known = {} if state is None else dict(state.sources)
+        for name in self._names:
+            rule = self._rules.sources[name]
+            was = known.get(name)
+            if was is not None and was.identity != rule.identity:
+                raise RefusedError(
+                    f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, "
+                    "transform or tokenizer changed); give it a new name to begin it anew"
+                )
+            known[name] = SourceState(rule.identity, rule.listing) if was is None else was
+        return State(self._rules.digest, 0 if state is None else state.step, known, REVISION)
+
+    def next(self, state: State, ahead: Mapping[str, Ahead]) -> StepPlan | Need | End:
+        """The step of `state`. `ahead` holds, per source, what is known from its cursor on."""
+        rules = self._rules
+        if rules.steps_max is not None and state.step >= rules.steps_max:
+            return End("the number of steps is reached")
+        if rules.tokens_max is not None and state.tokens >= rules.tokens_max:
+            return End("the number of tokens is reached")
+        length = rules.stages.sequence_length(state.step)
+        samples = [
+            samples_after(
+                name,
+                state.sources[name],
+                ahead.get(name, Ahead()),
+                sequence_length=length,
+                long=rules.sources[name].long,
+                skips=rules.sources[name].skips,
+            )
+            for name in self._names
+        ]
+        shares = rules.mix.shares(state.step)
+        live = _live(samples, shares, first=rules.exhausted is Exhausted.FIRST)
+        if isinstance(live, Need):
+            return live
+        if not any(live):
+            return End("every source is exhausted")
+        return self._plan(state, samples, *self._weights(state, shares, live), length)
+
+    def _weights(
+        self, state: State, shares: Sequence[int], live: Sequence[bool]
+    ) -> tuple[list[int], list[int]]:
+        """Shares and debts of this step; what sources without a share owe, former ones too, is handed on."""
+        debts = [state.sources[name].debt for name in self._names]
+        former = sum(source.debt for name, source in state.sources.items() if name not in self._rules.sources)
+        weights, moved = with_live_debts([*shares, 0], [*debts, former], [*live, False])
+        return weights[:-1], moved[:-1]
+
+    def _plan(
+        self, state: State, samples: Sequence[Samples], shares: list[int], debts: list[int], length: int
+    ) -> StepPlan | Need | End:
+        rules = self._rules
+        rows = rules.ranks * rules.micro_batches * rules.micro_batch_tokens // length
+        drawn = draw(
+            shares,
+            debts,
+            samples,
+            tokens_max=rows * length,
+            until_first=rules.exhausted is Exhausted.FIRST,
+            whole=rules.packing is Packing.BEST_FIT,
+        )
+        if drawn.dry is not None:
+            return _need(drawn, samples, shares, rows * length)
+        if drawn.ended is not None:
+            return End(f"source {samples[drawn.ended].name} is exhausted")
+        if not drawn.tokens:
+            return End("every source is exhausted")
+        kept = packed(drawn, rules.packing, rows=rows, sequence_length=length)
+        table = addresses(drawn, kept, samples)
+        tokens, source, record, first = table[:, 4], table[:, 5], table[:, 9], table[:, 10]
+        columns = {"tokens": tokens, "source": source, "record": record, "first": first}
+
+        def address(span: int) -> str:
+            sample = int(kept.sample[span])
+            return samples[drawn.source[sample]].address(drawn.number[sample])
+
+        costs = row_costs(rules.cost.of_samples(columns, address), kept.row, rows)
+        dealt = deal(
+            costs, ranks=rules.ranks, micro_batches=rules.micro_batches, method=rules.method, over=rules.over
+        )
+        filled = np.bincount(kept.row, minlength=rows)[dealt].sum(axis=2)  # spans, counted: integers
+        if not filled.all() and not rules.pad_last:
+            return End("what is left does not give every micro-batch a token")
+        after, lost = _after(state, self._names, rules.digest, shares, debts, drawn, kept, samples)
+        return StepPlan(
+            state.step,
+            length,
+            dealt.shape,
+            tuple(self._names),
+            tuple(shares),
+            placed(table, kept.row, dealt),
+            costs[dealt].sum(axis=2),
+            kept.cut,
+            lost,
+            after,
+        )
+
+
+def _live(samples: Sequence[Samples], shares: Sequence[int], *, first: bool) -> list[bool] | Need:
+    """Which sources have a share and a further sample. An exhausted one keeps its share if its turn ends the plan."""
+    unknown = {}
+    live = []
+    for one, share in zip(samples, shares, strict=True):
+        if share and not first and not len(one.tokens):
+            one.refuse_if_spent(0)
+            if not one.ended:
+                unknown[one.name] = 1
+        live.append(bool(share) and (first or bool(len(one.tokens))))
+    return Need(unknown) if unknown else live
+
+
+def _need(drawn: Drawn, samples: Sequence[Samples], shares: Sequence[int], tokens_max: int) -> Need:
+    """What the step is likely to take of each source, by its share and the lengths known; more than known of one."""
+    wanted = {}
+    for index, (one, share) in enumerate(zip(samples, shares, strict=True)):
+        known = len(one.tokens)
+        mean = max(int(one.tokens.sum()) // max(known, 1), 1)
+        likely = -(-tokens_max * share // ONE) // mean + 1
+        if index == drawn.dry:
+            wanted[one.name] = max(likely, known + 1)
+        elif share and known < likely and known and not one.ended:
+            wanted[one.name] = likely
+    return Need(wanted)
+
+
+def _after(
+    state: State,
+    names: Sequence[str],
+    digest: str,
+    shares: Sequence[int],
+    debts: Sequence[int],
+    drawn: Drawn,
+    spans: Packed,
+    samples: Sequence[Samples],
+) -> tuple[State, dict[str, int]]:
+    """The state behind what was kept, and the tokens lost on the way, by source."""
+    last = spans.kept - 1
+    given = int(spans.tokens[spans.sample == last].sum())
+    cut = given if given < drawn.tokens[last] else None
+    counts = np.bincount(np.array(drawn.source[: spans.kept], np.int64), minlength=len(samples)).tolist()
+    sources = dict(state.sources)
+    lost = {}
+    for name in sources.keys() - set(names):  # former sources: their debts were handed on
+        sources[name] = replace(sources[name], debt=0)
+    for index, one in enumerate(samples):
+        sources[one.name] = one.state_after(counts[index], cut=cut if index == drawn.source[last] else None)
+        lost[one.name] = one.lost_by(counts[index], cut=cut if index == drawn.source[last] else None)
+    kept = [sources[name].tokens - state.sources[name].tokens for name in names]
+    for name, debt in zip(names, account(shares, debts, kept), strict=True):
+        sources[name] = replace(sources[name], debt=debt)
+    return State(digest, state.step + 1, sources, REVISION), lost

@@ -1,0 +1,80 @@
+"""What the planner is told once: sources, mix, shape of a step, and how it is packed and balanced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from stepfs.errors import UsageError
+from stepfs_producer.plan.balance.deal import Over
+from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.samples import Long, SkipBudget
+from stepfs_producer.plan.schedule import MixSchedule, Stages
+
+_DEBT_TOKENS_MAX: Final = 1 << 30  # a debt is a number of tokens times 2**32, and fits an int64
+
+
+class Packing(StrEnum):
+    """How documents become rows."""
+
+    BEST_FIT = "best_fit"
+    CONCAT = "concat"
+
+
+class Exhausted(StrEnum):
+    """Whether the plan ends with its first or its last exhausted source."""
+
+    FIRST = "first"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRule:
+    """What the planner knows of a source besides its samples."""
+
+    identity: str
+    listing: str = ""
+    long: Long = Long.SPLIT
+    skips: SkipBudget | None = None  # None: the first bad record stops the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A plan, normalised. `UsageError` for a stage whose rows do not fill a micro-batch."""
+
+    digest: str
+    sources: Mapping[str, SourceRule]
+    mix: MixSchedule  # in order of the sources' names
+    stages: Stages
+    ranks: int
+    micro_batches: int = 1
+    micro_batch_tokens: int = 4096
+    packing: Packing = Packing.BEST_FIT
+    cost: Cost = field(default_factory=Cost)
+    method: Method = Method.AUTO
+    over: Over = Over.MICRO_BATCHES
+    exhausted: Exhausted = Exhausted.ALL
+    steps_max: int | None = None
+    tokens_max: int | None = None  # the plan ends after the step that reaches it
+    pad_last: bool = False  # write a last step although a micro-batch has no token
+
+    def __post_init__(self) -> None:
+        if min(self.ranks, self.micro_batches) < 1:
+            raise UsageError("a step has at least one rank and one micro-batch")
+        step_tokens = self.ranks * self.micro_batches * self.micro_batch_tokens
+        if step_tokens > _DEBT_TOKENS_MAX:
+            raise UsageError(f"a step of {step_tokens} tokens is too large; the most is {_DEBT_TOKENS_MAX}")
+        for length in self.stages.every():
+            if length < 1 or self.micro_batch_tokens % length:
+                raise UsageError(
+                    f"sequence_length {length} does not divide micro_batch_tokens {self.micro_batch_tokens}; "
+                    "choose a multiple of every stage's length"
+                )
+            if length * len(self.sources) > _DEBT_TOKENS_MAX:
+                raise UsageError(
+                    f"{len(self.sources)} sources at sequence_length {length} could owe more than a position holds; "
+                    "use fewer sources or shorter sequences"
+                )

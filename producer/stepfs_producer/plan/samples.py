@@ -1,0 +1,210 @@
+"""What follows a source's cursor, as far as it is known: metadata of records → the samples that can be drawn.
+
+A record may be no sample (skipped because it is bad, dropped by a transform), one, or several (longer than the stage's
+sequence length and split). The loader knows nothing of stages, so the splitting is done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepfs.errors import RefusedError
+from stepfs_producer.plan.state import SourceState
+
+Integers = NDArray[np.int64]
+BAD: Final = -1  # in place of tokens: the record could not be decoded
+SKIPS_MIN: Final = 10  # bad records that a budget always allows
+
+
+class Long(StrEnum):
+    """What becomes of a document that is longer than the sequence length."""
+
+    SPLIT = "split"
+    TRUNCATE = "truncate"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class SkipBudget:
+    """How many bad records a source may have: a share of all, and a number in a row."""
+
+    at_most: Fraction
+    in_a_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Metadata of consecutive records of one block, in block order."""
+
+    epoch: int
+    fragment: int
+    block: int
+    records: int  # in the whole block
+    first: int  # which record of the block `tokens[0]` is
+    tokens: Integers  # per record; 0: dropped by its transform, BAD: could not be decoded
+    follows: tuple[int, int, int]  # epoch, fragment and block after this block
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is known of a source from its cursor on. `ended`: nothing follows the pieces."""
+
+    pieces: Sequence[Piece] = ()
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples that follow a cursor: arrays of one entry per sample, or per record where it says so."""
+
+    name: str
+    state: SourceState
+    ended: bool
+    tokens: Integers
+    first: Integers  # first token in the record
+    record: Integers  # index of its record in `places`, `bad` and `lost`
+    last: NDArray[np.bool_]  # whether the sample ends its record
+    places: Integers  # [records, 8]: epoch, fragment, block, record in it, records of it, the block that follows it
+    bad: NDArray[np.bool_]  # per record
+    lost: Integers  # per record: tokens that truncating or dropping loses
+    refused_from: int | None  # the sample before which the budget of bad records is exceeded
+
+    def refuse_if_spent(self, index: int) -> None:
+        """`RefusedError` if sample `index` lies behind more bad records than the source may have."""
+        if self.refused_from is not None and index >= self.refused_from:
+            raise RefusedError(
+                f"source {self.name}: too many records could not be decoded; repair the files, or allow more with "
+                "on_error: {do: skip, at_most: …, in_a_row: …}"
+            )
+
+    def address(self, index: int) -> str:
+        """(source, epoch, fragment, block, record, first token) of a sample, for messages."""
+        epoch, fragment, block, record = self.places[self.record[index], :4].tolist()
+        return f"({self.name}, {epoch}, {fragment}, {block}, {record}, {self.first[index]})"
+
+    def state_after(self, kept: int, *, cut: int | None = None) -> SourceState:
+        """The source after its first `kept` samples, of which the last gave only `cut` tokens. Debt is not changed."""
+        if not kept:
+            return self.state
+        index = kept - 1
+        record = int(self.record[index])
+        whole = bool(self.last[index]) and (cut is None or self._truncated(index))
+        epoch, fragment, block, taken, records, *follows = self.places[record].tolist()
+        given = int(self.tokens[index]) if cut is None else cut
+        cursor = (epoch, fragment, block, taken, int(self.first[index]) + given)
+        if whole:
+            ends_block = taken + 1 == records
+            cursor = (*follows, 0, 0) if ends_block else (epoch, fragment, block, taken + 1, 0)
+        was = self.state
+        return replace(
+            was,
+            **dict(zip(("epoch", "fragment", "block", "taken", "into"), cursor, strict=True)),
+            records=was.records + record + whole,
+            skipped=was.skipped + int(self.bad[:record].sum()),
+            run=0,  # bad records behind the last sample are crossed by the next draw, and counted then
+            tokens=was.tokens + int(self.tokens[:index].sum()) + given,
+        )
+
+    def lost_by(self, kept: int, *, cut: int | None = None) -> int:
+        """Tokens that truncating and dropping lost up to the end of the first `kept` samples."""
+        if not kept:
+            return 0
+        record = int(self.record[kept - 1])
+        lost = int(self.lost[: record + 1].sum())
+        if cut is not None and self._truncated(kept - 1):
+            lost += int(self.tokens[kept - 1]) - cut
+        return lost
+
+    def _truncated(self, index: int) -> bool:
+        return bool(self.lost[self.record[index]])
+
+
+def samples_after(
+    name: str, state: SourceState, ahead: Ahead, *, sequence_length: int, long: Long, skips: SkipBudget | None
+) -> Samples:
+    """The samples behind the cursor of `state`. `ValueError` if the pieces do not begin at it or leave a gap."""
+    places, tokens = _records(name, state, ahead.pieces)
+    bad = tokens == BAD
+    rest = np.maximum(tokens, 0)
+    begun = 0
+    if state.into and len(rest):
+        begun = state.into
+        if rest[0] <= begun:
+            raise ValueError(f"source {name}: its next record has {rest[0]} tokens, {begun} of them taken")
+        rest[0] -= begun
+    parts = -(-rest // sequence_length)
+    lost = np.zeros(len(rest), np.int64)
+    if long is not Long.SPLIT:
+        over = rest > sequence_length
+        if begun:
+            over[0] = False  # a document begun under `split` is finished under it
+        given = sequence_length if long is Long.TRUNCATE else 0
+        lost[over] = rest[over] - given
+        rest[over] = given
+        parts[over] = given > 0
+    record = np.repeat(np.arange(len(rest), dtype=np.int64), parts)
+    ends = np.cumsum(parts)
+    number = np.arange(len(record), dtype=np.int64) - (ends - parts)[record]
+    first = number * sequence_length
+    counts = np.minimum(rest[record] - first, sequence_length)
+    first[record == 0] += begun
+    return Samples(
+        name,
+        state,
+        ahead.ended,
+        counts,
+        first,
+        record,
+        number == parts[record] - 1,
+        places,
+        bad,
+        lost,
+        _refused_from(state, bad, skips, record),
+    )
+
+
+def _records(name: str, state: SourceState, pieces: Sequence[Piece]) -> tuple[Integers, Integers]:
+    """Places and tokens of the records behind the cursor."""
+    here = (state.epoch, state.fragment, state.block, state.taken)
+    places: list[Integers] = []
+    tokens: list[Integers] = []
+    for piece in pieces:
+        block = (piece.epoch, piece.fragment, piece.block)
+        behind = here[3] - piece.first if block == here[:3] else -1
+        if not 0 <= behind <= len(piece.tokens):
+            raise ValueError(
+                f"source {name}: expected metadata from {here} on, not of {block} from {piece.first} on"
+            )
+        count = len(piece.tokens) - behind
+        table = np.empty((count, 8), np.int64)
+        table[:] = (*block, 0, piece.records, *piece.follows)
+        table[:, 3] = np.arange(here[3], here[3] + count)
+        places.append(table)
+        tokens.append(piece.tokens[behind:])
+        after = here[3] + count
+        here = (*piece.follows, 0) if after == piece.records else (*block, after)
+    if not places:
+        return np.zeros((0, 8), np.int64), np.zeros(0, np.int64)
+    return np.concatenate(places), np.concatenate(tokens).astype(np.int64)
+
+
+def _refused_from(
+    state: SourceState, bad: NDArray[np.bool_], skips: SkipBudget | None, record: Integers
+) -> int | None:
+    skipped, run, before = state.skipped, state.run, -1
+    for index in np.flatnonzero(bad).tolist():
+        skipped += 1
+        run = run + 1 if index == before + 1 else 1
+        before = index
+        share = skips.at_most if skips is not None else Fraction(0)
+        allowed = share.numerator * (state.records + index + 1) // share.denominator
+        if skips is None or run > skips.in_a_row or skipped > max(SKIPS_MIN, allowed):
+            return int(np.searchsorted(record, index))
+    return None

@@ -1,0 +1,82 @@
+"""From a draw to the spans of a step: packed into rows, given their addresses, put in the order in which ranks read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepfs_producer.plan.cost import Integers
+from stepfs_producer.plan.mix import Drawn
+from stepfs_producer.plan.pack.best_fit import best_fit
+from stepfs_producer.plan.pack.concat import Part, concat
+from stepfs_producer.plan.rules import Packing
+from stepfs_producer.plan.samples import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The spans of a step before they are dealt: where each stands, and in which sample."""
+
+    kept: int  # samples of the draw
+    sample: Integers  # index into the draw
+    skip: Integers  # tokens of the sample before the span
+    tokens: Integers
+    row: Integers
+    cut: int
+
+
+def packed(drawn: Drawn, packing: Packing, *, rows: int, sequence_length: int) -> Packed:
+    """The kept samples of a draw as spans of rows."""
+    if packing is Packing.CONCAT:
+        return _concat(drawn, rows, sequence_length)
+    return _best_fit(drawn, rows, sequence_length)
+
+
+def _best_fit(drawn: Drawn, rows: int, length: int) -> Packed:
+    row = best_fit(drawn.tokens, rows=rows, sequence_length=length)
+    kept = len(row)
+    return Packed(
+        kept,
+        np.arange(kept, dtype=np.int64),
+        np.zeros(kept, np.int64),
+        np.array(drawn.tokens[:kept], np.int64),
+        np.array(row, np.int64),
+        0,
+    )
+
+
+def _concat(drawn: Drawn, rows: int, length: int) -> Packed:
+    parts = concat(drawn.tokens, rows=rows, sequence_length=length)
+    sample, skip, tokens, row = np.array(parts, np.int64).reshape(-1, len(Part._fields)).T
+    cut = sum(part.first + part.tokens < drawn.tokens[part.sample] for part in parts)
+    return Packed(len(drawn.tokens), sample, skip, tokens, row, cut)
+
+
+def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples]) -> Integers:
+    """Spans with rank, micro, row and column still open."""
+    source = np.array(drawn.source, np.int64)[packed.sample]
+    number = np.array(drawn.number, np.int64)[packed.sample]
+    table = np.zeros((len(source), 11), np.int64)
+    table[:, 4], table[:, 5] = packed.tokens, source
+    for index, one in enumerate(samples):
+        mine = np.flatnonzero(source == index)
+        table[mine, 6:10] = one.places[one.record[number[mine]], :4]
+        table[mine, 10] = one.first[number[mine]] + packed.skip[mine]
+    return table
+
+
+def placed(table: Integers, row: Integers, dealt: Integers) -> Integers:
+    """The spans with their places, in reading order; those of a row in the order drawn."""
+    place_of = np.empty(dealt.size, np.int64)
+    place_of[dealt.reshape(-1)] = np.arange(dealt.size)
+    order = np.argsort(place_of[row], kind="stable")
+    spans, place = table[order], place_of[row][order]
+    ends = np.cumsum(spans[:, 4])
+    begins = ends - spans[:, 4]
+    starts_row = np.flatnonzero(np.r_[True, place[1:] != place[:-1]])
+    spans[:, 3] = begins - np.repeat(begins[starts_row], np.diff(np.r_[starts_row, len(place)]))
+    rest, spans[:, 2] = np.divmod(place, dealt.shape[2])
+    spans[:, 0], spans[:, 1] = np.divmod(rest, dealt.shape[1])
+    return spans

@@ -1,0 +1,69 @@
+"""Costs are exact or refused, and what a user's function returns is checked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepfs.errors import UsageError
+from stepfs_producer.plan.cost import EXACT_MAX, Cost, row_costs
+
+
+def columns(*tokens: int) -> dict[str, np.ndarray]:
+    numbers = np.arange(len(tokens))
+    return {"tokens": np.array(tokens, np.int64), "source": numbers, "record": numbers, "first": numbers}
+
+
+def test_hidden_size_gives_the_cost_of_a_transformer() -> None:
+    assert Cost.of_hidden_size(4096) == Cost(24576, 1)
+    assert Cost(24576, 1).of_samples(columns(1, 4096)).tolist() == [24577, 24576 * 4096 + 4096**2]
+
+
+def test_the_documents_of_a_row_add_up() -> None:
+    costs = Cost(2, 1).of_samples(columns(3, 4, 5))
+    assert row_costs(costs, np.array([1, 1, 0]), 3).tolist() == [35, 15 + 24, 0]
+
+
+@pytest.mark.parametrize("coefficients", [(-1, 1), (1, -1), (0, 0)])
+def test_coefficients_that_cannot_be_meant_are_refused(coefficients: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="must not be negative"):
+        Cost(*coefficients)
+
+
+def test_a_cost_that_overflows_int64_names_a_divisor() -> None:
+    with pytest.raises(UsageError, match=r"1048576 tokens overflows.*divide its coefficients by 4096"):
+        Cost(0, 1 << 25).of_samples(columns(5, 1 << 20))
+    with pytest.raises(UsageError, match="overflow; divide them by 2048"):
+        row_costs(np.full(4, 1 << 62, np.int64), np.zeros(4, np.int64), 1)
+
+
+def test_rows_that_could_not_be_compared_exactly_name_a_divisor() -> None:
+    assert row_costs(np.array([EXACT_MAX // 8]), np.array([3]), 8)[3] == EXACT_MAX // 8
+    with pytest.raises(UsageError, match=r"8 rows.*exceed 2\*\*53; divide the cost by 2$"):
+        row_costs(np.array([EXACT_MAX // 8 + 1]), np.array([3]), 8)
+
+
+def raising(of):
+    raise KeyError("pixels")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda of: of["tokens"] * 1.5, "returned float64; round the costs and return int64"),
+        (lambda of: np.where(of["tokens"] == 4, np.nan, 1.0), r"float64 \(NaN for sample address 1\)"),
+        (lambda of: 4 - of["tokens"], "cost of sample address 2 is -1"),
+        (lambda of: of["tokens"] << 52, r"cost of sample address 0 is \d+; return costs from 0 to 2\*\*53"),
+        (lambda of: of["tokens"][:2], r"shape \(2,\) for 3 samples"),
+        (lambda of: None, "for 3 samples; return one cost each"),
+        (raising, "the cost function raising raised KeyError: 'pixels'"),
+    ],
+)
+def test_a_users_function_is_held_to_its_word(call, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Cost(call=call).of_samples(columns(3, 4, 5), lambda index: f"address {index}")
+
+
+def test_a_users_function_sees_the_columns() -> None:
+    cost = Cost(call=lambda of: of["tokens"] * 10 + of["source"])
+    assert cost.of_samples(columns(3, 4)).tolist() == [30, 41]

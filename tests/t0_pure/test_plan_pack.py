@@ -1,0 +1,84 @@
+"""Packing: rows are never too full, a step keeps a prefix, and no document is cut that fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepfs_producer.plan.pack.best_fit import best_fit
+from stepfs_producer.plan.pack.concat import concat
+
+LENGTH = 16
+lengths = st.lists(st.integers(1, LENGTH), max_size=40)
+
+
+def drawn(chosen: list[int], rows: int) -> list[int]:
+    """As drawing leaves them: a prefix that is at most as long as the rows."""
+    total = 0
+    for index, tokens in enumerate(chosen):
+        total += tokens
+        if total > rows * LENGTH:
+            return chosen[:index]
+    return chosen
+
+
+@given(lengths, st.integers(1, 6))
+def test_best_fit_keeps_a_prefix_in_rows_that_are_not_too_full(chosen: list[int], rows: int) -> None:
+    given_lengths = drawn(chosen, rows)
+    row_of = best_fit(given_lengths, rows=rows, sequence_length=LENGTH)
+    used: Counter[int] = Counter()
+    for tokens, row in zip(given_lengths, row_of, strict=False):
+        used[row] += tokens
+    assert len(row_of) <= len(given_lengths)
+    assert set(used) <= set(range(rows))
+    assert max(used.values(), default=0) <= LENGTH
+
+
+@given(lengths, st.integers(1, 6))
+def test_what_best_fit_leaves_out_next_fits_nowhere(chosen: list[int], rows: int) -> None:
+    given_lengths = drawn(chosen, rows)
+    row_of = best_fit(given_lengths, rows=rows, sequence_length=LENGTH)
+    free = [LENGTH] * rows
+    for tokens, row in zip(given_lengths, row_of, strict=False):
+        free[row] -= tokens
+    if len(row_of) < len(given_lengths):
+        assert given_lengths[len(row_of)] > max(free)
+
+
+def test_best_fit_exactly() -> None:
+    assert best_fit([6, 10, 9, 5, 2], rows=2, sequence_length=16) == [0, 0, 1, 1, 1]
+    # 9 and 9 do not share a row: the last drawn are dropped until 9 tokens are, then 4 fits again, 9 does not.
+    assert best_fit([9, 9, 4, 9, 1], rows=2, sequence_length=16) == [0, 1, 1]
+    assert best_fit([], rows=2, sequence_length=16) == []
+
+
+def test_dropping_goes_from_the_end_never_from_the_middle() -> None:
+    # 15 + 15 + 2 are as much as two rows hold, but 2 fits in no row: it was drawn first, so a 15 goes.
+    assert best_fit([2, 15, 15], rows=2, sequence_length=16) == [1, 0]
+
+
+@given(lengths, st.integers(1, 6))
+def test_concat_fills_rows_in_order_and_cuts_at_their_ends_only(chosen: list[int], rows: int) -> None:
+    parts = concat(chosen, rows=rows, sequence_length=LENGTH)
+    at = 0
+    for part in parts:
+        assert part.row == at // LENGTH
+        assert at % LENGTH + part.tokens <= LENGTH
+        at += part.tokens
+    assert at == min(sum(chosen), rows * LENGTH)
+    taken: Counter[int] = Counter()
+    for part in parts:
+        assert part.first == taken[part.sample]
+        taken[part.sample] += part.tokens
+    assert all(taken[sample] == chosen[sample] for sample in list(taken)[:-1])
+
+
+def test_concat_exactly() -> None:
+    assert concat([10, 10, 20], rows=2, sequence_length=16) == [
+        (0, 0, 10, 0),
+        (1, 0, 6, 0),
+        (1, 6, 4, 1),
+        (2, 0, 12, 1),
+    ]
