@@ -59,6 +59,33 @@ def test_greedy_and_differencing_exactly() -> None:
     assert costs[swap(costs, greedy(costs, 2))].sum(axis=1).tolist() == [16, 15]
 
 
+def reference(costs: list[int], bins: int) -> list[list[int]]:
+    """Differencing by lists, whose sort is stable everywhere."""
+    order = sorted(range(len(costs)), key=lambda item: -costs[item])
+    made = [
+        [(costs[item], [item]) for item in order[first : first + bins]]
+        for first in range(0, len(costs), bins)
+    ]
+    states = dict(enumerate(made))
+    while len(states) > 1:
+        one, other = sorted(
+            states, key=lambda number: (states[number][-1][0] - states[number][0][0], number)
+        )[:2]
+        pairs = zip(states.pop(one), reversed(states.pop(other)), strict=True)
+        summed = [(a + b, items + more) for (a, items), (b, more) in pairs]
+        states[len(made)] = sorted(summed, key=lambda load: -load[0])
+        made.append([])
+    return [items for _, items in next(iter(states.values()))]
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 5, 1000])
+def test_equal_loads_are_ordered_as_a_stable_sort_orders_them(distinct: int) -> None:
+    """Hazard P1: an unstable sort of numpy depends on the machine, and one flipped tie is another step."""
+    bits = np.random.Philox(key=distinct, counter=0).random_raw(64 * 6)
+    costs = (bits % distinct).astype(np.int64)
+    assert differencing(costs, 64).tolist() == reference(costs.tolist(), 64)
+
+
 def rows(count: int, length: int) -> np.ndarray:
     """Costs of packed rows: most documents are short, a few fill a row; not a float on the way."""
     bits = np.random.Philox(key=1, counter=0).random_raw(count * 16)

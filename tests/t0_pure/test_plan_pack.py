@@ -51,6 +51,8 @@ def test_best_fit_exactly() -> None:
     assert best_fit([6, 10, 9, 5, 2], rows=2, sequence_length=16) == [0, 0, 1, 1, 1]
     # 9 and 9 do not share a row: the last drawn are dropped until 9 tokens are, then 4 fits again, 9 does not.
     assert best_fit([9, 9, 4, 9, 1], rows=2, sequence_length=16) == [0, 1, 1]
+    # 16 tokens do not fit beside 11, 10 and 10: both last ones are dropped, and then the first of them has a row.
+    assert best_fit([10, 7, 9, 10, 11], rows=3, sequence_length=16) == [0, 1, 1, 2]
     assert best_fit([], rows=2, sequence_length=16) == []
 
 
