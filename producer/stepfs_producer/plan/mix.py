@@ -67,34 +67,35 @@ def draw(
     `RefusedError` where a source would cross more bad records than it may have.
     """
     turns = _turns(shares, debts)
-    drawn = Drawn([], [], [])
+    given: tuple[list[int], list[int], list[int]] = ([], [], [])
+    sources, numbers, counts = given
     lengths = [one.tokens.tolist() for one in samples]
     limits = [len(one.tokens) if one.refused_from is None else one.refused_from for one in samples]
     taken = [0] * len(samples)
-    total = 0
-    while total < tokens_max:
-        source = turns.next()
+    left = tokens_max
+    while left > 0:
+        source = turns.next  # -1: no source has a share any more
         if source < 0:
             break
         number = taken[source]
         if number >= limits[source]:
             samples[source].refuse_if_spent(number)
             if not samples[source].ended:
-                return Drawn(drawn.source, drawn.number, drawn.tokens, dry=source)
+                return Drawn(*given, dry=source)
             if until_first:
-                return Drawn(drawn.source, drawn.number, drawn.tokens, ended=source)
+                return Drawn(*given, ended=source)
             turns = turns.without(source)
             continue
         tokens = lengths[source][number]
-        if whole and total + tokens > tokens_max:
+        if whole and tokens > left:
             break
-        taken[source] += 1
-        total += tokens
-        drawn.source.append(source)
-        drawn.number.append(number)
-        drawn.tokens.append(tokens)
+        taken[source] = number + 1
+        left -= tokens
+        sources.append(source)
+        numbers.append(number)
+        counts.append(tokens)
         turns.gave(source, tokens)
-    return drawn
+    return Drawn(*given)
 
 
 class _Loop:
@@ -103,21 +104,20 @@ class _Loop:
     def __init__(self, shares: Sequence[int], debts: Sequence[int]) -> None:
         self._shares = list(shares)
         self._debts = list(debts)
-        self._live = [index for index, share in enumerate(shares) if share]
-
-    def next(self) -> int:
-        """The source whose turn it is; -1 if none has a share."""
-        debts = self._debts
-        best = -1
-        for index in self._live:
-            if best < 0 or debts[index] > debts[best]:
-                best = index
-        return best
+        self._live = [(index, share) for index, share in enumerate(shares) if share]
+        live = [index for index, _ in self._live]
+        self.next = max(live, key=self._debts.__getitem__) if live else -1  # the first of equals
 
     def gave(self, source: int, tokens: int) -> None:
-        for index in self._live:
-            self._debts[index] += self._shares[index] * tokens
-        self._debts[source] -= tokens * ONE
+        """Account for a draw; debts and the next turn in one pass, which is most of what a draw costs."""
+        debts = self._debts
+        debts[source] -= tokens * ONE
+        best, most = -1, 0
+        for index, share in self._live:
+            debt = debts[index] = debts[index] + share * tokens
+            if best < 0 or debt > most:
+                best, most = index, debt
+        self.next = best
 
     def without(self, source: int) -> Turns:
         live = [bool(share) and index != source for index, share in enumerate(self._shares)]
@@ -136,14 +136,13 @@ class _Vector:
         self._shares = np.array([shares[index] for index in self._sources], np.int64)
         self._debts = np.array([debts[index] for index in self._sources], np.int64)
         self._gain = np.empty_like(self._debts)
-
-    def next(self) -> int:
-        return self._sources[int(self._debts.argmax())]  # the first of equals
+        self.next = self._sources[int(self._debts.argmax())]  # the first of equals
 
     def gave(self, source: int, tokens: int) -> None:
         np.multiply(self._shares, tokens, out=self._gain)
         np.add(self._debts, self._gain, out=self._debts)
         self._debts[self._place[source]] -= tokens * ONE
+        self.next = self._sources[int(self._debts.argmax())]
 
     def without(self, source: int) -> Turns:
         debts = [0] * len(self._all_shares)

@@ -33,11 +33,13 @@ class _Rows:
         if not rows:
             del free[at], rows_of[length]
         rest = length - tokens
-        if rest in rows_of:
-            rows_of[rest].append(row)
-        elif rest:
-            insort(free, rest)
-            rows_of[rest] = [row]
+        if rest:
+            equal = rows_of.get(rest)
+            if equal is None:
+                insort(free, rest)
+                rows_of[rest] = [row]
+            else:
+                equal.append(row)
         return row
 
 
@@ -69,11 +71,13 @@ def _decreasing(
 ) -> tuple[tuple[list[int], _Rows], int | None]:
     """Rows of the samples and what is free; the tokens that did not fit, None if all did."""
     free = _Rows(rows, sequence_length)
+    take = free.take
+    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
+    row_in_order = [take(lengths[index]) for index in order]
     row_of = [0] * len(lengths)
-    left = 0
-    for index in np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist():
-        row = free.take(lengths[index])
+    for index, row in zip(order, row_in_order, strict=True):
         row_of[index] = row
-        if row < 0:
-            left += lengths[index]
+    left = 0
+    if -1 in row_in_order:
+        left = sum(tokens for tokens, row in zip(lengths, row_of, strict=True) if row < 0)
     return (row_of, free), left or None

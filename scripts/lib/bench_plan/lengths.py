@@ -1,0 +1,78 @@
+"""Lengths of documents in tokens: lognormal as measured for web text, and those of real files that every checkout has."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sysconfig
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import botocore
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+MEAN_TOKENS = 700
+SIGMA = 1.3
+BYTES_PER_TOKEN = 4
+SERVICES = 60
+
+
+def lognormal(seed: int, count: int) -> Integers:
+    random = np.random.default_rng(seed)
+    drawn = random.lognormal(np.log(MEAN_TOKENS) - SIGMA**2 / 2, SIGMA, count)
+    return np.maximum(drawn, 1).astype(np.int64)
+
+
+def code(seed: int, count: int) -> Integers:
+    """Of installed Python files."""
+    return _shuffled(_code(), seed, count)
+
+
+def prose(seed: int, count: int) -> Integers:
+    """Of botocore's documentation."""
+    return _shuffled(_prose(), seed, count)
+
+
+KINDS: dict[str, Callable[[int, int], Integers]] = {"lognormal": lognormal, "code": code, "prose": prose}
+
+
+def _shuffled(lengths: Integers, seed: int, count: int) -> Integers:
+    return np.random.default_rng(seed).choice(lengths, count)
+
+
+@cache
+def _code() -> Integers:
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    sizes = [path.stat().st_size for root in roots for path in sorted(root.rglob("*.py")) if path.is_file()]
+    return _tokens(sizes)
+
+
+@cache
+def _prose() -> Integers:
+    files = sorted((Path(botocore.__file__).parent / "data").glob("*/*/service-2.json.gz"))
+    sizes = [
+        len(text)
+        for path in islice(files, SERVICES)
+        for text in _documentation(json.loads(gzip.decompress(path.read_bytes())))
+    ]
+    return _tokens(sizes)
+
+
+def _tokens(sizes: list[int]) -> Integers:
+    return np.array([size // BYTES_PER_TOKEN + 1 for size in sizes if size], np.int64)
+
+
+def _documentation(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name == "documentation" and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _documentation(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _documentation(inner)

@@ -1,0 +1,64 @@
+"""Plans over lengths alone: the planner's own calls, without sources, tokens or a lake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from bench_plan.lengths import Integers
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules, SourceRule
+from stepfs_producer.plan.samples import Ahead, Piece
+from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
+from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.plan.step import End, Need, StepPlan
+
+Weights = Mapping[str, int]
+
+
+def shares(weights: Weights) -> tuple[int, ...]:
+    return normalise({name: Fraction(weight) for name, weight in weights.items()}, sorted(weights))
+
+
+def rules(
+    weights: Weights, length: int, ranks: int, *, entries: list[MixEntry] | None = None, **more: Any
+) -> Rules:
+    mix = MixSchedule(entries or [MixEntry(0, shares(weights))])
+    sources = {name: SourceRule(name) for name in weights}
+    return Rules("bench", sources, mix, Stages({0: length}), ranks, **more)
+
+
+def ahead_of(source: SourceState, lengths: Integers, count: int) -> Ahead:
+    """`count` records behind the cursor; an epoch is one block of all lengths."""
+    pieces: list[Piece] = []
+    epoch, taken = source.epoch, source.taken
+    while count > 0:
+        tokens = lengths[taken : taken + count]
+        pieces.append(Piece(epoch, 0, 0, len(lengths), taken, tokens, (epoch + 1, 0, 0)))
+        count -= len(tokens)
+        epoch, taken = epoch + 1, 0
+    return Ahead(tuple(pieces))
+
+
+def ahead(state: State, lengths: Mapping[str, Integers], known: Mapping[str, int]) -> dict[str, Ahead]:
+    return {name: ahead_of(state.sources[name], lengths[name], known[name]) for name in lengths}
+
+
+def steps(chosen: Rules, lengths: Mapping[str, Integers], count: int) -> Iterator[StepPlan]:
+    planner = Planner(chosen)
+    state = planner.begin()
+    known = dict.fromkeys(lengths, 8)
+    for _ in range(count):
+        while isinstance(planned := planner.next(state, ahead(state, lengths, known)), Need):
+            for name, samples in planned.samples.items():
+                known[name] = max(known[name], samples + samples // 4)
+        assert not isinstance(planned, End)
+        yield planned
+        state = planned.after
+
+
+def slowdown(costs: Integers, *, meet: bool) -> float:
+    """Slowest ÷ mean rank of [ranks, micro-batches]; with `meet`, ranks wait for one another at every micro-batch."""
+    waited = costs.max(axis=0).sum() if meet else costs.sum(axis=1).max()
+    return float(waited * len(costs) / costs.sum())
