@@ -60,9 +60,9 @@ class Cost:
 
 def row_costs(costs: Integers, row: Integers, rows: int) -> Integers:
     """The cost of each row from those of its samples; `UsageError` if the plan could not compare them exactly."""
-    heaviest_sample = int(costs.max(initial=0))
-    if heaviest_sample * len(costs) > _INT64_MAX:
-        raise UsageError(f"the costs overflow; divide them by {_divisor(heaviest_sample * len(costs))}")
+    heaviest = int(costs.max(initial=0)) * int(np.bincount(row).max(initial=0))  # bounds every row's total
+    if heaviest > _INT64_MAX:
+        raise UsageError(f"the costs overflow; divide them by {_divisor(heaviest)}")
     totals = np.zeros(rows, np.int64)
     np.add.at(totals, row, costs)
     bound = rows * int(totals.max(initial=0))
