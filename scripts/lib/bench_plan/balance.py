@@ -11,7 +11,8 @@ from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.rules import Packing
 
 ROWS = 8  # of a rank
-STEPS = 4
+STEP_TOKENS = 1 << 25  # of all steps that are measured, but at least one step
+STEPS_MAX = 4
 COSTS = {"7B": Cost.of_hidden_size(4096), "quadratic": Cost(0, 1)}
 GAINS = {4096: 1.7, 8192: 2.6, 16384: 3.0}
 FILLS = {1024: 0.999, 64: 0.985, 16: 0.97, 8: 0.95}
@@ -53,8 +54,12 @@ def measured(kind: str, length: int, ranks: int, over: Over, cost: Cost = COSTS[
         {kind: 1}, length, ranks, micro_batches=ROWS, micro_batch_tokens=length, cost=cost, over=over
     )
     meet = over is Over.MICRO_BATCHES
-    plans = list(steps(chosen, {kind: KINDS[kind](1, 200_000)}, STEPS))
+    plans = list(steps(chosen, {kind: KINDS[kind](1, 200_000)}, steps_for(ranks, length)))
     return sum(slowdown(plan.costs, meet=meet) for plan in plans) / len(plans)
+
+
+def steps_for(ranks: int, length: int) -> int:
+    return min(max(STEP_TOKENS // (ranks * ROWS * length), 1), STEPS_MAX)
 
 
 def as_they_come(kind: str, length: int, ranks: int, cost: str, *, meet: bool) -> float:
@@ -68,7 +73,7 @@ def as_they_come(kind: str, length: int, ranks: int, cost: str, *, meet: bool) -
         packing=Packing.CONCAT,
         method=Method.NONE,
     )
-    plans = list(steps(chosen, {kind: KINDS[kind](1, 200_000)}, STEPS))
+    plans = list(steps(chosen, {kind: KINDS[kind](1, 200_000)}, steps_for(ranks, length)))
     return sum(slowdown(plan.costs, meet=meet) for plan in plans) / len(plans)
 
 
