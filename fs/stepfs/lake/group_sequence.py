@@ -80,7 +80,8 @@ class GroupSequence:
         earlier request without a reply, which would undo this change, is aimed at the next slot and may still arrive.
         """
         floor = Floor(self.store, self.identity)
-        former: ConsumerRecord | None = None
+        former: ConsumerRecord | None = None  # the newest set of other writers, for an undo
+        joins = True  # no record of the group counted when this call began
         landed: set[bytes] = set()  # records of this call that were the newest, for a moment at least
         for attempt in range(_ROUNDS_MAX):
             await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
@@ -88,10 +89,12 @@ class GroupSequence:
             slots = await self._slots(ages=True)
             number, found = await self._newest_of(slots)
             old = found and retention.surviving(found, floor.first_live_step)
-            if not landed:
+            if found is None or found.record_id not in landed:
                 former = old
+            if not landed:
+                joins = old is None or old.retired
             record = change(old, floor.first_live_step)
-            late = _gone(former, record, brings, floor)
+            late = _gone(record, brings, floor, whole=joins)
             if not late:
                 believed = attempt > 0 or not fences  # on a retry another writer has taken the slot
                 placed = await self._place(record, number, found if believed else None, landed)
@@ -99,7 +102,7 @@ class GroupSequence:
                     continue
                 number, record = placed
                 await floor.refresh()
-                late = _gone(former, record, brings, floor)
+                late = _gone(record, brings, floor, whole=joins)
             if late:
                 await self._withdraw(former, landed, late, floor.grace_s)
                 raise WithdrawnError(
@@ -108,7 +111,7 @@ class GroupSequence:
                     "start a new lake",
                     late,
                 )
-            relied = {*brings, record.need} if whole or former is None or former.retired else brings
+            relied = {*brings, record.need} if whole or joins else brings
             if record.retired or await self._is_safe(relied, floor):
                 self._tell_left_out(found, old, floor)
                 if landed or superseded(slots, floor.grace_s):
@@ -121,7 +124,8 @@ class GroupSequence:
     ) -> tuple[int, ConsumerRecord] | None:
         """(slot, record) of the newest record, found equal to `record` or written. None: another writer was faster."""
         if found is not None and retention.equal(record, found):
-            return newest, found
+            # Read after the LIST: meanwhile the slot may have been trimmed, and taken again by a slow writer.
+            return (newest, found) if await self._is_greatest(newest) else None
         record = self._next(record)
         outcome = await self._take(newest + 1, record)
         if outcome is not None:
@@ -191,6 +195,9 @@ class GroupSequence:
             )
         if not isinstance(outcome, Mine):
             return None
+        return await self._is_greatest(number)
+
+    async def _is_greatest(self, number: int) -> bool:
         return [n for n, _ in await self._slots()][-1:] == [number]
 
     async def newest(self) -> tuple[int, ConsumerRecord | None]:
@@ -257,14 +264,13 @@ class GroupSequence:
         )
 
 
-def _gone(
-    former: ConsumerRecord | None, new: ConsumerRecord, brings: frozenset[Step], floor: Floor
-) -> frozenset[Step]:
+def _gone(new: ConsumerRecord, brings: frozenset[Step], floor: Floor, *, whole: bool) -> frozenset[Step]:
     """The checkpoints in `new` that come too late: steps below the first live one.
 
-    Only the checkpoints that this call brings count; those of other writers are checked by those writers.
+    Only the checkpoints that this call brings count, and with `whole` what the record needs; those of other writers are
+    checked by those writers.
     """
     if new.retired:
         return frozenset()
-    needed = {*brings, new.need} if former is None or former.retired else brings
+    needed = {*brings, new.need} if whole else brings
     return frozenset(step for step in needed if step < floor.first_live_step)
