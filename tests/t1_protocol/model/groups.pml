@@ -148,13 +148,12 @@ inline change() {
 
 /* group_sequence.py _gone; `step` is NEVER for calls that bring none */
 inline judge() {
-    late = !record.retired && (step < floor.live ||
-        (former.id == 0 || former.retired) && least(record.kept, record.start) < floor.live)
+    late = !record.retired && (step < floor.live || joins && least(record.kept, record.start) < floor.live)
 }
 
 /* What a call vouches for: what it brings, and all that the group needs if the call, or register, made it exist. */
 #define same(one, other) (one.kept == other.kept && one.start == other.start && one.retired == other.retired)
-#define relied ((operation == REGISTER || former.id == 0 || former.retired) && least(record.kept, record.start) < step -> \
+#define relied ((operation == REGISTER || joins) && least(record.kept, record.start) < step -> \
     least(record.kept, record.start) : step)
 #define safe (record.retired || relied >= floor.closing)
 
@@ -164,7 +163,11 @@ inline judge() {
 inline decide() {
     survive();
     if
-    :: !landed -> copy(former, old)
+    :: found.id != RECORD(me, done, 0) -> copy(former, old) /* what an undo restores: the set that our record replaces */
+    :: else
+    fi;
+    if
+    :: !landed -> joins = (old.id == 0 || old.retired)
     :: else
     fi;
     change();
@@ -177,7 +180,7 @@ inline decide() {
     fi;
     if
     :: late -> goto withdraw
-    :: !late && found.id && same(record, found) && believes -> saw(1); goto look_at_floor
+    :: !late && found.id && same(record, found) && believes -> saw(1); goto list_equal
     :: else -> clear(found); clear(old); goto create
     fi
 }
@@ -185,7 +188,7 @@ inline decide() {
 inline forget_operation() {     /* what is left is the trimming, below `number` */
     clear(found); clear(old); clear(former); clear(record);
     floor.number = 0; floor.closing = 0; floor.live = 0;
-    operation = 0; step = 0; landed = false; lost = false; late = false; exists = false; withdraws = false
+    operation = 0; step = 0; landed = false; lost = false; late = false; joins = false; exists = false; withdraws = false
 }
 
 inline forget() { forget_operation(); number = 0; to_trim = 0 }
@@ -194,7 +197,7 @@ proctype writer(byte me; byte g) {
     Floor floor;
     Record found, old, former, record;
     byte number, done, operation, step, to_trim;
-    bool landed, lost, late, exists, withdraws;
+    bool landed, lost, late, joins, exists, withdraws;
 
 again:
     atomic {
@@ -240,6 +243,14 @@ list:
         if
         :: number -> goto get
         :: else -> clear(found); decide()
+        fi
+    }
+list_equal:                     /* group_sequence.py _place: the slot may have been trimmed, and taken again, since the LIST */
+    atomic {
+        greatest(to_trim);
+        if
+        :: to_trim != number -> to_trim = 0; goto not_ours
+        :: else -> to_trim = 0; goto look_at_floor
         fi
     }
 get:
