@@ -74,7 +74,7 @@ PLANTED = {
             "import stepfs_producer.commit",
             f"stepfs_producer.{room}.commits -> stepfs_producer.commit",
         )
-        for room in ("payloads", "plan", "sources", "text", "transforms")
+        for room in ("payloads", "plan", "roles", "sources", "text", "transforms")
     ],
     "committing knows nothing of what it commits": [
         (
@@ -91,6 +91,14 @@ PLANTED = {
             "import stepfs.format.ids",
             "stepfs_producer.plan.looks -> stepfs.format.ids",
         ),
+    ],
+    "each optional library has one home": [
+        (
+            f"stepfs_producer/cli/borrows_{library}.py",
+            f"import {library}",
+            f"stepfs_producer.cli.borrows_{library} -> {library}",
+        )
+        for library in ("pyarrow", "pydantic", "ray", "trio_parallel", "yaml", "zstandard")
     ],
     "doubles are for tests and scripts": [
         ("stepfs/lake/doubles.py", "import stepfs.testing", "stepfs.lake.doubles -> stepfs.testing"),

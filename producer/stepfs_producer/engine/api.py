@@ -1,0 +1,29 @@
+"""The face of an engine: submit a plain function, get its result, or learn that its worker died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The worker ended before its task did; the same task may be given to another one."""
+
+    reason: str
+
+
+class Engine(Protocol):
+    """Runs tasks side by side, in no promised order. A task's exceptions are raised where it was submitted."""
+
+    @property
+    def workers(self) -> int:
+        """How many tasks run at a time."""
+        ...
+
+    async def submit(self, function: Callable[..., T], *arguments: object) -> T | Died:
+        """Run `function(*arguments)` in a worker. The function is found there by its name."""
+        ...

@@ -1,0 +1,76 @@
+"""What a source gives at a time: the place of a block, what must be read for it, and its records in block order.
+
+A block is what is *ordered* at once (8 MiB by default), a fragment what is *read* at once, and a group of records (a
+part of a block) what is transformed at once. `planning` terms: see producer/PLANNING.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where a block stands in the endless order of its source."""
+
+    epoch: int
+    fragment: int  # place of its first fragment in the order of the epoch
+    block: int  # in that fragment; 0 unless the fragment is cut into several blocks
+
+
+class Kind(StrEnum):
+    """What the bytes of a record are."""
+
+    TEXT = "text"  # UTF-8, still to be tokenised
+    JSON = "json"  # a JSON object in UTF-8, for a transform of the user's
+    TOKENS = "tokens"  # little-endian int32 ids
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Consecutive records of a block. `data[ends[i - 1]:ends[i]]` is record i."""
+
+    kind: Kind
+    data: bytes
+    ends: Integers
+    files: Integers  # per record: number of its file in the listing
+    offsets: Integers  # per record: its first byte, or its row, in the file
+    dropped: NDArray[np.bool_]  # per record: not of this run (holdout, fractional epoch)
+    bad: Mapping[int, str] = field(default_factory=dict)  # record → why it cannot be decoded; it has no bytes
+    mask: bytes | None = None  # of TOKENS: one byte per token, 0 where the loss ignores it
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def part(self, first: int, last: int) -> Records:
+        """Records first … last - 1."""
+        begin = int(self.ends[first - 1]) if first else 0
+        end = int(self.ends[last - 1]) if last else 0
+        tokens = slice(begin // 4, end // 4)
+        return Records(
+            self.kind,
+            self.data[begin:end],
+            self.ends[first:last] - begin,
+            self.files[first:last],
+            self.offsets[first:last],
+            self.dropped[first:last],
+            {index - first: why for index, why in self.bad.items() if first <= index < last},
+            None if self.mask is None else self.mask[tokens],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block as read. It may have no record."""
+
+    place: Place
+    records: Records
+    follows: Place  # of the next block; of the next epoch behind an epoch's last one
+    ended: bool = False  # the source has no block there: its epochs are used up

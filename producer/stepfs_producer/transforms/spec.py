@@ -1,0 +1,33 @@
+"""How the records of a source become token ids: the tokenizer, and a function of the user's before or in place of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class TokenizerKind(StrEnum):
+    """Where token ids come from."""
+
+    BYTES = "bytes"
+    BPE = "bpe"  # a byte-level model that `stepfs-produce text` trained
+    HUGGINGFACE = "huggingface"  # a model's own tokenizer.json
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """A tokenizer, and the names of its special tokens; None: the kind's default, "" or `none`: no such token."""
+
+    kind: TokenizerKind = TokenizerKind.BYTES
+    file: str | None = None
+    eos: str | None = None
+    bos: str | None = None
+    pad: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransformSpec:
+    """What a loader does with a record."""
+
+    tokenizer: TokenizerSpec
+    call: str | None = None  # `module:function` of the user
