@@ -90,6 +90,21 @@ def node_key(lake_id: str, group: str, node: str) -> str:
     return f"{lake_id}/nodes/{component(group)}/{component(node)}"
 
 
+def source_listing_key(lake_id: str, digest: str, shard: int) -> str:
+    """Shard `shard` of the listing of a planned source, named by the digest of the whole listing."""
+    return numbered(f"{lake_id}/sources/{_hexadecimal(digest)}/", shard)
+
+
+def plan_key(lake_id: str, digest: str) -> str:
+    """The text of a plan, named by its digest."""
+    return f"{lake_id}/plans/{_hexadecimal(digest)}"
+
+
+def _hexadecimal(digest: str) -> str:
+    assert re.fullmatch(r"[0-9a-f]{32,64}", digest)
+    return digest
+
+
 def segment_key(lake_id: str, segment: SegmentIndex) -> str:
     """`index/<first>-<last>`, both steps inclusive."""
     return index_prefix(lake_id) + _extent(segment)

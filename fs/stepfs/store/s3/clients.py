@@ -47,6 +47,7 @@ class Clients:
         commit_timeout_s: float,
         data_timeout_s: float,
         data_threads: int = DATA_THREADS_MAX,
+        profile: str | None = None,
         on_request: Callable[[str, Mapping[str, Any]], None],
         on_server: Callable[[str], None],
         on_throttled: Callable[[], None],
@@ -55,6 +56,7 @@ class Clients:
         self._commit_timeout_s = commit_timeout_s
         self._data_timeout_s = data_timeout_s
         self._data_threads = data_threads
+        self._profile = profile
         self._on_request = on_request
         self._on_server = on_server
         self._on_throttled = on_throttled
@@ -90,7 +92,7 @@ class Clients:
 
     def _make(self, attempts: int, threads: int, timeout_s: float) -> S3Client:
         try:
-            session = Session()
+            session = Session(profile_name=self._profile)
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more

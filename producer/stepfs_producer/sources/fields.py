@@ -1,0 +1,150 @@
+"""One stored record → the bytes that a block holds of it, or why it has none: a function of the record's bytes alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.lines import LINE_BYTES_MAX, Line
+from stepfs_producer.sources.spec import SourceSpec
+
+TOKEN_MAX: Final = 2**31 - 1
+IGNORED_LABEL: Final = -100
+
+
+class Bad(NamedTuple):
+    """A record that cannot be decoded."""
+
+    reason: str
+
+
+class Tokens(NamedTuple):
+    """A record of token ids."""
+
+    ids: bytes  # little-endian int32
+    mask: bytes | None  # one byte per id
+
+
+Value = bytes | Tokens | Bad
+
+
+class Raw(NamedTuple):
+    """A record as stored. `weight`: its bytes, for cutting a large fragment into blocks; `stored`: for `decode`."""
+
+    file: int
+    offset: int  # bytes, or rows
+    weight: int
+    stored: Any
+
+
+def kind_of(spec: SourceSpec) -> Kind:
+    """What records of JSON objects and rows become."""
+    if spec.tokens_field is not None:
+        return Kind.TOKENS
+    return Kind.JSON if spec.whole_records else Kind.TEXT
+
+
+def text_line(line: Line) -> Value:
+    """A record of a text file."""
+    if line.data is None:
+        return too_long(line)
+    try:
+        line.data.decode()
+    except UnicodeDecodeError as error:
+        return Bad(f"not UTF-8 ({error.reason} at byte {error.start})")
+    return line.data
+
+
+def json_line(spec: SourceSpec, line: Line) -> Value:
+    """A record of a JSONL file."""
+    if line.data is None:
+        return too_long(line)
+    value = _parsed(line.data)
+    if isinstance(value, Bad):
+        return value
+    if not isinstance(value, dict):
+        return Bad("not a JSON object")
+    if spec.tokens_field is None and spec.whole_records:
+        return line.data.strip()
+    return fields_of(spec, value)
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        return Bad(f"not UTF-8 ({error.reason} at byte {error.start})")
+    except json.JSONDecodeError as error:
+        return Bad(f"not JSON ({error.msg} at character {error.pos})")
+    except (ValueError, RecursionError) as error:  # an integer of 5,000 digits; lists 1,000 deep
+        return Bad(f"not JSON ({error})")
+
+
+def fields_of(spec: SourceSpec, value: dict[str, Any]) -> Value:
+    """The text or the tokens of an object or row."""
+    if spec.tokens_field is None:
+        return text_of(value.get(spec.text_field), spec.text_field)
+    columns: list[Any] = []
+    for name in (spec.tokens_field, spec.mask_field, spec.labels_field):
+        column = value.get(name) if name else None
+        if name and not isinstance(column, list):
+            return Bad(f"no list in the field {name!r}")
+        columns.append(column)
+    return tokens_of(*columns)
+
+
+def text_of(value: object, field: str) -> Value:
+    """The bytes of a text."""
+    if isinstance(value, bytes):
+        try:
+            value.decode()
+        except UnicodeDecodeError as error:
+            return Bad(f"not UTF-8 ({error.reason} at byte {error.start})")
+        return value
+    if not isinstance(value, str):
+        return Bad(f"no text in the field {field!r}")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        return Bad(f"not Unicode ({error.reason} at character {error.start})")
+
+
+def tokens_of(
+    ids: Sequence[int], mask: Sequence[int] | None = None, labels: Sequence[int] | None = None
+) -> Value:
+    """Token ids with their loss mask: that of `mask`, of `labels` (-100 is ignored), or both."""
+    array = _integers(ids, "iu")
+    if array is None:
+        return Bad("token ids that are no integers")
+    if len(array) and not (array.min() >= 0 and array.max() <= TOKEN_MAX):
+        return Bad(f"token ids outside of 0 … {TOKEN_MAX}")
+    kept = np.ones(len(array), bool)
+    for column, ignored in ((mask, 0), (labels, IGNORED_LABEL)):
+        if column is None:
+            continue
+        values = _integers(column, "iub")
+        if values is None or len(values) != len(array):
+            return Bad("mask or labels that are no integers, or not as many as token ids")
+        kept &= values != ignored
+    masked = mask is not None or labels is not None
+    return Tokens(array.astype("<i4").tobytes(), kept.astype(np.uint8).tobytes() if masked else None)
+
+
+def _integers(values: Sequence[int], kinds: str) -> NDArray[np.integer] | None:
+    """Values as a flat array, None if they are anything else. Nothing is rounded or parsed."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    try:
+        array = np.asarray(values)
+    except (OverflowError, ValueError):  # lists of different lengths
+        return None
+    return array if array.ndim == 1 and array.dtype.kind in kinds else None
+
+
+def too_long(line: Line) -> Bad:
+    return Bad(f"a line of {line.length} bytes; at most {LINE_BYTES_MAX} are read")

@@ -1,0 +1,118 @@
+"""Formats of sources: which files they take, what of a file is read at once, and its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from stepfs.errors import UsageError
+from stepfs_producer.sources import compressed
+from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.fields import Raw, Value, json_line, kind_of, text_line
+from stepfs_producer.sources.files.found import FoundFile
+from stepfs_producer.sources.files.opened import OpenFile, open_file
+from stepfs_producer.sources.lines import lines_between, split_lines
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import Fragment
+
+FORMATS = ("jsonl", "text", "parquet", "megatron")
+
+
+class Unit(Enum):
+    """What of a file is a fragment."""
+
+    RANGES = "byte ranges"
+    PARTS = "parts, as listed"
+    WHOLE = "the file, whose decoded size is unknown"
+    NONE = "nothing: it belongs to another file"
+
+
+class Format(Protocol):
+    """One format. Its objects hold nothing but parameters."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Ends of the names that it takes from directories; (): all."""
+        ...
+
+    def kind(self, spec: SourceSpec) -> Kind: ...
+
+    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
+        """The files to list."""
+        ...
+
+    def unit(self, name: str) -> Unit: ...
+
+    def beside(self, name: str) -> str:
+        """The file that says where the records of `name` lie; "" if it says so itself."""
+        ...
+
+    def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:
+        """(records, bytes) of the file's parts; () if it has none. Refuses a file that it cannot read."""
+        ...
+
+    def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
+        """The records of a fragment in stored order."""
+        ...
+
+    def decode(self, spec: SourceSpec, stored: Any) -> Value: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    """JSONL or text: a record is a non-blank line; plain, `.gz` or `.zst`."""
+
+    json: bool
+    suffixes: tuple[str, ...] = ()
+
+    def kind(self, spec: SourceSpec) -> Kind:
+        return kind_of(spec) if self.json else Kind.TEXT
+
+    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
+        return list(found)
+
+    def unit(self, name: str) -> Unit:
+        return Unit.WHOLE if compressed.is_compressed(name) else Unit.RANGES
+
+    def beside(self, name: str) -> str:  # noqa: ARG002
+        return ""
+
+    def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:  # noqa: ARG002
+        if compressed.is_compressed(file.location):
+            compressed.check(file)
+        return ()
+
+    def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
+        ref = fragment.ref
+        file = open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head)
+        try:
+            if compressed.is_compressed(ref.location):
+                found = split_lines(compressed.pieces(file), 0)
+            else:
+                found = lines_between(file.read, fragment.begin, fragment.end, file.size)
+            for line in found:
+                yield Raw(fragment.file, line.offset, line.length, line)
+        finally:
+            file.close()
+
+    def decode(self, spec: SourceSpec, stored: Any) -> Value:
+        return json_line(spec, stored) if self.json else text_line(stored)
+
+
+def _with_compressed(*suffixes: str) -> tuple[str, ...]:
+    return tuple(suffix + more for suffix in suffixes for more in ("", *compressed.SUFFIXES))
+
+
+_LINES = {
+    "jsonl": LineFormat(json=True, suffixes=_with_compressed(".jsonl", ".ndjson", ".json")),
+    "text": LineFormat(json=False),
+}
+
+
+def format_of(spec: SourceSpec) -> Format:
+    """The format of a source. `UsageError` if there is none of that name, or its library is missing."""
+    if spec.format in _LINES:
+        return _LINES[spec.format]
+    raise UsageError(f"source {spec.name}: unknown format {spec.format!r}; write one of {', '.join(FORMATS)}")

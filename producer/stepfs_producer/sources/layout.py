@@ -1,0 +1,195 @@
+"""Listing → fragments → blocks: pure, so every process computes the same blocks without opening a file.
+
+The rule, which `identity_text` names: a plain file is cut into byte ranges of C, the least power of two ≥ 1 MiB that
+gives at most 2**20 fragments; a row group and a compressed file are fragments. In the order of an epoch, consecutive
+fragments form a block until their listed bytes reach `block_bytes`. A larger fragment, and every compressed one (its true
+size is unknown), stands alone and is cut into blocks of `block_bytes` of record bytes, in stored order.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepfs_producer.plan.order import block_key, fragment_order
+from stepfs_producer.sources.block import Kind, Place
+from stepfs_producer.sources.corpus import CorpusFile, Listing
+from stepfs_producer.sources.formats import Unit, format_of
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import BlockTask, FileRef, Fragment
+
+RANGE_BYTES_MIN: Final = 1 << 20
+FRAGMENTS_MAX: Final = 1 << 20
+_MEGATRON_GROWTH: Final = 4  # tokens of one byte become int32
+
+Integers = NDArray[np.int64]
+
+
+def range_bytes(
+    sizes: Integers, others: int = 0, *, least: int = RANGE_BYTES_MIN, most: int = FRAGMENTS_MAX
+) -> int:
+    """C: how long byte ranges of plain files of these sizes are, beside `others` further fragments.
+
+    More files than `most` have more fragments: C then is the least that gives every file one.
+    """
+    count = least
+    largest = int(sizes.max()) if len(sizes) else 0
+    while count < largest and int((-(-sizes // count)).sum()) + others > most:
+        count *= 2
+    return count
+
+
+class Layout:
+    """The blocks of one source with one listing."""
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        listing: Listing,
+        *,
+        range_bytes_min: int = RANGE_BYTES_MIN,
+        fragments_max: int = FRAGMENTS_MAX,
+    ) -> None:
+        self._spec = spec
+        self._listing = listing
+        rule = format_of(spec)
+        units = [rule.unit(file.name) for file in listing.files]
+        sizes = np.array([file.size for file in listing.files], np.int64)
+        ranged = np.array([unit is Unit.RANGES for unit in units], bool)
+        parts = sum(
+            len(file.parts) for file, unit in zip(listing.files, units, strict=True) if unit is Unit.PARTS
+        )
+        others = parts + sum(unit is Unit.WHOLE for unit in units)
+        self.range_bytes = range_bytes(sizes[ranged], others, least=range_bytes_min, most=fragments_max)
+        counts = [
+            {
+                Unit.RANGES: -(-file.size // self.range_bytes),
+                Unit.PARTS: len(file.parts),
+                Unit.WHOLE: int(file.size > 0),
+                Unit.NONE: 0,
+            }[unit]
+            for file, unit in zip(listing.files, units, strict=True)
+        ]
+        self._firsts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))]).astype(np.int64)
+        self._units = units
+        self._bytes, self._alone = self._sizes(units)
+        self._names = {file.name: number for number, file in enumerate(listing.files)}
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def _sizes(self, units: list[Unit]) -> tuple[Integers, NDArray[np.bool_]]:
+        """Per fragment: its listed bytes, and whether it is cut into blocks."""
+        sizes = np.zeros(self.fragments_count, np.int64)
+        whole = np.zeros(self.fragments_count, bool)
+        for number, (file, unit) in enumerate(zip(self._listing.files, units, strict=True)):
+            first, end = int(self._firsts[number]), int(self._firsts[number + 1])
+            if unit is Unit.PARTS:
+                sizes[first:end] = [count for _, count in file.parts]
+            elif unit is Unit.RANGES and end > first:
+                sizes[first:end] = self.range_bytes
+                sizes[end - 1] = file.size - (end - first - 1) * self.range_bytes
+            else:
+                sizes[first:end] = file.size
+                whole[first:end] = True
+        return sizes, whole | (sizes > self._spec.block_bytes)
+
+    @property
+    def fragments_count(self) -> int:
+        return int(self._firsts[-1])
+
+    @property
+    def total_bytes(self) -> int:
+        """Listed bytes of an epoch: stored ones, so those of compressed files are fewer than its records have."""
+        return int(self._bytes.sum())
+
+    @property
+    def largest_block_bytes(self) -> int:
+        """Listed bytes that a block can reach; text that compresses well within row groups may be more."""
+        small = self._bytes[~self._alone]
+        joined = self._spec.block_bytes - 1 + int(small.max()) if len(small) else 0
+        largest = max(min(joined, int(small.sum())), self._spec.block_bytes if self._alone.any() else 0)
+        if format_of(self._spec).kind(self._spec) is Kind.TOKENS and self._spec.format == "megatron":
+            return largest * _MEGATRON_GROWTH
+        return largest
+
+    def task(self, place: Place) -> BlockTask | None:
+        """What must be read for the block at `place`; None: the source has ended there.
+
+        `ValueError` if no fragment of an epoch stands there.
+        """
+        spec = self._spec
+        epochs_end = None if spec.epochs is None else math.ceil(spec.epochs)
+        if epochs_end is not None and place.epoch >= epochs_end:
+            return None
+        if not 0 <= place.fragment < self.fragments_count:
+            raise ValueError(f"source {spec.name}: epoch {place.epoch} has no fragment {place.fragment}")
+        order = self._order(place.epoch)
+        taken = self._taken_from(order, place.fragment)
+        end = place.fragment + len(taken)
+        whole = spec.epochs is None or place.epoch + 1 <= spec.epochs
+        return BlockTask(
+            place,
+            tuple(map(self.fragment, taken)),
+            block_key(spec.seed, place.epoch, spec.name, taken[0], place.block),
+            bool(self._alone[taken[0]]),
+            Place(place.epoch, end, 0) if end < self.fragments_count else Place(place.epoch + 1, 0, 0),
+            epochs_end,
+            None if whole or spec.epochs is None else spec.epochs - place.epoch,
+        )
+
+    def fragment(self, index: int) -> Fragment:
+        """Fragment `index` in the order of the listing."""
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        file, unit = self._listing.files[number], self._units[number]
+        within = index - int(self._firsts[number])
+        if unit is Unit.PARTS:
+            before = sum(records for records, _ in file.parts[:within])
+            return Fragment(number, _ref(file), 0, file.parts[within][1], within, before)
+        if unit is Unit.WHOLE:
+            return Fragment(number, _ref(file), 0, file.size)
+        begin = within * self.range_bytes
+        other = self._names.get(format_of(self._spec).beside(file.name))
+        beside = None if other is None else _ref(self._listing.files[other])
+        return Fragment(number, _ref(file), begin, min(begin + self.range_bytes, file.size), beside=beside)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        spec = self._spec
+        return fragment_order(spec.seed, epoch, spec.name, self.fragments_count, shuffle=spec.shuffle)
+
+    def _taken_from(self, order: list[int], first: int) -> list[int]:
+        """The fragments of the block that begins at `first`."""
+        taken: list[int] = []
+        total = 0
+        for index in islice(order, first, None):
+            if taken and self._alone[index]:
+                break
+            taken.append(index)
+            total += int(self._bytes[index])
+            if self._alone[index] or total >= self._spec.block_bytes:
+                break
+        return taken
+
+
+def _ref(file: CorpusFile) -> FileRef:
+    return FileRef(file.location, file.size, file.etag, file.head)
+
+
+def identity_text(spec: SourceSpec) -> str:
+    """What a cursor's numbers depend on, except the listing, the transform and the tokenizer."""
+    fields = [
+        spec.format,
+        repr(spec.text_field if spec.tokens_field is None and not spec.whole_records else ""),
+        *(repr(name or "") for name in (spec.tokens_field, spec.mask_field, spec.labels_field)),
+        f"whole={spec.whole_records:d}",
+        f"shuffle={spec.shuffle:d}",
+        f"seed={spec.seed}",
+        f"block={spec.block_bytes}",
+        f"holdout={spec.holdout} {spec.held_out:d}",
+        f"version={spec.version!r}",
+        f"options={sorted(spec.options.items())!r}",
+    ]
+    return "stepfs-fragments-1 " + " ".join(fields)

@@ -1,0 +1,146 @@
+"""A block's task → its records in block order: the same for every process, at any time.
+
+Holdout is decided by a hash of the record's bytes, so that duplicates are on one side; a fractional last epoch keeps a
+record when its own key (seed, epoch, source, file, offset) is below the fraction. A dropped record keeps its place and
+has no bytes; it is not decoded unless holdout needs that, so it is not bad.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+
+from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
+from stepfs_producer.sources.block import Block, Kind, Place, Records
+from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value
+from stepfs_producer.sources.formats import format_of
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import BlockTask, Fragment
+
+OPEN_MAX: Final = 64
+_HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
+
+
+def read_block(spec: SourceSpec, task: BlockTask) -> Block:
+    """Read and decode one block.
+
+    `RefusedError` names a file that is gone or changed, `CorruptError` a damaged one; `OSError` and
+    `StoreUnreachableError` may pass, and the same task may be given again. A record that cannot be decoded is in `bad`.
+    """
+    more = False
+    if task.cut:
+        stored, more = _cut(spec, task.fragments[0], task.place.block)
+    else:
+        rule = format_of(spec)
+        stored = [raw for fragment in task.fragments for raw in rule.records(spec, fragment)]
+    place = task.place
+    follows = Place(place.epoch, place.fragment, place.block + 1) if more else task.next_fragment
+    ended = task.epochs_end is not None and follows.epoch >= task.epochs_end
+    return Block(place, _ordered(spec, task, stored), follows, ended)
+
+
+def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Records:
+    """Decode records, in the order of the block."""
+    rule = format_of(spec)
+    kind = rule.kind(spec)
+    count = len(stored)
+    dropped = np.zeros(count, bool)
+    bad: dict[int, str] = {}
+    data: list[bytes] = []
+    masks: list[bytes | None] = []
+    order = record_order(task.key, count, shuffle=spec.shuffle)
+    for at, index in enumerate(order.tolist()):
+        raw = stored[index]
+        value: Value = b""
+        if task.share is not None and not _in_epoch(spec, task, raw):
+            dropped[at] = True
+        else:
+            value = rule.decode(spec, raw.stored)
+        if isinstance(value, Bad):
+            bad[at] = value.reason
+            value = b""
+        elif spec.holdout and not dropped[at] and is_held_out(value, spec.holdout) != spec.held_out:
+            dropped[at] = True
+            value = b""
+        ids, mask = value if isinstance(value, Tokens) else (value, None)
+        data.append(ids)
+        masks.append(mask)
+    files = np.array([raw.file for raw in stored], np.int64)
+    offsets = np.array([raw.offset for raw in stored], np.int64)
+    return Records(
+        kind,
+        b"".join(data),
+        np.cumsum(np.array([len(one) for one in data], np.int64)),
+        files[order],
+        offsets[order],
+        dropped,
+        bad,
+        _joined(data, masks) if kind is Kind.TOKENS else None,
+    )
+
+
+def _joined(data: Sequence[bytes], masks: Sequence[bytes | None]) -> bytes | None:
+    if all(mask is None for mask in masks):
+        return None
+    pairs = zip(data, masks, strict=True)
+    return b"".join(b"\1" * (len(ids) // 4) if mask is None else mask for ids, mask in pairs)
+
+
+def _in_epoch(spec: SourceSpec, task: BlockTask, raw: Raw) -> bool:
+    share = task.share or Fraction(1)
+    key = int.from_bytes(record_key(spec.seed, task.place.epoch, spec.name, raw.file, raw.offset), "little")
+    return key * share.denominator < share.numerator << (8 * KEY_BYTES)
+
+
+def is_held_out(value: bytes | Tokens, share: Fraction) -> bool:
+    """Whether a record is on the side of the holdout, whatever its epoch and place."""
+    data = value.ids if isinstance(value, Tokens) else value
+    digest = hashlib.blake2b(data, digest_size=8, person=_HOLDOUT).digest()
+    return int.from_bytes(digest, "little") * share.denominator < share.numerator << 64
+
+
+class _Cutter:
+    """The blocks of one fragment, one after the other."""
+
+    def __init__(self, records: Iterator[Raw], block_bytes: int) -> None:
+        self._records = records
+        self._block_bytes = block_bytes
+        self._ahead = next(records, None)
+        self.block = 0  # the next one
+
+    def next(self) -> tuple[list[Raw], bool]:
+        """The records of the next block, and whether another one follows."""
+        taken: list[Raw] = []
+        total = 0
+        while self._ahead is not None and total < self._block_bytes:
+            taken.append(self._ahead)
+            total += max(1, self._ahead.weight)
+            self._ahead = next(self._records, None)
+        self.block += 1
+        return taken, self._ahead is not None
+
+
+_open: OrderedDict[tuple[str, Fragment], _Cutter] = OrderedDict()
+
+
+def _cut(spec: SourceSpec, fragment: Fragment, block: int) -> tuple[list[Raw], bool]:
+    """Block `block` of a fragment, from where an earlier task of this process stopped, if that is not behind it."""
+    key = (repr(spec), fragment)
+    cutter = _open.pop(key, None)
+    if cutter is None or cutter.block > block:
+        cutter = _Cutter(format_of(spec).records(spec, fragment), spec.block_bytes)
+    while cutter.block < block:
+        _, more = cutter.next()
+        if not more:
+            return [], False
+    taken, more = cutter.next()
+    if more:
+        _open[key] = cutter
+        if len(_open) > OPEN_MAX:
+            _open.popitem(last=False)
+    return taken, more

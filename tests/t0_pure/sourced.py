@@ -1,0 +1,54 @@
+"""Corpora in a directory, and every block of a source read in order: shared by the tests of sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepfs_producer.roles.loader import read
+from stepfs_producer.sources.block import Block, Kind, Place
+from stepfs_producer.sources.corpus import Listing, list_corpus
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+
+
+def source(*files: Path | str, form: str = "jsonl", name: str = "code", **fields: object) -> SourceSpec:
+    return SourceSpec(name, form, tuple(map(str, files)), **fields)  # type: ignore[arg-type]
+
+
+def laid_out(spec: SourceSpec, listing: Listing | None = None, **rule: int) -> Layout:
+    return Layout(spec, listing or list_corpus(spec), **rule)
+
+
+def blocks(spec: SourceSpec, layout: Layout | None = None, *, epochs: int = 1) -> list[Block]:
+    """All blocks of the first epochs."""
+    layout = layout or laid_out(spec)
+    found = []
+    place = Place(0, 0, 0)
+    while place.epoch < epochs and (task := layout.task(place)) is not None:
+        assert task.place == place
+        found.append(read(spec, task))
+        place = found[-1].follows
+        assert len(found) < 100_000
+    return found
+
+
+def values(found: list[Block]) -> list[bytes]:
+    """What the records hold, in block order; dropped and bad ones are left out."""
+    return [
+        one.records.part(index, index + 1).data
+        for one in found
+        for index in range(len(one.records))
+        if not one.records.dropped[index] and index not in one.records.bad
+    ]
+
+
+def addresses(found: list[Block]) -> list[tuple[int, int]]:
+    """(file, offset) of every record, in block order."""
+    return [
+        pair
+        for one in found
+        for pair in zip(one.records.files.tolist(), one.records.offsets.tolist(), strict=True)
+    ]
+
+
+__all__ = ["Kind", "addresses", "blocks", "laid_out", "source", "values"]
