@@ -1,1 +1,1 @@
-"""What a slice holds (`arrays`), and the bytes of its file (`encode`)."""
+"""What a slice holds (`arrays`, `planned`), and the bytes of its file (`encode`, `planned_encode`). See PAYLOADS.md."""

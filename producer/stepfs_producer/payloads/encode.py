@@ -17,9 +17,9 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,12 +62,17 @@ def _tensors(batch: SliceBatch) -> dict[str, NDArray[np.int64] | NDArray[np.int3
 
 
 def _torch(batch: SliceBatch) -> bytes:
+    return torch_bytes(_tensors(batch), {"sources": list(batch.sources)})
+
+
+def torch_bytes(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object]) -> bytes:
+    """`torch.save` of a dict of tensors, then of plain values: loads with weights_only=True."""
     import torch  # noqa: PLC0415  (a second, and only for this format)
 
     # A copy: torch saves the whole storage behind a view, here the rows of every other slice.
-    tensors = {name: torch.from_numpy(array.copy()) for name, array in _tensors(batch).items()}
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     buffer = io.BytesIO()
-    torch.save({**tensors, "sources": list(batch.sources)}, buffer)
+    torch.save({**tensors, **facts}, buffer)
     return buffer.getvalue()
 
 

@@ -1,1 +1,1 @@
-"""Records → samples: `tokenize` turns bytes into token ids and back."""
+"""Records → samples: `tokenize`, `model_tokenizer` turn text into token ids; `user` calls a function of the user's."""

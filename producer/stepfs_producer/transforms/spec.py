@@ -23,6 +23,9 @@ class TokenizerSpec:
     eos: str | None = None
     bos: str | None = None
     pad: str | None = None
+    digest: str | None = (
+        None  # SHA-256 of the file, in hex: another content is refused. See `tokenizer_digest`
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""Records → samples: decode, call the user's function, tokenise. A pure function of each record and its key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from stepfs.errors import UsageError
+from stepfs_producer.sources.block import Kind, Records
+from stepfs_producer.transforms.documents import Documents, Ids, Mask, UnfitRecordError, documents_of
+from stepfs_producer.transforms.model_tokenizer import PlanTokenizer, load_tokenizer
+from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.tokenised import BAD, Tokenised
+from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
+
+_REASON_CHARACTERS_MAX: Final = 300
+_NOTHING: Final = np.empty(0, np.int32)
+
+
+def tokenised(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> Tokenised:
+    """See `loader.transform`."""
+    assert len(keys) == len(records)
+    tokenizer = load_tokenizer(spec.tokenizer)
+    work = _Work(records, tokenizer, None if spec.call is None else user_function(spec.call))
+    for index in np.flatnonzero(~records.dropped).tolist():
+        if index not in work.bad:
+            try:
+                work.take(index, keys[index])
+            except UnfitRecordError as error:
+                work.bad[index] = str(error)[:_REASON_CHARACTERS_MAX]
+    return work.tokenised()
+
+
+class _Work:
+    """Records on their way: texts are collected, because tokenizers are fastest in batches."""
+
+    def __init__(self, records: Records, tokenizer: PlanTokenizer, call: UserFunction | None) -> None:
+        self.bad = {index: why for index, why in records.bad.items() if not records.dropped[index]}
+        self._records = records
+        self._tokenizer = tokenizer
+        self._call = call
+        self._texts: dict[int, str] = {}
+        self._ids: dict[int, tuple[Ids, Mask | None]] = {}
+        self._ends = records.ends.tolist()
+        self._read: Callable[[int, bytes], object] = {
+            Kind.TEXT: self._read_text,
+            Kind.JSON: self._read_json,
+            Kind.TOKENS: self._read_tokens,
+        }[records.kind]
+
+    def take(self, index: int, key: bytes) -> None:
+        """`UnfitRecordError` if the record gives no sample because of what it holds."""
+        begin = self._ends[index - 1] if index else 0
+        value = self._read(index, self._records.data[begin : self._ends[index]])
+        if self._call is not None:
+            made = self._call(value, key, self._tokenizer.vocabulary)
+            if made is None:
+                return
+            if isinstance(made, str):
+                value = _encodable(made, self._call.name)
+            else:
+                self._ids[index] = made
+                return
+        if isinstance(value, str):
+            self._texts[index] = value
+        elif isinstance(value, np.ndarray):
+            self._ids[index] = (value, self._mask_of(index))
+        else:
+            raise UsageError("whole records need a transform, which makes text or token ids of them")
+
+    def tokenised(self) -> Tokenised:
+        plain = self._encoded()
+        pieces: list[Ids] = [_NOTHING] * len(self._records)
+        masks: list[Mask | None] = [None] * len(self._records)
+        for index, (ids, mask) in self._ids.items():
+            pieces[index], masks[index] = ids, mask
+        documents = self._joined(plain, pieces, masks) if self._ids else self._only_texts(plain)
+        closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
+        lengths = closed.lengths
+        lengths[list(self.bad)] = BAD
+        mask = None if closed.mask is None or closed.mask.all() else closed.mask
+        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())))
+
+    def _encoded(self) -> Documents:
+        try:
+            return self._tokenizer.encode_plain(list(self._texts.values()))
+        except UnfitRecordError:  # find the text
+            for index, text in list(self._texts.items()):
+                try:
+                    self._tokenizer.encode_plain([text])
+                except UnfitRecordError as error:
+                    self.bad[index] = str(error)[:_REASON_CHARACTERS_MAX]
+                    del self._texts[index]
+            return self._tokenizer.encode_plain(list(self._texts.values()))
+
+    def _only_texts(self, plain: Documents) -> Documents:
+        lengths = np.zeros(len(self._records), np.int64)
+        lengths[list(self._texts)] = plain.lengths
+        return Documents(plain.ids, lengths)
+
+    def _joined(self, plain: Documents, pieces: list[Ids], masks: list[Mask | None]) -> Documents:
+        ends = np.cumsum(plain.lengths)
+        for index, piece in zip(self._texts, np.split(plain.ids, ends[:-1]), strict=False):
+            pieces[index] = piece
+        return documents_of(pieces, masks)
+
+    def _read_text(self, _index: int, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise UnfitRecordError(f"not UTF-8 at byte {error.start}") from error
+
+    def _read_json(self, _index: int, data: bytes) -> object:
+        if self._call is None:
+            return None
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise UnfitRecordError(f"not JSON ({error})") from error
+
+    def _read_tokens(self, index: int, data: bytes) -> object:
+        ids = checked_ids(np.frombuffer(data, "<i4"), self._tokenizer.vocabulary)
+        mask = self._mask_of(index)
+        return ids if self._call is None or mask is None else {"input_ids": ids, "loss_mask": mask}
+
+    def _mask_of(self, index: int) -> Mask | None:
+        if self._records.mask is None:
+            return None
+        begin = self._ends[index - 1] // 4 if index else 0
+        mask = np.frombuffer(self._records.mask[begin : self._ends[index] // 4], np.uint8)
+        return np.asarray(mask != 0, np.uint8)
+
+
+def _encodable(text: str, name: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnfitRecordError(f"{name} returned text with half a character (a lone surrogate)") from error
+    return text

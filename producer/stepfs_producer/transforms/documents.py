@@ -1,0 +1,64 @@
+"""The document rule: a record's tokens, opened by BOS and closed by EOS unless they are there already.
+
+It holds for text, for sources of tokens and for functions of the user's alike. A record without a token gives no
+sample. A BOS or EOS that is added has the mask of the token beside it: where the last turn of a chat is learned, so
+is its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Integers = NDArray[np.int64]
+Mask = NDArray[np.uint8]
+
+
+class UnfitRecordError(Exception):
+    """This record gives no sample because of what it holds; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Token ids end to end, with one length per document."""
+
+    ids: Ids
+    lengths: Integers
+    mask: Mask | None = None  # per id: 0 where the loss ignores it
+
+    def closed(self, bos: int | None, eos: int | None) -> Documents:
+        """With BOS and EOS; None: no such token."""
+        some = self.lengths > 0
+        ends = np.cumsum(self.lengths)
+        begins = ends - self.lengths
+        first, last = np.minimum(begins, len(self.ids) - 1), ends - 1
+        missing = np.zeros((len(ends), 2), np.bool_)
+        if bos is not None:
+            missing[some, 0] = self.ids[first[some]] != bos
+        if eos is not None:
+            missing[some, 1] = self.ids[last[some]] != eos
+        flat = missing.ravel()
+        places = np.stack([begins, ends], axis=1).ravel()[flat]
+        values = np.tile(np.array([bos or 0, eos or 0], np.int32), len(ends))[flat]
+        mask = self.mask
+        if mask is not None:
+            beside = np.stack([first, last], axis=1).ravel()[flat]
+            mask = np.insert(mask, places, mask[beside])
+        return Documents(np.insert(self.ids, places, values), self.lengths + missing.sum(axis=1), mask)
+
+
+def documents_of(pieces: Sequence[Ids], masks: Sequence[Mask | None]) -> Documents:
+    """Each piece is a document; without a mask, all of it is learned."""
+    lengths = np.array([len(piece) for piece in pieces], np.int64)
+    ids = np.concatenate([np.empty(0, np.int32), *pieces])
+    if all(mask is None for mask in masks):
+        return Documents(ids, lengths)
+    whole = [
+        np.ones(len(piece), np.uint8) if mask is None else mask
+        for piece, mask in zip(pieces, masks, strict=True)
+    ]
+    return Documents(ids, lengths, np.concatenate(whole))

@@ -1,0 +1,249 @@
+"""The tokenizer of a plan: bytes, our own BPE, or a model's tokenizer.json as it comes.
+
+A model's file may have any normaliser, pre-tokenizer and vocabulary; text becomes the ids that the model was made for,
+without the template that its post-processor would add. See `model_file` for what is changed, `special_tokens` for how
+the ends of documents are found, and `documents` for where they are put.
+
+Ids of a text do not depend on the texts beside it: workers get groups of any size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
+from stepfs_producer.transforms.documents import Documents, Ids, Integers, UnfitRecordError
+from stepfs_producer.transforms.model_file import prepared
+from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
+from stepfs_producer.transforms.special_tokens import NONE, Names
+from stepfs_producer.transforms.tokenize import BpeTokenizer, ByteTokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Model
+
+_BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
+_OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
+
+
+class PlanTokenizer(Protocol):
+    """Texts → token ids. A pure function of each text."""
+
+    identity: str  # changes whenever the same text would get other ids
+    vocabulary: int  # ids are below it
+    eos: int | None  # closes each document
+    bos: int | None  # opens each document
+    pad: int
+
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        """The tokens of each text alone. `UnfitRecordError` if the model has none for a character of a text."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Integers]:
+        """Ids of all texts, end to end, and one length per text, BOS and EOS included; 0 for a text without tokens."""
+        ...
+
+
+def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> PlanTokenizer:
+    """The tokenizer of `spec`; `model_json` is the content of its file. `UsageError` if they do not fit."""
+    file = spec.file or "the tokenizer file"
+    if spec.kind is TokenizerKind.BYTES:
+        return BytesOfText(spec)
+    if model_json is None:
+        raise UsageError(f"a tokenizer of kind {spec.kind} needs a file")
+    if find_spec("tokenizers") is None:
+        raise UsageError(
+            f"a tokenizer of kind {spec.kind} needs the package tokenizers, which is not installed: "
+            "pip install 'stepfs[text]'"
+        )
+    # Workers are processes already; threads of the library would contend with them for the same cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        return (
+            TrainedBpe(spec, model_json)
+            if spec.kind is TokenizerKind.BPE
+            else ModelTokenizer(spec, model_json)
+        )
+    except UsageError as error:
+        raise error if file in str(error) else UsageError(f"{file}: {error}") from error
+    except StepfsError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{file} is not a tokenizer.json, or is damaged ({reason or type(error).__name__}); fetch it again"
+        ) from error
+
+
+def tokenizer_digest(file: str) -> str:
+    """Of a tokenizer file, for `TokenizerSpec.digest`. `AbsentError`, `UsageError`."""
+    return hashlib.sha256(_content(file)).hexdigest()
+
+
+def load_tokenizer(spec: TokenizerSpec) -> PlanTokenizer:
+    """`open_tokenizer` with the file's content, kept for the next call.
+
+    `RefusedError` if the file is not the one whose digest the spec has. Without a digest, the file is looked at each
+    time, so that a replaced one is never taken for the one before.
+    """
+    if spec.kind is TokenizerKind.BYTES or spec.file is None:
+        return open_tokenizer(spec)
+    return _opened(spec, () if spec.digest is not None else _signature(spec.file))
+
+
+@lru_cache(maxsize=_OPEN_MAX)
+def _opened(spec: TokenizerSpec, _signature: tuple[int, ...]) -> PlanTokenizer:
+    assert spec.file is not None
+    content = _content(spec.file)
+    if spec.digest is not None and hashlib.sha256(content).hexdigest() != spec.digest:
+        raise RefusedError(
+            f"{spec.file} changed while the plan was running; restore it, or give a changed tokenizer a new file"
+        )
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{spec.file}: not a tokenizer file, which is JSON in UTF-8 ({error})") from error
+    return open_tokenizer(spec, text)
+
+
+def _content(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except FileNotFoundError as error:
+        raise AbsentError(f"{file}: no such tokenizer file") from error
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}; the tokenizer could not be read") from error
+
+
+def _signature(file: str) -> tuple[int, ...]:
+    try:
+        stat = Path(file).stat()
+    except FileNotFoundError as error:
+        raise AbsentError(f"{file}: no such tokenizer file") from error
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+
+
+class _Encoder:
+    """What all kinds share: documents closed by the special tokens."""
+
+    identity: str
+    vocabulary: int
+    eos: int | None
+    bos: int | None
+    pad: int
+
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        raise NotImplementedError
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Integers]:
+        closed = self.encode_plain(texts).closed(self.bos, self.eos)
+        return closed.ids, closed.lengths
+
+    def _without_names(self, spec: TokenizerSpec, end: int, padding: int) -> None:
+        """Ids above a vocabulary that has no token names."""
+        for role, name in (("eos", spec.eos), ("bos", spec.bos), ("pad", spec.pad)):
+            if name is not None and name not in NONE:
+                raise UsageError(
+                    f"a tokenizer of kind {spec.kind} has no token {name!r}: its {role} has no name; leave it out, or "
+                    "give none"
+                )
+        self.eos = None if spec.eos in NONE else end
+        self.bos = None
+        self.pad = padding
+
+
+class BytesOfText(_Encoder):
+    """Ids 0…255 are the bytes of UTF-8, 256 ends a document, 257 is padding."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self.identity = ByteTokenizer.identity
+        self.vocabulary = ByteTokenizer.vocabulary
+        self._without_names(spec, ByteTokenizer.end, ByteTokenizer.padding)
+
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        data = [text.encode() for text in texts]
+        lengths = np.array([len(text) for text in data], np.int64)
+        return Documents(np.frombuffer(b"".join(data), np.uint8).astype(np.int32), lengths)
+
+
+class TrainedBpe(_Encoder):
+    """A byte-level BPE that `stepfs-produce text` trained: the end of a document and padding stand above its ids."""
+
+    def __init__(self, spec: TokenizerSpec, model_json: str) -> None:
+        from tokenizers import Tokenizer as Model  # noqa: PLC0415  (optional, and 30 ms)
+
+        trained = BpeTokenizer(model_json)
+        self.identity = trained.identity
+        self.vocabulary = trained.vocabulary
+        self._model: Model = Model.from_str(model_json)
+        self._without_names(spec, trained.end, trained.padding)
+
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        return _encoded(self._model, texts)
+
+
+class ModelTokenizer(_Encoder):
+    """A model's own tokenizer.json."""
+
+    def __init__(self, spec: TokenizerSpec, model_json: str) -> None:
+        from tokenizers import Tokenizer as Model  # noqa: PLC0415
+
+        named = {name for name in (spec.eos, spec.bos, spec.pad) if name is not None and name not in NONE}
+        changed, new_names = prepared(model_json, named)
+        self._model: Model = Model.from_str(changed)
+        self._model.encode_special_tokens = True
+        old_names = {new: old for old, new in new_names.items()}
+        vocabulary: dict[str, int] = {
+            old_names.get(name, name): number for name, number in self._model.get_vocab().items()
+        }
+        if not vocabulary:
+            raise UsageError("its vocabulary is empty")
+        self.vocabulary = (
+            max(vocabulary.values()) + 1
+        )  # ids may have gaps, and added tokens stand above the model's
+        names = Names(spec.file or "the tokenizer file", vocabulary, list(new_names))
+        special = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
+        self.eos, self.bos, self.pad = special.eos, special.bos, special.pad
+        digest = hashlib.sha256(model_json.encode() + json.dumps([self.eos, self.bos]).encode())
+        self.identity = "huggingface-" + digest.hexdigest()[:16]
+
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        return _encoded(self._model, texts)
+
+
+def _encoded(model: Model, texts: Sequence[str]) -> Documents:
+    lengths: list[int] = []
+    parts = [np.empty(0, np.int32)]
+    for batch in _batches(texts):
+        try:
+            numbers = [encoding.ids for encoding in model.encode_batch_fast(batch, add_special_tokens=False)]
+        except Exception as error:  # such as a vocabulary of words that has none for the unknown
+            raise UnfitRecordError(
+                f"the tokenizer refuses the text ({' '.join(str(error).split())})"
+            ) from error
+        counts = [len(ids) for ids in numbers]
+        parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
+        lengths += counts
+    return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        if batch and characters + len(text) > _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+        batch.append(text)
+        characters += len(text)
+    if batch:
+        yield batch

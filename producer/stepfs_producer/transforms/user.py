@@ -1,0 +1,194 @@
+"""A function of the user's, `module:function`: one record → text or token ids, or None to leave the record out.
+
+    def render(record, key): ...
+
+`record` is a dict (whole JSON records), a str (text), an int32 array (token ids), or with a mask beside them a dict of
+`input_ids` and `loss_mask`. `key` is given to functions that
+have a parameter of that name: 16 bytes of the record's own, which change from epoch to epoch, as the seed of whatever
+is drawn at random. The result is one of
+
+    None                                 the record gives no sample
+    "text"                               to be tokenised
+    [5, 7, 9]                            token ids: any sequence or array of integers
+    ([5, 7, 9], [0, 1, 1])               ids, and 0 where the loss ignores the token
+    {"input_ids": …, "loss_mask": …}     the same; or "labels", which are the ids, and -100 where the loss ignores them
+
+It must depend on its arguments alone: records are transformed in groups of any size, in any process, and again after
+a restart.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stepfs.errors import StepfsError, UsageError
+from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError
+
+IGNORED: Final = -100
+_REASON_CHARACTERS_MAX: Final = 200
+
+Made = str | tuple[Ids, Mask | None] | None
+
+
+class UserFunction:
+    """`module:function`, found. `UsageError` if it is not there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._call = _found(name)
+        try:
+            self._wants_key = "key" in inspect.signature(self._call).parameters
+        except (TypeError, ValueError):  # some functions written in C do not say
+            self._wants_key = False
+
+    def __call__(self, record: object, key: bytes, vocabulary: int) -> Made:
+        """What the function makes of a record: text, or ids below `vocabulary` and their mask.
+
+        `UnfitRecordError` if it raises or returns something else. Errors of the operating system say nothing about
+        the record, so they end the task: `StepfsError`.
+        """
+        try:
+            result = self._call(record, key=key) if self._wants_key else self._call(record)
+        except StepfsError:
+            raise
+        except (OSError, MemoryError, ImportError) as error:
+            raise StepfsError(
+                f"the function {self.name} failed: {_described(error)}; this is not the record's fault, so the plan stops"
+            ) from error
+        except Exception as error:
+            raise UnfitRecordError(f"{self.name} raised {_described(error)}") from error
+        try:
+            return _read(result, vocabulary)
+        except UnfitRecordError as error:
+            raise UnfitRecordError(f"{self.name} returned {error}") from error
+
+
+@lru_cache
+def user_function(name: str) -> UserFunction:
+    """The function of that name; found once in a process."""
+    return UserFunction(name)
+
+
+def checked_ids(ids: object, vocabulary: int) -> Ids:
+    """Any sequence of token ids as int32. `UnfitRecordError` if it is none, or an id is not below `vocabulary`."""
+    array = _integers(ids, "ids")
+    if len(array) and (int(array.min()) < 0 or int(array.max()) >= vocabulary):
+        wrong = array[(array < 0) | (array >= vocabulary)][0]
+        raise UnfitRecordError(f"the id {wrong}, but the ids of the tokenizer are 0 to {vocabulary - 1}")
+    return array.astype(np.int32)
+
+
+def _found(name: str) -> Callable[..., object]:
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise UsageError(f"{name!r}: write module:function, such as my_sft:render")
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)  # where a plan's own modules stand; installed ones come first
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        where = "" if missing == module_name.partition(".")[0] else f" for {module_name}"
+        raise UsageError(
+            f"{name}: no module {missing!r}{where} in {here} or on PYTHONPATH; start where it is, or set PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise UsageError(f"{name}: importing {module_name} raised {_described(error)}") from error
+    value: object = module
+    for part in function_name.split("."):
+        if not hasattr(value, part):
+            close = difflib.get_close_matches(part, dir(value), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"{name}: {module_name} has no {function_name!r}{hint}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise UsageError(f"{name}: {function_name} is no function, but of type {type(value).__name__}")
+    return value
+
+
+def _read(result: object, vocabulary: int) -> Made:
+    if result is None:
+        return None
+    if isinstance(result, str):
+        return result
+    if isinstance(result, Mapping):
+        return _read_mapping(result, vocabulary)
+    if isinstance(result, tuple) and len(result) == 2 and not all(map(_is_integer, result)):
+        ids = checked_ids(result[0], vocabulary)
+        return ids, None if result[1] is None else _mask(result[1], len(ids))
+    return checked_ids(result, vocabulary), None
+
+
+def _read_mapping(result: Mapping[Any, object], vocabulary: int) -> tuple[Ids, Mask | None]:
+    if "input_ids" not in result:
+        raise UnfitRecordError(f"a mapping without 'input_ids'; its keys are {sorted(map(str, result))[:8]}")
+    ids = checked_ids(result["input_ids"], vocabulary)
+    mask, labels = result.get("loss_mask"), result.get("labels")
+    if mask is not None and labels is not None:
+        raise UnfitRecordError("both 'loss_mask' and 'labels'; return one")
+    if mask is not None:
+        return ids, _mask(mask, len(ids))
+    return ids, None if labels is None else mask_of_labels(labels, ids)
+
+
+def mask_of_labels(labels: object, ids: Ids) -> Mask:
+    """0 where a label is -100. `UnfitRecordError` unless the other labels are the ids, each in its own place."""
+    array = _integers(labels, "labels")
+    if len(array) != len(ids):
+        raise UnfitRecordError(f"{len(array)} labels for {len(ids)} ids")
+    wrong = np.flatnonzero((array != IGNORED) & (array != ids))
+    if len(wrong):
+        place = int(wrong[0])
+        raise UnfitRecordError(
+            f"the label {array[place]} at place {place}, where the id is {ids[place]}; a label is the id of its own place "
+            f"(shifting is the output's business), or {IGNORED}"
+        )
+    return np.asarray(array != IGNORED, np.uint8)
+
+
+def _mask(mask: object, length: int) -> Mask:
+    array = _integers(mask, "mask")
+    if len(array) != length:
+        raise UnfitRecordError(f"a mask of {len(array)} for {length} ids")
+    if len(array) and not 0 <= int(array.min()) <= int(array.max()) <= 1:
+        raise UnfitRecordError("a mask with other values than 0 and 1")
+    return array.astype(np.uint8)
+
+
+def _integers(values: object, what: str) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
+    if isinstance(values, bytes | bytearray | str) or not (
+        isinstance(values, Sequence) or hasattr(values, "__array__")
+    ):
+        raise UnfitRecordError(f"{what} of type {type(values).__name__}; return a sequence of integers")
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise UnfitRecordError(f"{what} that are no flat sequence of integers ({error})") from error
+    if array.ndim == 1 and not array.size:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "biu":
+        raise UnfitRecordError(
+            f"{what} of type {array.dtype} and shape {array.shape}; return a flat sequence of integers"
+        )
+    if array.dtype.kind == "b" and what != "mask":
+        raise UnfitRecordError(f"{what} of type bool; return integers")
+    return array.astype(np.uint8) if array.dtype.kind == "b" else array
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _described(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:_REASON_CHARACTERS_MAX]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

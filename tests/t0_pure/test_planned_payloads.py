@@ -1,0 +1,154 @@
+"""Files of a planned step, each read by the library that trainers read it with, as the page of payloads says."""
+
+import hashlib
+import io
+import json
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import torch
+from hypothesis import given, settings
+from step_tasks import EXAMPLE, tasks
+from test_text_payloads import BATCH
+
+from stepfs.errors import UsageError
+from stepfs_producer.payloads import planned_encode
+from stepfs_producer.payloads.encode import encoder_for
+from stepfs_producer.payloads.planned import RankArrays, rank_arrays
+from stepfs_producer.payloads.planned_encode import planned_encoder
+from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.roles.constructor import construct
+
+PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
+TASK = EXAMPLE
+PLANNED = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets", "spans")
+
+
+def spec(ext: str) -> PayloadSpec:
+    return PayloadSpec(ext, labels_shifted=True, padding=0, vocabulary=11)
+
+
+def arrays_of(rank: int) -> RankArrays:
+    return list(rank_arrays(TASK, padding=0, labels_shifted=True))[rank]
+
+
+def test_pt() -> None:
+    payloads, records = construct(spec(".pt"), TASK)
+    assert records == [2, 1]
+    for rank, payload in enumerate(payloads):
+        loaded = torch.load(io.BytesIO(payload), weights_only=True)
+        check(loaded, rank)
+        assert loaded["sources"] == ["code", "prosé"]
+        assert loaded["sequence_length"] == 4
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    payloads, _ = construct(spec(".safetensors"), TASK)
+    for rank, payload in enumerate(payloads):
+        path = tmp_path / "rank.safetensors"
+        path.write_bytes(payload)
+        with safetensors.safe_open(path, framework="pt") as file:
+            check({name: file.get_tensor(name) for name in file.keys()}, rank)  # noqa: SIM118
+            assert json.loads(file.metadata()["sources"]) == ["code", "prosé"]
+            assert file.metadata()["sequence_length"] == "4"
+
+
+def check(loaded: dict, rank: int) -> None:
+    expected = arrays_of(rank)
+    for name in PLANNED:
+        wide = name in ("input_ids", "labels", "spans")
+        assert loaded[name].dtype == (torch.int64 if wide else torch.int32), name
+        assert loaded[name].tolist() == getattr(expected, name).tolist(), name
+    lengths = loaded["cu_seqlens"][: loaded["cu_seqlens_offsets"][1]].diff()
+    assert lengths.sum() == loaded["input_ids"].shape[1]
+
+
+def test_npy(tmp_path: Path) -> None:
+    payloads, _ = construct(spec(".npy"), TASK)
+    for rank, payload in enumerate(payloads):
+        path = tmp_path / "rank.npy"
+        path.write_bytes(payload)
+        stacked = np.load(path, mmap_mode="r")
+        assert stacked.dtype == np.int32
+        assert stacked.shape == (4, 3, 8)
+        for name, array in zip(PLANNED[:4], stacked, strict=True):
+            assert array.tolist() == getattr(arrays_of(rank), name).tolist()
+
+
+@given(tasks())
+@settings(max_examples=40)
+def test_safetensors_of_any_step_are_read_by_the_library(drawn) -> None:
+    task, _ = drawn
+    payloads, records = construct(PayloadSpec(".safetensors", True, 0, 1 << 20), task)
+    assert sum(records) == len(task.spans)
+    for payload, arrays in zip(payloads, rank_arrays(task, padding=0, labels_shifted=True), strict=True):
+        assert struct.unpack("<Q", payload[:8])[0] % 8 == 0
+        loaded = safetensors.numpy.load(payload)
+        for name in PLANNED:
+            assert loaded[name].tolist() == getattr(arrays, name).tolist()
+
+
+@pytest.mark.parametrize("ext", [".safetensors", ".npy", ".pt"])
+def test_another_process_makes_the_same_bytes(ext: str) -> None:
+    program = (
+        "import sys, hashlib; from step_tasks import EXAMPLE; from stepfs_producer.payloads.step_task import PayloadSpec;"
+        "from stepfs_producer.roles.constructor import construct;"
+        f"print(hashlib.sha256(b''.join(construct(PayloadSpec({ext!r}, True, 0, 11), EXAMPLE)[0])).hexdigest())"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, cwd=Path(__file__).parent
+    )
+    own = hashlib.sha256(b"".join(construct(spec(ext), TASK)[0])).hexdigest()
+    assert other.stdout.strip() == own
+
+
+def test_other_extensions_name_the_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ext in (".tar", ".bin", ".parquet", ""):
+        with pytest.raises(UsageError, match=r"extension is one of \.safetensors \.npy \.pt"):
+            construct(spec(ext), TASK)
+    monkeypatch.setattr(planned_encode, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="pip install"):
+        planned_encoder(".pt")
+
+
+def test_the_page_names_every_array_with_its_shape_and_dtype() -> None:
+    micro, tokens = 3, 8
+    plan, text = PAGE.partition("## Text")[::2]
+    sizes = {"micro": micro, "tokens": tokens, "micro + 1": micro + 1, "boundaries": 7 + 3, "spans": 2}
+    loaded = torch.load(io.BytesIO(construct(spec(".pt"), TASK)[0][0]), weights_only=True)
+    assert described(plan, sizes) == {
+        name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        for name, value in loaded.items()
+        if isinstance(value, torch.Tensor)
+    }
+    loaded = torch.load(io.BytesIO(encoder_for(".pt", vocabulary=258)(BATCH)), weights_only=True)
+    assert described(text, {"rows": 2, "seq_len": 4, "spans": 3}) == {
+        name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        for name, value in loaded.items()
+        if isinstance(value, torch.Tensor)
+    }
+    columns = [
+        ", ".join(
+            f"`{name}`" for name in ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
+        )
+    ]
+    assert all(line in plan for line in columns)
+    for ext in (".pt", ".safetensors", ".npy"):
+        assert f"`{ext}`" in plan
+    for ext in (".pt", ".safetensors", ".npy", ".tar", ".bin"):
+        assert f"`{ext}`" in text
+
+
+def described(page: str, sizes: dict[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
+    rows = re.findall(r"^\| `(\w+)` \| \[(.*?)\] \| (int\d+)", page, re.MULTILINE)
+    return {
+        name: (tuple(int(size) if size.isdecimal() else sizes[size] for size in shape.split(", ")), dtype)
+        for name, shape, dtype in rows
+    }

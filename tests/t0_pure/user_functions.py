@@ -1,0 +1,64 @@
+"""Functions that a user might name in a plan, for tests of transforms."""
+
+import json
+
+import numpy as np
+
+
+def render(record):
+    """Chat turns: what the assistant says is learned."""
+    ids, mask = [], []
+    for turn in record["turns"]:
+        text = list(turn["text"].encode())
+        ids += text
+        mask += [int(turn["by"] == "assistant")] * len(text)
+    return ids, mask
+
+
+def anything(record):
+    """What the record says that it returns, or raises."""
+    if "raise" in record:
+        raise {
+            "ValueError": ValueError,
+            "OSError": OSError,
+            "MemoryError": MemoryError,
+            "KeyError": KeyError,
+        }[record["raise"]]("of no\nuse")
+    value = record["value"]
+    return {"tuple": tuple, "array": np.array, "floats": lambda v: np.array(v, float), "bytes": bytes}.get(
+        record.get("as"), lambda v: v
+    )(value)
+
+
+def shuffled(record, *, key):
+    """Augmentation: the bytes of a text in an order of the key's."""
+    ids = np.frombuffer(record.encode(), np.uint8).copy()
+    np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).shuffle(ids)
+    return ids
+
+
+def upper(text):
+    return text.upper()
+
+
+def half_a_character(_text):
+    return "\ud800"
+
+
+def halved(record):
+    """Of tokens, with or without a mask."""
+    if isinstance(record, dict):
+        return {"input_ids": record["input_ids"][::2], "loss_mask": record["loss_mask"][::2]}
+    return record[::2]
+
+
+def overwrite(ids):
+    ids[0] = 7
+    return ids
+
+
+def surprising_default(record, max_turns=3):
+    return json.dumps([record, max_turns])
+
+
+constant = 3
