@@ -19,6 +19,7 @@ from stepfs_producer.sources.files.found import FoundFile, find_files
 from stepfs_producer.sources.files.opened import head_of, open_file
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.unit import Unit
 
 DIGEST_BYTES: Final = 16
 SHARD_FILES_MAX: Final = 10_000
@@ -98,12 +99,20 @@ def list_corpus(spec: SourceSpec) -> Listing:
     `UsageError`, `AbsentError` and `RefusedError` say which entry or file is wrong; `AbsentError` if there is no record.
     """
     rule = format_of(spec)
-    found = find_files(spec.files, rule.suffixes, endpoint_url=spec.endpoint_url, profile=spec.profile)
-    taken = rule.choose(found)
-    if not sum(file.size for file in taken):
-        what = "all its files are empty" if taken else f"it has no file of the format {spec.format}"
+    found = find_files(
+        rule.entries(spec.files), rule.suffixes, endpoint_url=spec.endpoint_url, profile=spec.profile
+    )
+    files = tuple(_inspected(spec, file) for file in rule.choose(found))
+    if not any(_has_records(rule.unit(file.name), file) for file in files):
+        what = "all its files are empty" if files else f"it has no file of the format {spec.format}"
         raise AbsentError(f"source {spec.name}: {what}; name files with records, or leave the source out")
-    return Listing(tuple(_inspected(spec, file) for file in taken))
+    return Listing(files)
+
+
+def _has_records(unit: Unit, file: CorpusFile) -> bool:
+    if unit is Unit.PARTS:
+        return any(records for records, _ in file.parts)
+    return unit is not Unit.NONE and file.size > 0
 
 
 def _inspected(spec: SourceSpec, found: FoundFile) -> CorpusFile:

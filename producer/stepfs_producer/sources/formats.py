@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol
 
 from stepfs.errors import UsageError
@@ -14,19 +13,12 @@ from stepfs_producer.sources.fields import Raw, Value, json_line, kind_of, text_
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, open_file
 from stepfs_producer.sources.lines import lines_between, split_lines
+from stepfs_producer.sources.megatron import MegatronFormat
+from stepfs_producer.sources.own import own_format
+from stepfs_producer.sources.parquet import ParquetFormat
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import Fragment
-
-FORMATS = ("jsonl", "text", "parquet", "megatron")
-
-
-class Unit(Enum):
-    """What of a file is a fragment."""
-
-    RANGES = "byte ranges"
-    PARTS = "parts, as listed"
-    WHOLE = "the file, whose decoded size is unknown"
-    NONE = "nothing: it belongs to another file"
+from stepfs_producer.sources.unit import Unit
 
 
 class Format(Protocol):
@@ -38,6 +30,10 @@ class Format(Protocol):
         ...
 
     def kind(self, spec: SourceSpec) -> Kind: ...
+
+    def entries(self, files: Sequence[str]) -> Sequence[str]:
+        """What to look for, given the plan's `files`."""
+        ...
 
     def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
         """The files to list."""
@@ -69,6 +65,9 @@ class LineFormat:
 
     def kind(self, spec: SourceSpec) -> Kind:
         return kind_of(spec) if self.json else Kind.TEXT
+
+    def entries(self, files: Sequence[str]) -> Sequence[str]:
+        return files
 
     def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
         return list(found)
@@ -105,14 +104,20 @@ def _with_compressed(*suffixes: str) -> tuple[str, ...]:
     return tuple(suffix + more for suffix in suffixes for more in ("", *compressed.SUFFIXES))
 
 
-_LINES = {
+_FORMATS: dict[str, Format] = {
     "jsonl": LineFormat(json=True, suffixes=_with_compressed(".jsonl", ".ndjson", ".json")),
     "text": LineFormat(json=False),
+    "parquet": ParquetFormat(),
+    "megatron": MegatronFormat(),
 }
 
 
 def format_of(spec: SourceSpec) -> Format:
     """The format of a source. `UsageError` if there is none of that name, or its library is missing."""
-    if spec.format in _LINES:
-        return _LINES[spec.format]
-    raise UsageError(f"source {spec.name}: unknown format {spec.format!r}; write one of {', '.join(FORMATS)}")
+    if spec.format in _FORMATS:
+        return _FORMATS[spec.format]
+    if ":" in spec.format:
+        return own_format(spec.format, tuple(sorted(spec.options.items())))
+    raise UsageError(
+        f"source {spec.name}: unknown format {spec.format!r}; write one of {', '.join(_FORMATS)}, or module:Class"
+    )

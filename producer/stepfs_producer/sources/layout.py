@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from stepfs_producer.plan.order import block_key, fragment_order
 from stepfs_producer.sources.block import Kind, Place
 from stepfs_producer.sources.corpus import CorpusFile, Listing
-from stepfs_producer.sources.formats import Unit, format_of
+from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask, FileRef, Fragment
+from stepfs_producer.sources.unit import Unit
 
 RANGE_BYTES_MIN: Final = 1 << 20
 FRAGMENTS_MAX: Final = 1 << 20

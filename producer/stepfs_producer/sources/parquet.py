@@ -1,0 +1,219 @@
+"""Parquet: a fragment is a row group, a record is a row. Only the needed columns of a row group are read, in pieces.
+
+`pre_buffer=False, buffer_size=1 MiB` keeps memory small: a row group of 251 MiB peaks at +46 MiB so, at +450 read whole.
+A row group's listed bytes are those of the needed columns, uncompressed but encoded as stored: a column of few
+distinct values may be far larger in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from stepfs.errors import CorruptError, UsageError
+from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, kind_of, text_of, tokens_of
+from stepfs_producer.sources.files.found import FoundFile
+from stepfs_producer.sources.files.opened import OpenFile, Stream, open_file
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import Fragment
+from stepfs_producer.sources.unit import Unit
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+    from stepfs_producer.sources.block import Kind
+
+_BUFFER_BYTES: Final = 1 << 20
+_ROWS: Final = 256  # decoded at a time
+
+
+class ParquetFormat:
+    """Rows with a text, with token ids, or whole."""
+
+    suffixes = (".parquet", ".parq", ".pq")
+
+    def kind(self, spec: SourceSpec) -> Kind:
+        return kind_of(spec)
+
+    def entries(self, files: Sequence[str]) -> Sequence[str]:
+        return files
+
+    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
+        return list(found)
+
+    def unit(self, name: str) -> Unit:  # noqa: ARG002
+        return Unit.PARTS
+
+    def beside(self, name: str) -> str:  # noqa: ARG002
+        return ""
+
+    def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:
+        """(rows, bytes of the needed columns) of each row group, from the footer."""
+        with _parquet(file) as parquet:
+            needed = _columns(spec)
+            _check_columns(spec, file.location, parquet)
+            groups = []
+            for number in range(parquet.num_row_groups):
+                group = parquet.metadata.row_group(number)
+                chunks = (group.column(column) for column in range(group.num_columns))
+                sizes = [
+                    chunk.total_uncompressed_size
+                    for chunk in chunks
+                    if needed is None or _is_of(chunk.path_in_schema, needed)
+                ]
+                groups.append((group.num_rows, sum(sizes)))
+            return groups
+
+    def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
+        ref = fragment.ref
+        file = open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head)
+        try:
+            with _parquet(file) as parquet:
+                offset = fragment.first_record
+                batches = parquet.iter_batches(
+                    batch_size=_ROWS, row_groups=[fragment.part], columns=_columns(spec), use_threads=False
+                )
+                for batch in batches:
+                    for value in _values(spec, batch):
+                        yield Raw(fragment.file, offset, _weight(value), value)
+                        offset += 1
+        finally:
+            file.close()
+
+    def decode(self, spec: SourceSpec, stored: Any) -> Value:  # noqa: ARG002
+        value: Value = stored
+        return value
+
+
+def _columns(spec: SourceSpec) -> list[str] | None:
+    """The needed columns; None: all."""
+    if spec.tokens_field is not None:
+        return [name for name in (spec.tokens_field, spec.mask_field, spec.labels_field) if name]
+    return None if spec.whole_records else [spec.text_field]
+
+
+def _is_of(path: str, columns: Sequence[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in columns)
+
+
+@contextmanager
+def _parquet(file: OpenFile) -> Iterator[ParquetFile]:
+    """The opened file. `CorruptError` names a damaged one; errors of reading pass as they were raised."""
+    if find_spec("pyarrow") is None:
+        raise UsageError(f"{file.location}: Parquet needs the package pyarrow: pip install 'stepfs[parquet]'")
+    from pyarrow import ArrowException, ArrowMemoryError  # noqa: PLC0415  (optional, and 0.2 s)
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+
+    raw = Stream(file)
+    try:
+        with ParquetFile(raw, pre_buffer=False, buffer_size=_BUFFER_BYTES) as parquet:
+            yield parquet
+    except ArrowMemoryError:
+        raise
+    except (ArrowException, OSError) as error:  # Arrow calls damage an OSError, too
+        if raw.failed is not None:
+            raise raw.failed from error
+        said = " ".join(str(error).split())[:200]
+        raise CorruptError(
+            f"{file.location}: damaged Parquet ({said}); replace it or leave it out"
+        ) from error
+
+
+def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> None:
+    from pyarrow import types  # noqa: PLC0415
+
+    schema = parquet.schema_arrow
+    wanted = {
+        "tokens_field": spec.tokens_field,
+        "mask_field": spec.mask_field,
+        "labels_field": spec.labels_field,
+    }
+    if spec.tokens_field is None:
+        wanted = {} if spec.whole_records else {"text_field": spec.text_field}
+    for option, name in wanted.items():
+        if name is None:
+            continue
+        if name not in schema.names:
+            raise UsageError(
+                f"source {spec.name}: {location} has no column {name!r}; set {option} to one of "
+                f"{', '.join(schema.names[:20])}"
+            )
+        kind = schema.field(name).type
+        if option == "text_field":
+            kind = kind.value_type if types.is_dictionary(kind) else kind
+            texts = (
+                types.is_string,
+                types.is_large_string,
+                types.is_binary,
+                types.is_large_binary,
+                types.is_null,
+            )
+            fits = any(test(kind) for test in texts)
+        else:
+            listed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+            numbers = (
+                types.is_integer,
+                types.is_boolean,
+                types.is_null,
+            )  # null: of a file whose lists are empty
+            fits = types.is_null(kind) or (listed and any(test(kind.value_type) for test in numbers))
+        if not fits:
+            need = "text" if option == "text_field" else "lists of integers"
+            raise UsageError(
+                f"source {spec.name}: {location}: column {name!r} is of type {kind}, not of {need}; "
+                f"set {option} to another column"
+            )
+
+
+def _values(spec: SourceSpec, batch: Any) -> Iterator[Value]:
+    if spec.tokens_field is not None:
+        columns = [
+            None if name is None else batch.column(name)
+            for name in (spec.tokens_field, spec.mask_field, spec.labels_field)
+        ]
+        for row in range(batch.num_rows):
+            yield _tokens(columns, row)
+    elif spec.whole_records:
+        for row in range(batch.num_rows):
+            yield _object(batch, row)
+    else:
+        from pyarrow import large_binary  # noqa: PLC0415
+
+        # As bytes: one text that is not UTF-8 must not make its neighbours unreadable.
+        for text in batch.column(spec.text_field).cast(large_binary()).to_pylist():
+            yield text_of(text, spec.text_field)
+
+
+def _tokens(columns: Sequence[Any], row: int) -> Value:
+    found: list[Any] = []
+    for column in columns:
+        if column is None:
+            found.append(None)
+            continue
+        values = getattr(column[row], "values", None)  # a column of nulls has none
+        if values is None or values.null_count:
+            return Bad("no token ids, mask or labels, or a null among them")
+        found.append(values.to_numpy(zero_copy_only=False))
+    return tokens_of(*found)
+
+
+def _object(batch: Any, row: int) -> Value:
+    """A row as a JSON object. Times, decimals and the like are written as Python prints them."""
+    try:
+        (value,) = batch.slice(row, 1).to_pylist()
+        return json.dumps(value, ensure_ascii=False, default=_printed).encode()
+    except UnicodeError as error:
+        return Bad(f"not UTF-8 ({error.reason})" if isinstance(error, UnicodeDecodeError) else "not Unicode")
+
+
+def _printed(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _weight(value: Value) -> int:
+    if isinstance(value, Bad):
+        return 0
+    return len(value.ids if isinstance(value, Tokens) else value)

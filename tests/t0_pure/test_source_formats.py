@@ -1,0 +1,307 @@
+"""The same records in any format give the same texts and tokens; damaged files are named, and are no bad records."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+from sourced import blocks, laid_out, source, values
+
+from stepfs.errors import AbsentError, CorruptError, StepfsError, UsageError
+from stepfs_producer.roles.loader import read
+from stepfs_producer.sources import compressed, reading
+from stepfs_producer.sources import parquet as parquet_format
+from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.corpus import list_corpus
+
+TEXTS = [f"{number} " + "grüße 日本 " * (number % 7) for number in range(300)]
+BYTES = [text.encode() for text in TEXTS]
+
+
+def json_lines(texts: Sequence[str] = TEXTS) -> bytes:
+    return "".join(json.dumps({"text": text, "n": len(text)}) + "\n" for text in texts).encode()
+
+
+def write_gzip(path: Path) -> Path:
+    data, path = json_lines(), path / "a.jsonl.gz"
+    path.write_bytes(
+        gzip.compress(data[:5000]) + gzip.compress(data[5000:])
+    )  # members, as bgzip and cat make them
+    return path
+
+
+def write_zstd(path: Path) -> Path:
+    data, path = json_lines(), path / "a.jsonl.zst"
+    one = zstandard.ZstdCompressor()
+    stream = io.BytesIO()
+    with one.stream_writer(stream, closefd=False) as writer:  # a frame that does not state its size
+        writer.write(data[5000:])
+    path.write_bytes(one.compress(data[:5000]) + stream.getvalue())
+    return path
+
+
+def write_parquet(path: Path, texts: Sequence[str | None] = TEXTS, name: str = "a.parquet") -> Path:
+    table = pa.table({"text": pa.array(texts), "n": list(range(len(texts)))})
+    parquet.write_table(table, path / name, row_group_size=37)
+    return path / name
+
+
+def write_megatron(
+    path: Path, documents: Sequence[Sequence[Sequence[int]]], code: int = 8, *, modes: bool = False
+) -> Path:
+    dtype = {4: "<i4", 5: "<i8", 8: "<u2"}[code]
+    sequences = [sequence for document in documents for sequence in document]
+    lengths = np.array([len(sequence) for sequence in sequences], "<i4")
+    width = np.dtype(dtype).itemsize
+    pointers = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * width)[:-1]])[: len(lengths)].astype(
+        "<i8"
+    )
+    bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype("<i8")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), len(bounds))
+    tail = bytes(len(lengths)) if modes else b""
+    (path / "a.idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + bounds.tobytes() + tail)
+    (path / "a.bin").write_bytes(b"".join(np.array(sequence, dtype).tobytes() for sequence in sequences))
+    return path / "a.bin"
+
+
+@pytest.mark.parametrize(
+    ("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")]
+)
+def test_the_texts_are_those_of_the_plain_file(tmp_path, write, form) -> None:
+    spec = source(write(tmp_path), form=form, shuffle=False)
+    assert values(blocks(spec)) == BYTES
+    small = source(write(tmp_path), form=form, shuffle=False, block_bytes=700)
+    found = blocks(small)
+    assert len(found) > 10
+    assert values(found) == BYTES
+    shuffled = source(write(tmp_path), form=form, block_bytes=700)
+    assert sorted(values(blocks(shuffled))) == sorted(BYTES)
+
+
+@pytest.mark.parametrize("write", [write_gzip, write_zstd])
+def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(
+    tmp_path, write, monkeypatch
+) -> None:
+    spec = source(write(tmp_path), block_bytes=700)
+    layout = laid_out(spec)
+    found = blocks(spec, layout)
+    for forgetful in (False, True):
+        if forgetful:
+            monkeypatch.setattr(reading, "OPEN_MAX", 0)
+        for one in [found[8], found[2], found[9], *found]:
+            task = layout.task(one.place)
+            assert task is not None
+            again = read(spec, task)
+            assert (values([again]), again.follows) == (values([one]), one.follows)
+
+
+def test_a_compressed_file_that_is_read_in_turn_is_decompressed_once(tmp_path, monkeypatch) -> None:
+    opened = []
+    honest = compressed.pieces
+    spec = source(write_gzip(tmp_path), block_bytes=700)
+    layout = laid_out(spec)
+    monkeypatch.setattr(compressed, "pieces", lambda file: opened.append(file) or honest(file))
+    blocks(spec, layout)
+    assert len(opened) == 1
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for place in range(len(data) // 2, len(data) // 2 + 40):
+        data[place] ^= 255
+    path.write_bytes(data)
+
+
+def begin_wrong(path: Path) -> None:
+    path.write_bytes(b"nonsense" * 20)
+
+
+@pytest.mark.parametrize(
+    ("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")]
+)
+@pytest.mark.parametrize("damage", [cut_short, flip, begin_wrong])
+def test_a_damaged_file_is_named_and_no_bad_record(tmp_path, write, form, damage) -> None:
+    path = write(tmp_path)
+    damage(path)
+    with pytest.raises(CorruptError, match=rf"^{path}: damaged .* replace it or leave it out$"):
+        blocks(source(path, form=form))
+
+
+@pytest.mark.parametrize(
+    ("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")]
+)
+def test_an_error_of_the_disk_stays_one_inside_libraries(tmp_path, write, form, monkeypatch) -> None:
+    path = write(tmp_path)
+    spec = source(path, form=form)
+    layout = laid_out(spec)
+
+    def failing(*arguments):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pread", failing)
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            blocks(spec, layout)
+        assert caught.value.filename == str(path)
+    assert sorted(values(blocks(spec, layout))) == sorted(BYTES)
+
+
+def test_a_row_that_holds_no_text_is_bad_and_its_neighbours_stay(tmp_path) -> None:
+    table = pa.table({"text": pa.array([b"one", b"\xff", None, b"two"], pa.binary())})
+    parquet.write_table(table.cast(pa.schema([("text", pa.binary())])), tmp_path / "a.parquet")
+    (block,) = blocks(source(tmp_path, form="parquet", shuffle=False))
+    assert values([block]) == [b"one", b"two"]
+    assert block.records.bad == {
+        1: "not UTF-8 (invalid start byte at byte 0)",
+        2: "no text in the field 'text'",
+    }
+    assert block.records.offsets.tolist() == [0, 1, 2, 3]
+
+
+def test_rows_become_objects_for_a_transform_of_whole_records(tmp_path) -> None:
+    spec = source(write_parquet(tmp_path), form="parquet", whole_records=True, shuffle=False)
+    found = blocks(spec)
+    assert found[0].records.kind is Kind.JSON
+    assert [json.loads(one) for one in values(found)] == [
+        {"text": text, "n": n} for n, text in enumerate(TEXTS)
+    ]
+
+
+def test_dictionaries_and_long_strings_are_text(tmp_path) -> None:
+    for kind in (pa.dictionary(pa.int32(), pa.string()), pa.large_string(), pa.binary()):
+        parquet.write_table(pa.table({"text": pa.array(["a", "b", "a"]).cast(kind)}), tmp_path / "a.parquet")
+        assert values(blocks(source(tmp_path, form="parquet", shuffle=False))) == [b"a", b"b", b"a"]
+
+
+def test_columns_of_token_ids_have_a_mask(tmp_path) -> None:
+    columns = {
+        "ids": pa.array([[1, 2], [3], None, [4, None], []], pa.list_(pa.int64())),
+        "mask": pa.array([[True, False], [True], [], [True, True], []]),
+        "labels": pa.array([[1, 2], [-100], [], [1, 1], []], pa.list_(pa.int32())),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    fields = {"tokens_field": "ids", "mask_field": "mask", "labels_field": "labels"}
+    (block,) = blocks(source(tmp_path, form="parquet", shuffle=False, **fields))
+    assert np.frombuffer(block.records.data, "<i4").tolist() == [1, 2, 3]
+    assert block.records.mask == bytes([1, 0, 0])
+    assert list(block.records.bad) == [2, 3]
+    assert block.records.ends.tolist() == [8, 12, 12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"text_field": "content"}, "has no column 'content'; set text_field to one of text, n"),
+        ({"text_field": "n"}, "column 'n' is of type int64, not of text; set text_field to another column"),
+        (
+            {"tokens_field": "text"},
+            "column 'text' is of type string, not of lists of integers; set tokens_field",
+        ),
+    ],
+)
+def test_a_wrong_column_is_refused_when_the_files_are_listed(tmp_path, fields, said) -> None:
+    with pytest.raises(UsageError) as caught:
+        list_corpus(source(write_parquet(tmp_path), form="parquet", **fields))
+    assert said in str(caught.value)
+
+
+def test_row_groups_are_fragments_and_their_needed_columns_are_what_counts(tmp_path) -> None:
+    spec = source(write_parquet(tmp_path), form="parquet")
+    (file,) = list_corpus(spec).files
+    assert [records for records, _ in file.parts] == [37] * 8 + [4]
+    assert sum(count for _, count in file.parts) < sum(
+        count for _, count in list_corpus(source(tmp_path, form="parquet", whole_records=True)).files[0].parts
+    )
+    assert laid_out(spec).fragments_count == 9
+
+
+def test_a_source_without_a_row_is_refused(tmp_path) -> None:
+    write_parquet(tmp_path, [])
+    with pytest.raises(StepfsError, match="source code: all its files are empty"):
+        list_corpus(source(tmp_path, form="parquet"))
+
+
+@pytest.mark.parametrize(
+    ("library", "write", "form"), [("zstd", write_zstd, "jsonl"), ("parquet", write_parquet, "parquet")]
+)
+def test_a_missing_library_says_what_to_install(tmp_path, library, write, form, monkeypatch) -> None:
+    for module in (compressed, parquet_format):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=rf"pip install 'stepfs\[{library}\]'"):
+        list_corpus(source(write(tmp_path), form=form))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=3), min_size=1, max_size=20),
+    st.sampled_from([4, 5, 8]),
+    st.sampled_from([8, 16, 64]),
+    st.booleans(),
+)
+def test_every_document_of_an_indexed_dataset_is_in_one_block(
+    tmp_path_factory, documents, code, least, modes
+) -> None:
+    flat = [[token for sequence in document for token in sequence] for document in documents]
+    expected = [np.array(document, "<i4").tobytes() for document in flat if document]
+    if not expected:
+        return
+    path = write_megatron(tmp_path_factory.mktemp("megatron"), documents, code, modes=modes)
+    spec = source(path, form="megatron", shuffle=False, block_bytes=100)
+    found = blocks(spec, laid_out(spec, range_bytes_min=least))
+    assert values(found) == expected
+    assert [one for block in found for one in block.records.offsets.tolist()] == [
+        number for number, document in enumerate(flat) if document
+    ]
+
+
+def drop_index(path: Path) -> None:
+    path.with_suffix(".idx").unlink()
+
+
+def damage_index(path: Path) -> None:
+    path.with_suffix(".idx").write_bytes(b"MMIDIDY\0\0" + bytes(40))
+
+
+def float_index(path: Path) -> None:
+    data = bytearray(path.with_suffix(".idx").read_bytes())
+    data[17] = 6
+    path.with_suffix(".idx").write_bytes(data)
+
+
+def shift_pointers(path: Path) -> None:
+    data = bytearray(path.with_suffix(".idx").read_bytes())
+    data[34 + 4 * 3 + 8] += 2
+    path.with_suffix(".idx").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        (drop_index, AbsentError, "has no .idx file beside it"),
+        (damage_index, CorruptError, "no Megatron index"),
+        (float_index, UsageError, "data type 6"),
+        (shift_pointers, CorruptError, "damaged Megatron index"),
+        (lambda path: path.write_bytes(b"\0\0"), CorruptError, "damaged Megatron index"),
+    ],
+)
+def test_a_wrong_index_is_refused_by_name(tmp_path, change: Callable[[Path], None], kind, said) -> None:
+    path = write_megatron(tmp_path, [[[1, 2]], [[3]], [[4]]])
+    assert len(values(blocks(source(str(path)[:-4], form="megatron")))) == 3  # named as Megatron does
+    change(path)
+    with pytest.raises(kind, match=said):
+        blocks(source(tmp_path, form="megatron"))

@@ -1,0 +1,53 @@
+"""What a plan keeps in a lake is nobody's orphan: reclaiming, verifying and forking leave it alone."""
+
+from __future__ import annotations
+
+from producer_world import World
+from small_world import checkpoint, grow, litter, process, register, small
+
+from stepfs.clock import TrioClock
+from stepfs.format.fork_marker import Cut
+from stepfs.format.keys import plan_key, source_listing_key
+from stepfs.lake.fork import fork
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import reclaim
+from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.metadata import verify_metadata
+from stepfs.store.api import Put
+from stepfs.testing.faulty_store import FaultyStore, ObjectMap
+
+DIGEST = "0123456789abcdef" * 2
+
+
+def test_listings_and_plans_survive_a_reclaim_and_are_no_damage() -> None:
+    async def scenario(world: World) -> None:
+        await litter(world)
+        store, identity = process(world, "keeper"), world.identity
+        kept = {
+            source_listing_key(identity.lake_id, DIGEST, 0): b"files",
+            source_listing_key(identity.lake_id, DIGEST, 1): b"more",
+            plan_key(identity.lake_id, DIGEST): b"version: 1",
+        }
+        for key, data in kept.items():
+            assert await store.create(key, data) is Put.CREATED
+        await register(world, "other")
+        await checkpoint(world, "other", 12)
+        for _ in range(2):
+            await reclaim(store, identity, clock=TrioClock(), orphans=True)
+        for key, data in kept.items():
+            assert await store.get(key) == data
+        reader = await LogReader.open(store, identity)
+        assert not (await verify_lake(reader, origin_store=lambda url: store)).errors
+        assert not await verify_metadata(store, identity)
+        child = FaultyStore(ObjectMap(), actor="child")
+        await fork(
+            reader,
+            child,
+            Cut(reader.first_live_step, reader.first_live_step, reader.first_live_step),
+            TrioClock(),
+        )
+        assert not [
+            entry for entry in await child.list("") if "/sources/" in entry.key or "/plans/" in entry.key
+        ]
+
+    small(scenario, on=grow)

@@ -1,0 +1,181 @@
+"""Sources in a bucket: any key, every format, requests that say which version they mean."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import pyarrow as pa
+import pytest
+import servers
+from pyarrow import parquet
+
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs_producer.roles.loader import read
+from stepfs_producer.sources.block import Block, Place
+from stepfs_producer.sources.corpus import Listing, from_shards, list_corpus
+from stepfs_producer.sources.files.objects import bucket_of
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+
+STRANGE = [
+    "c++/a b.jsonl",
+    "c++/50%.jsonl",
+    "c++/ü#?&=.jsonl",
+    "c++/x+y%20z.jsonl",
+    "c++/[1].jsonl",
+    "c++/deep/er.jsonl",
+]
+
+
+@pytest.fixture(autouse=True)
+def connections_of_this_test() -> Iterator[None]:
+    bucket_of.cache_clear()
+    yield
+    bucket_of.cache_clear()
+
+
+@pytest.fixture
+def root(s3_url: str) -> str:
+    return s3_url
+
+
+@pytest.fixture
+def put(root: str, seaweed: servers.S3Server) -> Callable[[str, bytes], None]:
+    client = boto3.client(
+        "s3",
+        endpoint_url=seaweed.endpoint_url,
+        aws_access_key_id=servers.ACCESS_KEY,
+        aws_secret_access_key=servers.SECRET_KEY,
+        region_name="us-east-1",
+    )
+    prefix = urllib.parse.urlsplit(root).path.strip("/")
+
+    def send(key: str, data: bytes) -> None:
+        client.put_object(Bucket=servers.BUCKET, Key=f"{prefix}/{key}", Body=data)
+
+    return send
+
+
+def source(*files: str, form: str = "jsonl", **fields: object) -> SourceSpec:
+    return SourceSpec("code", form, files, shuffle=False, **fields)  # type: ignore[arg-type]
+
+
+def texts(spec: SourceSpec, listing: Listing | None = None) -> list[str]:
+    layout = Layout(spec, listing or list_corpus(spec), range_bytes_min=64)
+    place, found = Place(0, 0, 0), []
+    while place.epoch == 0 and (task := layout.task(place)) is not None:
+        block: Block = read(spec, task)
+        found += [block.records.part(n, n + 1).data.decode() for n in range(len(block.records))]
+        place = block.follows
+    return found
+
+
+def line(text: str) -> bytes:
+    return json.dumps({"text": text}).encode() + b"\n"
+
+
+def test_objects_with_strange_keys_are_found_and_read(root, put) -> None:
+    for key in [*STRANGE, "c++/.hidden/no.jsonl", "c++/README.md", "c++x.jsonl"]:
+        put(key, line(key))
+    spec = source(f"{root}/c++/")
+    assert [file.name for file in list_corpus(spec).files] == sorted(
+        (f"0/{key[4:]}" for key in STRANGE), key=str.encode
+    )
+    assert sorted(texts(spec)) == sorted(STRANGE)
+    assert texts(source(f"{root}/c++")) == texts(spec)
+    assert texts(source(f"{root}/c++/*+y*.jsonl")) == ["c++/x+y%20z.jsonl"]
+    assert texts(source(f"{root}/c++/**/er.jsonl")) == ["c++/deep/er.jsonl"]
+    for key in STRANGE:
+        if "[" not in key and "?" not in key:
+            assert texts(source(f"{root}/{key}")) == [key]
+
+
+def test_a_large_object_is_read_in_ranges_and_any_format_is(root, put) -> None:
+    many = [f"{number} " + "x" * (number % 90) for number in range(400)]
+    data = b"".join(map(line, many))
+    put("a.jsonl", data)
+    put("b.jsonl.gz", gzip.compress(data))
+    table = io.BytesIO()
+    parquet.write_table(pa.table({"text": many}), table, row_group_size=50)
+    put("c.parquet", table.getvalue())
+    assert texts(source(f"{root}/a.jsonl", block_bytes=1000)) == many
+    assert texts(source(f"{root}/b.jsonl.gz", block_bytes=1000)) == many
+    assert texts(source(f"{root}/c.parquet", form="parquet")) == many
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_an_object_that_was_replaced_is_refused_by_name(root, put, same_size) -> None:
+    put("a.jsonl", line("before"))
+    spec = source(f"{root}/")
+    listing = list_corpus(spec)
+    stored = from_shards(listing.to_shards(), listing.digest)
+    put("a.jsonl", line("after!" if same_size else "a longer text"))
+    with pytest.raises(
+        RefusedError, match=r"/a\.jsonl was replaced since it was listed .*restore it, or give"
+    ):
+        texts(spec, listing)
+    with pytest.raises(RefusedError, match=r"/a\.jsonl (was replaced|is longer)"):
+        stored.located(list_corpus(spec), "code")
+
+
+def test_an_object_that_is_gone_is_refused_by_name(root, put) -> None:
+    put("a.jsonl", line("here"))
+    spec = source(f"{root}/")
+    listing = list_corpus(spec)
+    bucket, prefix = urllib.parse.urlsplit(root).netloc, urllib.parse.urlsplit(root).path.strip("/")
+    bucket_of(bucket, None, None)._clients.data().delete_object(Bucket=bucket, Key=f"{prefix}/a.jsonl")
+    with pytest.raises(RefusedError, match=r"/a\.jsonl is gone; restore it"):
+        texts(spec, listing)
+
+
+def test_what_is_not_there_is_said(root) -> None:
+    with pytest.raises(AbsentError, match=r"no files that end in \.jsonl"):
+        list_corpus(source(f"{root}/nothing/"))
+    with pytest.raises(
+        AbsentError, match="bucket no-such-bucket of the source does not exist; correct the URL"
+    ):
+        list_corpus(source("s3://no-such-bucket/x/"))
+
+
+def test_a_source_has_its_own_server_and_profile(root, put, seaweed, monkeypatch, tmp_path: Path) -> None:
+    put("a.jsonl", line("mine"))
+    (tmp_path / "credentials").write_text(
+        f"[corpora]\naws_access_key_id={servers.ACCESS_KEY}\naws_secret_access_key={servers.SECRET_KEY}\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    spec = source(f"{root}/", endpoint_url=seaweed.endpoint_url, profile="corpora")
+    assert texts(spec) == ["mine"]
+    with pytest.raises(UsageError, match="AWS settings are wrong"):
+        list_corpus(source(f"{root}/", endpoint_url=seaweed.endpoint_url, profile="absent"))
+
+
+def test_a_server_that_is_down_is_no_bad_record(root, put, monkeypatch) -> None:
+    put("a.jsonl", line("x"))
+    spec = source(f"{root}/")
+    listing = list_corpus(spec)
+    bucket_of.cache_clear()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{servers.free_ports(1)[0]}")
+    with pytest.raises(StoreUnreachableError):
+        texts(spec, listing)
+
+
+def test_a_server_that_ignores_if_match_is_not_believed(root, put, monkeypatch) -> None:
+    put("a.jsonl", line("before"))
+    spec = source(f"{root}/")
+    listing = list_corpus(spec)
+    put("a.jsonl", line("after!"))
+    client = bucket_of(urllib.parse.urlsplit(root).netloc, None, None)._clients.data()
+    client.meta.events.register(
+        "provide-client-params.s3.GetObject",
+        lambda params, **_: {name: value for name, value in params.items() if name != "IfMatch"},
+    )
+    with pytest.raises(RefusedError, match="was replaced since it was listed"):
+        texts(spec, listing)
