@@ -1,0 +1,161 @@
+"""What no field of a plan can see alone: names that must exist, steps in order, lengths that divide, bounds of the whole.
+
+Each check needs some of the fields, so it also runs while others are wrong: a user learns of all mistakes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from stepfs_producer.plan.file.declared import Defaults
+from stepfs_producer.plan.file.mesh import Mesh
+from stepfs_producer.plan.file.problems import Problem, nearest
+from stepfs_producer.plan.file.settings import Mix, Output, Stage, Until
+from stepfs_producer.plan.rules import Exhausted
+from stepfs_producer.plan.state import POSITION_BYTES_MAX, SourceState, State, position_bytes_max
+
+TOKENS_MAX: Final = 1 << 30  # of a step, and of the rows that all sources may owe
+IDENTITY_CHARACTERS: Final = 16
+DIGEST_CHARACTERS: Final = 32
+_NAME_MAX: Final = 200
+
+
+def problems_of_plan(
+    fields: Mapping[str, Any], sources: Mapping[str, Any], weighed: Sequence[Sequence[str]]
+) -> list[Problem]:
+    """Problems between fields. `fields`: those that could be parsed; `weighed`: names in each entry of the mix."""
+    problems = [*_names(sources), *_unknown_sources(sources, weighed)]
+    if "mix" in fields:
+        problems += _mix(fields["mix"])
+    if "output" in fields and "stages" in fields:
+        problems += _lengths(fields["output"], fields["stages"], len(sources))
+    if {"until", "defaults", "sources"} <= set(fields):
+        problems += _ending(fields["until"], fields["defaults"], fields["sources"])
+    return problems
+
+
+def position_bytes(sources: Sequence[str]) -> int:
+    """Bytes that the position of a plan with these sources can reach."""
+    source = SourceState("0" * IDENTITY_CHARACTERS, "0" * DIGEST_CHARACTERS)
+    return position_bytes_max(State("0" * DIGEST_CHARACTERS, 0, dict.fromkeys(sources, source)))
+
+
+def _names(sources: Mapping[str, Any]) -> Iterator[Problem]:
+    good = []
+    for name in sources:
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
+            what = f"{name!r} is no name of a source; use 1 to {_NAME_MAX} printable characters"
+            yield Problem(("sources", name), what, of_key=True)
+        else:
+            good.append(name)
+    if not sources:
+        yield Problem(("sources",), "no source; declare at least one")
+    size = position_bytes(good)
+    if size > POSITION_BYTES_MAX:
+        what = (
+            f"the position of {len(good)} sources can reach {size} bytes, the most is {POSITION_BYTES_MAX}; "
+            "use fewer sources, or shorter names"
+        )
+        yield Problem(("sources",), what)
+
+
+def _unknown_sources(sources: Mapping[str, Any], weighed: Sequence[Sequence[str]]) -> Iterator[Problem]:
+    for number, names in enumerate(weighed):
+        for name in names:
+            if name not in sources:
+                what = f"unknown source {name!r}{nearest(name, sources)}"
+                yield Problem(("mix", number, "weights", name), what, of_key=True)
+    if weighed:
+        for name in sources:
+            if not any(name in names for names in weighed):
+                what = f"source {name!r} has no weight; give it one in the mix (0 keeps it out)"
+                yield Problem(("sources", name), what, of_key=True)
+
+
+def _mix(entries: Sequence[Mix]) -> Iterator[Problem]:
+    steps: list[int] = []
+    for number, entry in enumerate(entries):
+        where = ("mix", number)
+        if not any(entry.weights.values()):
+            yield Problem(
+                (*where, "weights"), "all weights are zero; give at least one source a positive weight"
+            )
+        if entry.ramp_to is not None and entry.from_ is not None:
+            yield Problem((*where, "ramp_to"), "give one of from and ramp_to", of_key=True)
+        if number == 0 and entry.ramp_to is not None:
+            what = "a ramp needs an entry before it; begin with {from: 0, weights: {…}}"
+            yield Problem((*where, "ramp_to"), what, of_key=True)
+        elif number == 0 and entry.from_:
+            yield Problem((*where, "from"), f"the first entry begins at 0, not at {entry.from_}")
+        elif number and entry.from_ is None and entry.ramp_to is None:
+            yield Problem(where, "say when its weights hold: add from or ramp_to")
+        steps.append(entry.from_ or 0 if entry.ramp_to is None else entry.ramp_to)
+    for number, (before, after) in enumerate(pairwise(steps), start=1):
+        if after <= before and (entries[number].from_ is not None or entries[number].ramp_to is not None):
+            key = "from" if entries[number].ramp_to is None else "ramp_to"
+            what = f"step {after} does not come after step {before} of the entry before; put them in order"
+            yield Problem(("mix", number, key), what)
+
+
+def _lengths(output: Output, stages: Sequence[Stage], sources: int) -> Iterator[Problem]:
+    places: list[tuple[tuple[str | int, ...], int]] = []
+    if output.sequence_length is not None:
+        places.append((("output", "sequence_length"), output.sequence_length))
+        if stages:
+            yield Problem(("stages",), "give one of output.sequence_length and stages", of_key=True)
+    elif not stages:
+        yield Problem(("output",), "sequence_length is missing; add sequence_length: 4096, or stages")
+    places += [
+        (("stages", number, "sequence_length"), one.sequence_length) for number, one in enumerate(stages)
+    ]
+    if stages and stages[0].from_:
+        yield Problem(("stages", 0, "from"), f"the first stage begins at 0, not at {stages[0].from_}")
+    for number, (before, after) in enumerate(pairwise(stages), start=1):
+        if after.from_ <= before.from_:
+            what = f"step {after.from_} does not come after step {before.from_} of the stage before; put them in order"
+            yield Problem(("stages", number, "from"), what)
+    if not places:
+        return
+    longest = max(length for _, length in places)
+    yield from _rows(output, places, longest)
+    if longest * sources > TOKENS_MAX:
+        what = (
+            f"{sources} sources at sequence_length {longest} could owe more tokens than a position holds "
+            f"({TOKENS_MAX}); use fewer sources or shorter sequences"
+        )
+        yield Problem(("sources",), what)
+
+
+def _rows(
+    output: Output, places: Sequence[tuple[tuple[str | int, ...], int]], longest: int
+) -> Iterator[Problem]:
+    whole = output.micro_batch_tokens or longest
+    mesh: Mesh = output.mesh
+    for where, length in places:
+        if whole % length:
+            what = f"sequence_length {length} does not divide micro_batch_tokens {whole}; choose a multiple of each length"
+            yield Problem(where, what)
+    tokens = mesh.slices * output.micro_batches * whole
+    if tokens > TOKENS_MAX:
+        what = (
+            f"a step of {tokens} tokens (slices × micro_batches × micro_batch_tokens) is too large; "
+            f"the most is {TOKENS_MAX}"
+        )
+        yield Problem(("output",), what)
+
+
+def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -> Iterator[Problem]:
+    if until.exhausted is None or until.steps is not None or until.tokens is not None:
+        return
+    endless = [
+        name
+        for name, source in sources.items()
+        if (source if "epochs" in source.model_fields_set else defaults).epochs is None
+    ]
+    if until.exhausted is Exhausted.FIRST and len(endless) == len(sources):
+        yield Problem(("until", "exhausted"), "no source ever ends; give one epochs, such as epochs: 1")
+    if until.exhausted is Exhausted.ALL and endless:
+        what = f"{endless[0]!r} never ends; give every source epochs, such as epochs: 1"
+        yield Problem(("until", "exhausted"), what)

@@ -1,0 +1,41 @@
+"""What changed between two plans, for a person who must accept it before anybody is fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from stepfs_producer.plan.file.digest import Normalised
+from stepfs_producer.plan.file.problems import Where, path_text
+
+_ABSENT: Final = object()
+
+
+def differences(before: Normalised, after: Normalised) -> list[str]:
+    """Lines such as `mix[0].weights.code: 30 → 35`; none if the plans are the same."""
+    return [
+        f"{path_text(where)}: {_shown(old)} → {_shown(new)}"
+        for where, old, new in _changes((), before, after)
+    ]
+
+
+def _changes(where: Where, before: object, after: object) -> Iterator[tuple[Where, object, object]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted({*before, *after}):
+            yield from _changes((*where, key), before.get(key, _ABSENT), after.get(key, _ABSENT))
+    elif isinstance(before, list) and isinstance(after, list):
+        for index in range(max(len(before), len(after))):
+            old, new = (one[index] if index < len(one) else _ABSENT for one in (before, after))
+            yield from _changes((*where, index), old, new)
+    elif before != after:
+        yield where, before, after
+
+
+def _shown(value: object) -> str:
+    if value is _ABSENT or value is None:
+        return "none"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_shown(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return str(value) or "''"

@@ -1,0 +1,186 @@
+"""What a plan is: its text with all defaults filled in, the digest of that text, and the identity of each source.
+
+Two plan files that mean the same have the same text. The text is itself a plan, so a kept one can be read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from stepfs.errors import CorruptError
+from stepfs_producer.plan.file.declared import AnySource, Megatron, Parquet, Source
+from stepfs_producer.plan.file.scalars import NONE, decimal_text
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.settings import Cost, Mix, OnError, Shuffle, Stage, Tokenizer, Until
+
+FRAGMENT_RULE: Final = 1  # changes whenever the same listing would give other fragments, blocks or orders
+Normalised = dict[str, Any]  # JSON
+
+
+def with_defaults(plan: Plan) -> dict[str, AnySource]:
+    """The sources in order of names, each with the settings of `defaults` that it does not have itself."""
+    common = {name: getattr(plan.defaults, name) for name in type(plan.defaults).model_fields}
+    return {
+        name: source.model_copy(
+            update={key: value for key, value in common.items() if key not in source.model_fields_set}
+        )
+        for name, source in sorted(plan.sources.items())
+    }
+
+
+def stages_of(plan: Plan) -> tuple[Stage, ...]:
+    """Sequence lengths by step, also of a plan that has a single one."""
+    if plan.output.sequence_length is not None:
+        return (Stage(sequence_length=plan.output.sequence_length),)
+    return plan.stages
+
+
+def mix_of(plan: Plan) -> tuple[Mix, ...]:
+    """The entries of the mix; without any, all sources weigh the same."""
+    return plan.mix or (Mix(weights=dict.fromkeys(plan.sources, Fraction(1))),)
+
+
+def micro_batch_tokens(plan: Plan) -> int:
+    """Tokens of a micro-batch; by default a row of the longest stage."""
+    return plan.output.micro_batch_tokens or max(stage.sequence_length for stage in stages_of(plan))
+
+
+def normalised(plan: Plan) -> Normalised:
+    """Every setting by its YAML name, as text, whole numbers, lists and mappings."""
+    return {
+        "version": plan.version,
+        "seed": plan.seed,
+        "output": {
+            "ext": plan.output.ext,
+            "mesh": str(plan.output.mesh),
+            "micro_batches": plan.output.micro_batches,
+            "micro_batch_tokens": micro_batch_tokens(plan),
+            "labels": plan.output.labels,
+        },
+        "stages": [{"from": one.from_, "sequence_length": one.sequence_length} for one in stages_of(plan)],
+        "tokenizer": _tokenizer(plan.tokenizer),
+        "sources": {name: _source(source) for name, source in with_defaults(plan).items()},
+        "mix": [_entry(entry) for entry in mix_of(plan)],
+        "pack": {"method": str(plan.pack.method)},
+        "cost": _cost(plan.cost),
+        "balance": {"method": str(plan.balance.method), "over": str(plan.balance.over)},
+        "until": _until(plan.until),
+    }
+
+
+def plan_text(plan: Plan) -> str:
+    """The text to keep: canonical JSON of the normalised plan."""
+    return json.dumps(normalised(plan), ensure_ascii=False, sort_keys=True, indent=1) + "\n"
+
+
+def plan_of_text(text: str) -> Plan:
+    """The plan of a kept text. `CorruptError` if it is none."""
+    try:
+        return Plan.model_validate(json.loads(text))
+    except (ValueError, ValidationError, RecursionError) as error:
+        raise CorruptError("a kept plan cannot be read; remove it, the next start keeps it again") from error
+
+
+def plan_digest(plan: Plan) -> str:
+    """32 hexadecimal digits."""
+    return hashlib.blake2b(plan_text(plan).encode(), digest_size=16).hexdigest()
+
+
+def identities(plan: Plan, tokenizer_digest: str, *, held_out: bool = False) -> dict[str, str]:
+    """16 hexadecimal digits by source: a cursor means something only while they stay.
+
+    `tokenizer_digest`: of the content of the tokenizer's file. Files are not part of it, because the digest of the
+    listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, the padding token.
+    """
+    return {
+        name: _identity(plan, source, tokenizer_digest, held_out=held_out)
+        for name, source in with_defaults(plan).items()
+    }
+
+
+def _identity(plan: Plan, source: AnySource, tokenizer_digest: str, *, held_out: bool) -> str:
+    declared = _source(source)
+    policy = ("files", "long", "epochs", "on_error", "endpoint_url", "profile")
+    described = {name: value for name, value in declared.items() if name not in policy}
+    holds_ids = isinstance(source, Megatron) or (
+        isinstance(source, Parquet) and source.tokens_field is not None
+    )
+    if not holds_ids or source.transform is not None:
+        tokenizer = plan.tokenizer
+        described["tokenizer"] = [tokenizer.kind, tokenizer.eos, tokenizer.bos, tokenizer_digest]
+    described["seed"] = plan.seed
+    described["held_out"] = held_out
+    described["rule"] = FRAGMENT_RULE
+    text = json.dumps(described, ensure_ascii=False, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
+
+
+def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    return _given({name: getattr(tokenizer, name) for name in ("kind", "file", "eos", "bos", "pad")})
+
+
+def _source(source: AnySource) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "format": source.format,
+        "files": list(source.files),
+        "shuffle": _shuffle(source.shuffle),
+        "long": str(source.long),
+        "epochs": NONE if source.epochs is None else decimal_text(source.epochs),
+        "on_error": _on_error(source.on_error),
+        "holdout": decimal_text(source.holdout),
+        "endpoint_url": source.endpoint_url,
+        "profile": source.profile,
+        "transform": source.transform,
+        "version": source.version,
+    }
+    for name in ("text_field", "tokens_field", "mask_field", "labels_field"):
+        if hasattr(source, name):
+            found[name] = getattr(source, name)
+    if found.get("tokens_field") is not None:
+        del found["text_field"]  # one or the other
+    if isinstance(source, Source):
+        found["options"] = dict(source.options)
+    return _given(found)
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not set: text has no null, and YAML would read the word."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _shuffle(shuffle: Shuffle | None) -> object:
+    return NONE if shuffle is None else {"block": shuffle.block}
+
+
+def _on_error(on_error: OnError) -> object:
+    if on_error.do == "stop":
+        return {"do": "stop"}
+    return {"do": on_error.do, "at_most": decimal_text(on_error.at_most), "in_a_row": on_error.in_a_row}
+
+
+def _entry(entry: Mix) -> dict[str, Any]:
+    weights = {name: decimal_text(entry.weights[name]) for name in sorted(entry.weights)}
+    step = {"from": entry.from_ or 0} if entry.ramp_to is None else {"ramp_to": entry.ramp_to}
+    return {**step, "weights": weights}
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    if cost.call is not None:
+        return {"call": cost.call}
+    linear, quadratic = cost.coefficients
+    return {"linear": linear, "quadratic": quadratic}
+
+
+def _until(until: Until) -> dict[str, Any]:
+    given: Mapping[str, object] = {
+        "steps": until.steps,
+        "tokens": until.tokens,
+        "exhausted": None if until.exhausted is None else str(until.exhausted),
+    }
+    return {**_given(given), "last": until.last}

@@ -1,0 +1,44 @@
+"""What is wrong with a plan: all of it at once, each problem with its place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from stepfs.errors import UsageError
+
+Where = tuple[str | int, ...]  # keys and indices from the top of the plan
+
+
+class Problem(NamedTuple):
+    """One thing to mend. `what` is a line that says how."""
+
+    where: Where
+    what: str
+    of_key: bool = False  # the key itself is wrong, not what it holds
+
+
+class PlanError(UsageError):
+    """The plan cannot be used. One line per problem; correct them all and try again."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = tuple(lines)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'prose'?` if a known word is near; else the known words, if they are few."""
+    words = sorted(known)
+    near = difflib.get_close_matches(word, words, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(words)}" if 0 < len(words) <= 16 else ""
+
+
+def path_text(where: Where) -> str:
+    """`sources.code.files[1]`."""
+    text = ""
+    for part in where:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

@@ -1,0 +1,160 @@
+"""A plan file in the terms of the planner, the loaders and the constructors."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepfs.errors import UsageError
+from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.file.schema import Jsonl, Megatron, Output, Parquet, Plan, Source, Text
+from stepfs_producer.plan.file.yaml_file import read_plan
+from stepfs_producer.plan.rules import Exhausted, Packing
+from stepfs_producer.plan.samples import Long, SkipBudget
+from stepfs_producer.plan.schedule import ONE
+from stepfs_producer.run.compiled import Compiled, compiled
+from stepfs_producer.run.user_code import function_of
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
+
+PLANS = Path(__file__).parent / "plans"
+OUTPUT = Output(mesh="dp=2", sequence_length=64)
+
+
+def file(name: str, **more: object) -> Compiled:
+    plan = read_plan((PLANS / name).read_bytes(), name).plan
+    return compiled(plan, listings=dict.fromkeys(plan.sources, "l"), tokenizer_digest="t", **more)
+
+
+def of_sources(**sources: object) -> Compiled:
+    return compiled(Plan(output=OUTPUT, sources=sources), listings={}, tokenizer_digest="t")
+
+
+def test_the_first_plan_has_the_defaults_of_a_first_user():
+    first = file("first.yaml")
+    rules = first.rules
+    assert (rules.ranks, rules.micro_batches, rules.micro_batch_tokens) == (8, 1, 4096)
+    assert list(rules.sources) == ["code", "prose"]
+    assert rules.mix.shares(0) == (1288490189, ONE - 1288490189), "the larger remainder is rounded up"
+    assert (rules.cost.linear, rules.cost.quadratic) == (24576, 1)
+    assert (rules.packing, rules.method, rules.exhausted) == (Packing.BEST_FIT, Method.AUTO, Exhausted.ALL)
+    assert (rules.steps_max, rules.tokens_max, rules.pad_last) == (None, None, False)
+    assert rules.sources["code"].long is Long.SPLIT
+    assert rules.sources["code"].skips is None
+    assert rules.sources["code"].listing == "l"
+    assert first.payload_spec(padding=1, vocabulary=9) == PayloadSpec(".safetensors", True, 1, 9)
+    assert first.tokenizer == TokenizerSpec(TokenizerKind.HUGGINGFACE, "tokenizer.json", "</s>")
+    assert first.specs["code"] == SourceSpec(
+        "code", "parquet", ("s3://corpora/code/*.parquet",), text_field="content"
+    )
+
+
+def test_the_second_plan_reaches_every_room():
+    second = file("second.yaml")
+    rules = second.rules
+    assert (rules.ranks, rules.micro_batches, rules.micro_batch_tokens) == (4, 4, 16384)
+    assert [rules.stages.sequence_length(step) for step in (0, 7999, 8000)] == [4096, 4096, 16384]
+    chats, code, prose = rules.mix.shares(5000)
+    assert [round(share * 1000 / ONE) for share in (chats, code, prose)] == [150, 275, 575]
+    assert rules.mix.shares(10**6) == rules.mix.shares(10**4)
+    assert rules.steps_max == 200_000
+    assert rules.sources["prose"].skips == SkipBudget(Fraction(1, 1000), 100)
+    assert second.specs["prose"].holdout == Fraction(1, 1000)
+    assert second.specs["chats"].whole_records
+    assert second.specs["chats"].epochs == Fraction(5, 2)
+    assert second.transforms["chats"].call == "my_sft:render"
+    assert second.transforms["code"].call is None
+    assert (second.specs["code"].endpoint_url, second.specs["code"].profile) == (
+        "https://s3.example",
+        "corpora",
+    )
+    assert {spec.seed for spec in second.specs.values()} == {20260701}
+
+
+def test_relative_names_are_below_the_directory_of_the_plan():
+    plan = Plan(
+        output=OUTPUT,
+        tokenizer={"kind": "bpe", "file": "t.json"},
+        sources={"a": Text("x", "/abs", "s3://b/k", "sub/*.txt")},
+    )
+    there = compiled(plan, listings={}, tokenizer_digest="", directory="/plans")
+    assert there.specs["a"].files == ("/plans/x", "/abs", "s3://b/k", "/plans/sub/*.txt")
+    assert there.tokenizer.file == "/plans/t.json"
+    assert there.rules == dataclasses.replace(
+        compiled(plan, listings={}, tokenizer_digest="").rules, mix=there.rules.mix, stages=there.rules.stages
+    )
+
+
+def test_every_format_has_its_settings():
+    specs = of_sources(
+        a=Parquet("x", tokens_field="input_ids", labels_field="labels"),
+        b=Megatron("x"),
+        c=Source("x", format="m:C", text_field="body", options={"k": "1_000"}, version="3", transform="m:f"),
+        d=Jsonl("x", shuffle="none"),
+        e=Text("x", shuffle={"block": "1MiB"}, transform="m:f"),
+    ).specs
+    assert (specs["a"].tokens_field, specs["a"].labels_field, specs["a"].mask_field) == (
+        "input_ids",
+        "labels",
+        None,
+    )
+    assert specs["b"].format == "megatron"
+    assert (specs["c"].format, specs["c"].options, specs["c"].version) == ("m:C", {"k": "1_000"}, "3")
+    assert (specs["c"].text_field, specs["c"].whole_records) == ("body", True)
+    assert not specs["d"].shuffle
+    assert (specs["e"].block_bytes, specs["e"].whole_records) == (1 << 20, False)
+
+
+def test_holding_out_reaches_sources_and_identities():
+    taken, held = file("second.yaml"), file("second.yaml", held_out=True)
+    assert {spec.held_out for spec in held.specs.values()} == {True}
+    assert taken.rules.sources["prose"].identity != held.rules.sources["prose"].identity
+
+
+def test_a_cost_function_is_found_by_name():
+    plan = Plan(output=OUTPUT, sources={"a": Text("x")}, cost={"call": "my_plan_code:flops"})
+    cost = compiled(plan, listings={}, tokenizer_digest="").rules.cost
+    assert cost.of_samples({"tokens": np.array([2, 5])}).tolist() == [6, 15]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "no_such_module_here:f",
+            "no_such_module_here:f: no module 'no_such_module_here'; put it beside the plan",
+        ),
+        ("email.nothing:f", "email.nothing:f: no module 'email.nothing'; put it beside the plan"),
+        (
+            "my_plan_code:nothing",
+            "my_plan_code:nothing: module 'my_plan_code' has no 'nothing'; correct the name",
+        ),
+        ("my_plan_code:constant", "my_plan_code:constant: 'constant' is no function; name one"),
+    ],
+)
+def test_a_function_that_is_not_there_is_a_usage_error(name, reason):
+    with pytest.raises(UsageError) as caught:
+        function_of(name)
+    assert str(caught.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import not_installed_at_all\n", "its module needs 'not_installed_at_all', which is not installed"),
+        ("1 / 0\n", "importing it raised ZeroDivisionError: division by zero; correct it"),
+        ("def f(:\n", "importing it raised SyntaxError: "),
+    ],
+)
+def test_a_module_that_does_not_import_is_a_usage_error(tmp_path, monkeypatch, text, reason):
+    (tmp_path / "my_broken_code.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        function_of("my_broken_code:f")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
