@@ -120,6 +120,7 @@ def test_an_error_of_the_disk_is_not_the_classs(tmp_path, monkeypatch) -> None:
     (tmp_path / "a.fa").write_bytes(b">one\nAC")
     spec = source(tmp_path, form=f"{HERE}:Fasta")
     layout = laid_out(spec, list_corpus(spec))
+    blocks(spec, layout)  # the file's beginning is checked, so that the class meets the error
 
     def failing(*arguments):
         raise OSError(5, "Input/output error")

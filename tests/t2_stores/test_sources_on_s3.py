@@ -13,9 +13,11 @@ import boto3
 import pyarrow as pa
 import pytest
 import servers
+import zstandard
 from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.store.s3.read_only import ReadOnlyBucket
 from stepfs_producer.roles.loader import read
 from stepfs_producer.sources.block import Block, Place
 from stepfs_producer.sources.corpus import Listing, from_shards, list_corpus
@@ -107,6 +109,24 @@ def test_a_large_object_is_read_in_ranges_and_any_format_is(root, put) -> None:
     assert texts(source(f"{root}/a.jsonl", block_bytes=1000)) == many
     assert texts(source(f"{root}/b.jsonl.gz", block_bytes=1000)) == many
     assert texts(source(f"{root}/c.parquet", form="parquet")) == many
+
+
+def test_a_range_of_lines_is_one_request(root, put, monkeypatch) -> None:
+    data = b"".join(line("x" * 1000) for _ in range(3000))
+    put("a.jsonl", data)
+    put("b.jsonl.zst", zstandard.compress(data))
+    asked = []
+    honest = ReadOnlyBucket.read
+    monkeypatch.setattr(ReadOnlyBucket, "read", lambda self, *args: asked.append(args) or honest(self, *args))
+    for name, requests in (("a.jsonl", 3), ("b.jsonl.zst", 1)):
+        spec = source(f"{root}/{name}", block_bytes=1 << 20)
+        layout = Layout(spec, list_corpus(spec))
+        asked.clear()
+        place, count = Place(0, 0, 0), 0
+        while place.epoch == 0:
+            block = read(spec, layout.task(place))
+            place, count = block.follows, count + len(block.records)
+        assert (len(asked), count) == (requests, 3000)
 
 
 @pytest.mark.parametrize("same_size", [True, False])

@@ -13,6 +13,7 @@ from stepfs_producer.sources.files.opened import OpenFile, buffered
 
 SUFFIXES: Final = (".gz", ".zst")
 _PIECE_BYTES: Final = 256 << 10
+_READ_BYTES: Final = 1 << 20  # of the file at a time: each is a request where the file is an object
 _ZSTD_INPUT_BYTES: Final = 16 << 10  # one input piece may hold much more output
 
 
@@ -35,7 +36,7 @@ def pieces(file: OpenFile) -> Iterator[bytes]:
 
 
 def _gzip(file: OpenFile) -> Iterator[bytes]:
-    with buffered(file, _PIECE_BYTES) as (stream, raw):
+    with buffered(file, _READ_BYTES) as (stream, raw):
         try:
             with gzip.GzipFile(fileobj=stream, mode="rb") as archive:
                 while piece := archive.read(_PIECE_BYTES):
@@ -52,20 +53,18 @@ def _zstd(file: OpenFile) -> Iterator[bytes]:
     import zstandard  # noqa: PLC0415  (optional)
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    place, waiting, frame = 0, b"", None
+    waiting, frame = b"", None
     try:
-        while place < file.size or waiting:
-            if not waiting:
-                end = min(place + _ZSTD_INPUT_BYTES, file.size)
-                waiting, place = file.read(place, end), end
-            if frame is None:
-                frame = decompressor.decompressobj()
-            piece = frame.decompress(waiting)
-            waiting = frame.unused_data
-            if frame.eof:
-                frame = None
-            if piece:
-                yield piece
+        with buffered(file, _READ_BYTES) as (stream, _):
+            while waiting := waiting or stream.read(_ZSTD_INPUT_BYTES):
+                if frame is None:
+                    frame = decompressor.decompressobj()
+                piece = frame.decompress(waiting)
+                waiting = frame.unused_data
+                if frame.eof:
+                    frame = None
+                if piece:
+                    yield piece
     except zstandard.ZstdError as error:
         raise CorruptError(f"{file.location}: damaged zstd ({error}); replace it or leave it out") from error
     if frame is not None:

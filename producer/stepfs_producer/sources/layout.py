@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -165,7 +164,8 @@ class Layout:
         """The fragments of the block that begins at `first`."""
         taken: list[int] = []
         total = 0
-        for index in islice(order, first, None):
+        for place in range(first, len(order)):
+            index = order[place]
             if taken and self._alone[index]:
                 break
             taken.append(index)

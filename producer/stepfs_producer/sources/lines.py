@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 LINE_BYTES_MAX: Final = 64 << 20
-_PIECE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 4 << 20
 _TAIL_BYTES: Final = 64 << 10
 
 
@@ -31,8 +31,8 @@ def lines_between(read: Callable[[int, int], bytes], begin: int, end: int, size:
 
 
 def _pieces(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[bytes]:
-    """The range, then as much behind it as its last line needs, in growing pieces."""
-    end = min(end, size)
+    """The range and a little more, so that a usual one is one request; then what its last line needs, growing."""
+    end = min(end + _TAIL_BYTES, size)
     while begin < end:
         yield read(begin, min(begin + _PIECE_BYTES, end))
         begin = min(begin + _PIECE_BYTES, end)

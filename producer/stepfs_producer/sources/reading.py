@@ -2,7 +2,7 @@
 
 Holdout is decided by a hash of the record's bytes, so that duplicates are on one side; a fractional last epoch keeps a
 record when its own key (seed, epoch, source, file, offset) is below the fraction. A dropped record keeps its place and
-has no bytes; it is not decoded unless holdout needs that, so it is not bad.
+has no bytes. A record outside of the epoch is not decoded, so it is not bad; a bad one is so on both sides of holdout.
 """
 
 from __future__ import annotations
