@@ -17,7 +17,7 @@ from stepfs_producer.transforms import tokenize
 from stepfs_producer.transforms.tokenize import (
     BpeTokenizer,
     ByteTokenizer,
-    Tokenizer,
+    LosslessTokenizer,
     load_bpe,
     save_once,
     train_bpe,
@@ -25,7 +25,7 @@ from stepfs_producer.transforms.tokenize import (
 
 TEXTS = [Path(os.__file__).read_bytes()[:60_000], "naïve 日本語 … <|end|>".encode() * 50]
 MODEL = train_bpe(TEXTS, 600)
-TOKENIZERS: list[Tokenizer] = [ByteTokenizer(), BpeTokenizer(MODEL)]
+TOKENIZERS: list[LosslessTokenizer] = [ByteTokenizer(), BpeTokenizer(MODEL)]
 texts = st.one_of(
     st.binary(max_size=200), st.text(max_size=80).map(lambda s: s.encode("utf-8", "surrogatepass"))
 )
@@ -34,7 +34,7 @@ texts = st.one_of(
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["bytes", "bpe"])
 @given(data=texts)
 @settings(max_examples=200)
-def test_decode_undoes_encode_and_widths_add_up(tokenizer: Tokenizer, data: bytes) -> None:
+def test_decode_undoes_encode_and_widths_add_up(tokenizer: LosslessTokenizer, data: bytes) -> None:
     ids = tokenizer.encode(data)
     assert tokenizer.decode(ids) == data
     assert int(tokenizer.widths(ids).sum()) == len(data)
@@ -45,7 +45,7 @@ def test_decode_undoes_encode_and_widths_add_up(tokenizer: Tokenizer, data: byte
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["bytes", "bpe"])
-def test_end_and_padding_stand_for_no_byte(tokenizer: Tokenizer) -> None:
+def test_end_and_padding_stand_for_no_byte(tokenizer: LosslessTokenizer) -> None:
     marks = np.array([tokenizer.end, tokenizer.padding], np.int32)
     assert tokenizer.widths(marks).tolist() == [0, 0]
     assert tokenizer.decode(marks) == b""

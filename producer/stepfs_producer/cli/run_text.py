@@ -24,7 +24,7 @@ from stepfs_producer.cli.feed import Ending, feed
 from stepfs_producer.cli.progress import showing
 from stepfs_producer.cli.stopping import Stopping
 from stepfs_producer.cli.text_summary import TextSummary
-from stepfs_producer.cli.vocabulary import bpe_for
+from stepfs_producer.cli.vocabulary import Vocabulary
 from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 from stepfs_producer.sources.listing import list_sources
@@ -32,7 +32,6 @@ from stepfs_producer.text.beginning import default_id, refuse_other_shape, refus
 from stepfs_producer.text.finished import FinishedFiles
 from stepfs_producer.text.records import Shard, TextSource
 from stepfs_producer.text.steps import Shape, TextPosition, TextStep, late_files, resume, text_steps
-from stepfs_producer.transforms.tokenize import ByteTokenizer, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,7 @@ class TextRun:
     ext: str | None
     producer_id: str | None
     shard: str
-    bpe: bool
-    vocab_size: int
-    tokenizer_file: Path | None
+    vocabulary: Vocabulary
     text_field: str
     limit_steps: int | None
     steps_per_second: float | None
@@ -62,11 +59,7 @@ def produce_text(run: TextRun) -> int:
     shard = parse_shard(run.shard)
     files = list_sources(run.inputs)
     source = TextSource(files, shard=shard, text_field=run.text_field)
-    tokenizer: Tokenizer = ByteTokenizer()
-    if run.bpe:
-        tokenizer = bpe_for(
-            files, text_field=run.text_field, vocabulary=run.vocab_size, path=run.tokenizer_file
-        )
+    tokenizer = run.vocabulary.tokenizer(files, text_field=run.text_field)
     check_ext = partial(encoder_for, vocabulary=tokenizer.vocabulary)
     identity = trio.run(
         partial(ensure_lake, run.lake, run.slices, run.ext, run.store_options, check_ext=check_ext)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +10,7 @@ import typer
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
-
-
-class TokenizerKind(enum.StrEnum):
-    """How text becomes tokens."""
-
-    BYTES = "bytes"
-    BPE = "bpe"
+from stepfs_producer.transforms.spec import TokenizerKind
 
 
 def text(
@@ -75,7 +68,11 @@ def text(
     ] = "0/1",
     tokenizer: Annotated[
         TokenizerKind,
-        typer.Option("--tokenizer", envvar="STEPFS_TOKENIZER", help="Bytes, or a BPE trained on the inputs."),
+        typer.Option(
+            "--tokenizer",
+            envvar="STEPFS_TOKENIZER",
+            help="Bytes, a BPE trained on the inputs, or a model's own file.",
+        ),
     ] = TokenizerKind.BYTES,
     vocab_size: Annotated[
         int,
@@ -89,7 +86,22 @@ def text(
             "--tokenizer-file",
             envvar="STEPFS_TOKENIZER_FILE",
             metavar="PATH",
-            help="JSON of the BPE: used if it exists, written if not; in the cache directory by default.",
+            help="The model's tokenizer.json; or JSON of the BPE: used if it exists, written if not; in the cache directory by default.",
+        ),
+    ] = None,
+    eos: Annotated[
+        str | None,
+        typer.Option(
+            "--eos",
+            envvar="STEPFS_EOS",
+            metavar="TOKEN",
+            help="The model's token that ends a document; found by its usual names.",
+        ),
+    ] = None,
+    pad: Annotated[
+        str | None,
+        typer.Option(
+            "--pad", envvar="STEPFS_PAD", metavar="TOKEN", help="The model's token for padding; else its end."
         ),
     ] = None,
     text_field: Annotated[
@@ -123,6 +135,7 @@ def text(
     All text in a lake has one --seq-len and --batch-size, and a corpus keeps its number of shards.
     """
     from stepfs_producer.cli.run_text import TextRun, produce_text  # noqa: PLC0415
+    from stepfs_producer.cli.vocabulary import Vocabulary  # noqa: PLC0415
 
     if steps_per_second is not None and not steps_per_second > 0:
         raise UsageError(f"--steps-per-second {steps_per_second}: give a number above 0, or leave it out")
@@ -137,9 +150,7 @@ def text(
                 ext=ext,
                 producer_id=producer_id,
                 shard=shard,
-                bpe=tokenizer is TokenizerKind.BPE,
-                vocab_size=vocab_size,
-                tokenizer_file=tokenizer_file,
+                vocabulary=Vocabulary(tokenizer, vocab_size, tokenizer_file, eos, pad),
                 text_field=text_field,
                 limit_steps=limit_steps,
                 steps_per_second=steps_per_second,

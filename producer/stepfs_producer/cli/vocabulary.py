@@ -1,4 +1,4 @@
-"""The BPE of a corpus: from its file, else trained and saved there for the next start and the other producers."""
+"""The tokenizer of a corpus: bytes, a model's file, or a BPE, trained and saved for the next start and the others."""
 
 from __future__ import annotations
 
@@ -6,16 +6,60 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stepfs.errors import RefusedError
+from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.sources.listing import SourceFile
 from stepfs_producer.text.records import TextSource
-from stepfs_producer.transforms.tokenize import BpeTokenizer, load_bpe, save_once, train_bpe
+from stepfs_producer.transforms.model_text import load_model_text
+from stepfs_producer.transforms.spec import TokenizerKind
+from stepfs_producer.transforms.tokenize import (
+    BpeTokenizer,
+    ByteTokenizer,
+    NotLosslessError,
+    Tokenizer,
+    load_bpe,
+    save_once,
+    train_bpe,
+)
 
 _TRAINING_BYTES: Final = 64 << 20  # of the beginning of the corpus; whole records, all shards
 _log = logging.getLogger("stepfs.produce")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokenizer that a command line asks for."""
+
+    kind: TokenizerKind
+    size: int  # of a BPE to be trained
+    file: Path | None
+    eos: str | None
+    pad: str | None
+
+    def tokenizer(self, files: tuple[SourceFile, ...], *, text_field: str) -> Tokenizer:
+        """The tokenizer for these files. A BPE is one of ours; another model's file is taken as the model takes it."""
+        named = self.eos is not None or self.pad is not None
+        if self.kind is TokenizerKind.HUGGINGFACE or (named and self.kind is TokenizerKind.BPE and self.file):
+            if self.file is None:
+                raise UsageError(
+                    "--tokenizer huggingface needs the model's file: --tokenizer-file tokenizer.json"
+                )
+            return load_model_text(self.file, eos=self.eos, pad=self.pad)
+        if named:
+            raise UsageError(
+                "--eos and --pad name tokens of a model: give --tokenizer huggingface --tokenizer-file tokenizer.json"
+            )
+        if self.kind is TokenizerKind.BYTES:
+            return ByteTokenizer()
+        try:
+            return bpe_for(files, text_field=text_field, vocabulary=self.size, path=self.file)
+        except NotLosslessError:
+            if self.file is None:
+                raise
+            return load_model_text(self.file, eos=None, pad=None)
 
 
 def bpe_for(

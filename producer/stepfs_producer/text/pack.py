@@ -35,7 +35,10 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`tokens` tokens from `column` of `row` on are bytes [offset, offset + size) of a document."""
+    """`tokens` tokens from `column` of `row` on are bytes [offset, offset + size) of a document.
+
+    Where a model's tokenizer changed the text, no byte belongs to a token: these are the bytes of the whole record.
+    """
 
     row: int
     column: int
@@ -57,10 +60,7 @@ class Rows:
     cursor: Cursor  # the place after these rows
     documents: int  # that ended in these rows
     tokens: int  # that are not padding
-
-    @property
-    def source_bytes(self) -> int:
-        return sum(span.size for span in self.spans)
+    source_bytes: int  # a record whose bytes belong to no token counts where it ends
 
 
 @dataclass(slots=True)
@@ -72,6 +72,7 @@ class _Filling:
     at: int = 0
     parts: int = 0  # of the current row
     documents: int = 0
+    source_bytes: int = 0
     spans: list[Span] = field(default_factory=list)
     input_ids: NDArray[np.int32] = field(init=False)
     labels: NDArray[np.int32] = field(init=False)
@@ -100,10 +101,14 @@ class _Filling:
         self.labels[here] = document.labels[there]
         self.position_ids[here] = np.arange(count, dtype=np.int32)
         self.doc_ids[here] = self.parts
-        first, last = int(document.edges[taken]), int(document.edges[taken + count])
+        first, last = document.bytes_of(taken, taken + count)
         self.spans.append(
             Span(row, column, count, document.record.document, document.record.start + first, last - first)
         )
+        if document.edges is not None:
+            self.source_bytes += last - first
+        elif taken + count == len(document.ids):
+            self.source_bytes += len(document.record.data)
         self.at += count
         self.parts += 1
         return count
@@ -118,20 +123,28 @@ class _Filling:
             cursor,
             self.documents,
             self.at,
+            self.source_bytes,
         )
 
 
 class _Document:
-    """A tokenized record: ids with `end`, labels, and the byte offset before each token."""
+    """A tokenized record: ids with `end`, labels, and the byte offset before each token if it is known."""
 
     __slots__ = ("edges", "ids", "labels", "record")
 
     def __init__(self, record: Record, tokenizer: Tokenizer) -> None:
         self.record = record
-        self.ids = np.append(tokenizer.encode(record.data), np.int32(tokenizer.end))
+        ids = tokenizer.encode(record.data)
+        edges = tokenizer.edges(record.data, ids)
+        self.ids = np.append(ids, np.int32(tokenizer.end))
         self.labels = np.append(self.ids[1:], np.int32(IGNORED))
-        self.edges = np.zeros(len(self.ids) + 1, np.int64)
-        np.cumsum(tokenizer.widths(self.ids), out=self.edges[1:])
+        self.edges = None if edges is None else np.append(edges, edges[-1])
+
+    def bytes_of(self, first: int, last: int) -> tuple[int, int]:
+        """The record's bytes behind tokens [first, last)."""
+        if self.edges is None:
+            return 0, len(self.record.data)
+        return int(self.edges[first]), int(self.edges[last])
 
 
 def pack(

@@ -210,6 +210,9 @@ class ModelTokenizer(_Encoder):
         self.vocabulary = (
             max(vocabulary.values()) + 1
         )  # ids may have gaps, and added tokens stand above the model's
+        self.names = vocabulary
+        self.added = frozenset(self._model.get_added_tokens_decoder())
+        self.byte_level = _is_byte_level(changed)
         names = Names(spec.file or "the tokenizer file", vocabulary, list(new_names))
         special = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
         self.eos, self.bos, self.pad = special.eos, special.bos, special.pad
@@ -218,6 +221,11 @@ class ModelTokenizer(_Encoder):
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         return _encoded(self._model, texts)
+
+
+def _is_byte_level(model_json: str) -> bool:
+    """Whether the model's pieces spell bytes, in the characters of GPT-2's files."""
+    return "'ByteLevel'" in str(json.loads(model_json).get("pre_tokenizer"))
 
 
 def _encoded(model: Model, texts: Sequence[str]) -> Documents:

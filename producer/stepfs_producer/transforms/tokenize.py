@@ -31,8 +31,12 @@ VOCABULARY_MIN: Final = 258  # 256 bytes, end, padding
 _STRAY: Final = re.compile("([\udc80-\udcff]+)")  # how surrogateescape spells bytes that are not UTF-8
 
 
+class NotLosslessError(UsageError):
+    """The file holds a tokenizer, but not one whose ids can be undone: `model_text` takes it as the model does."""
+
+
 class Tokenizer(Protocol):
-    """What packing needs of a tokenizer. `decode(encode(data)) == data` for any bytes."""
+    """What packing needs of a tokenizer."""
 
     identity: str  # changes whenever the same bytes would get other ids; stands in the producer's position
     vocabulary: int  # number of ids, `end` and `padding` included
@@ -40,6 +44,14 @@ class Tokenizer(Protocol):
     padding: int
 
     def encode(self, data: bytes) -> Ids: ...
+
+    def edges(self, data: bytes, ids: Ids) -> NDArray[np.int64] | None:
+        """Where in `data` each of its ids begins, and the end of the last; None where ids do not stand for bytes of it."""
+        ...
+
+
+class LosslessTokenizer(Tokenizer, Protocol):
+    """`decode(encode(data)) == data` for any bytes."""
 
     def decode(self, ids: Ids) -> bytes: ...
 
@@ -65,6 +77,9 @@ class ByteTokenizer:
     def widths(self, ids: Ids) -> NDArray[np.int64]:
         return (ids < self.end).astype(np.int64)
 
+    def edges(self, _data: bytes, ids: Ids) -> NDArray[np.int64]:
+        return edges_of(self.widths(ids))
+
 
 class BpeTokenizer:
     """A byte-level BPE model of the `tokenizers` library, from its JSON."""
@@ -75,16 +90,16 @@ class BpeTokenizer:
 
         self._model: Model = Model.from_str(model_json)
         if self._model.normalizer is not None:
-            raise UsageError("the tokenizer has a normalizer, which changes the text; use one without")
-        byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
+            raise NotLosslessError("the tokenizer has a normalizer, which changes the text; use one without")
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         names: list[str] = [
             str(self._model.id_to_token(number)) for number in range(self._model.get_vocab_size())
         ]
         try:
             self._pieces = [bytes(byte_of[character] for character in name) for name in names]
-            self._single = [names.index(character) for character in _byte_characters()]
+            self._single = [names.index(character) for character in byte_characters()]
         except (KeyError, ValueError) as error:
-            raise UsageError(
+            raise NotLosslessError(
                 "the tokenizer is not a byte-level BPE without special tokens; train one with --tokenizer bpe"
             ) from error
         self.end = len(names)
@@ -108,12 +123,22 @@ class BpeTokenizer:
         widths: NDArray[np.int64] = self._widths[ids]
         return widths
 
+    def edges(self, _data: bytes, ids: Ids) -> NDArray[np.int64]:
+        return edges_of(self.widths(ids))
+
     def _runs(self, data: bytes) -> Iterator[list[int]]:
         for run in _STRAY.split(data.decode("utf-8", "surrogateescape")):
             if _STRAY.match(run):
                 yield [self._single[byte] for byte in run.encode("utf-8", "surrogateescape")]
             else:
                 yield list(self._model.encode(run, add_special_tokens=False).ids)
+
+
+def edges_of(widths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Widths → the offsets before each and behind the last."""
+    edges = np.zeros(len(widths) + 1, np.int64)
+    np.cumsum(widths, out=edges[1:])
+    return edges
 
 
 def train_bpe(texts: Iterable[bytes], vocabulary: int) -> str:
@@ -134,7 +159,7 @@ def train_bpe(texts: Iterable[bytes], vocabulary: int) -> str:
     model.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary - 2,
-        initial_alphabet=sorted(_byte_characters()),
+        initial_alphabet=sorted(byte_characters()),
         show_progress=False,
         special_tokens=[],
     )
@@ -178,7 +203,7 @@ def _require_library() -> None:
         )
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """GPT-2's printable stand-in for each byte, which byte-level vocabularies are spelled in."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
