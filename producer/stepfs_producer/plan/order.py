@@ -41,7 +41,7 @@ def fragment_order(seed: int, epoch: int, source: str, fragments: int, *, shuffl
     listed = list(range(fragments))
     if not shuffle:
         return listed
-    # Only the index differs, so all else is hashed once: 750,000 fragments take 1 s in place of 5.
+    # Only the index differs, so all else is hashed once: 750,000 fragments take 1.6 s in place of 5.4.
     start = hashlib.blake2b(_framed(_ORDER, seed, epoch, source), digest_size=KEY_BYTES)
     keys = []
     for index in listed:
