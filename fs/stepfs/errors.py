@@ -14,6 +14,7 @@ class StepfsError(Exception):
     """Something failed; the message is one line with advice."""
 
     exit_code: ClassVar[int] = 1
+    several_lines: ClassVar[bool] = False  # each line of the message stands for itself
 
 
 class UsageError(StepfsError):

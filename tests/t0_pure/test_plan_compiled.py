@@ -18,7 +18,6 @@ from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import Long, SkipBudget
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.run.compiled import Compiled, compiled
-from stepfs_producer.run.user_code import function_of
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
 
@@ -122,39 +121,7 @@ def test_a_cost_function_is_found_by_name():
     assert cost.of_samples({"tokens": np.array([2, 5])}).tolist() == [6, 15]
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        (
-            "no_such_module_here:f",
-            "no_such_module_here:f: no module 'no_such_module_here'; put it beside the plan",
-        ),
-        ("email.nothing:f", "email.nothing:f: no module 'email.nothing'; put it beside the plan"),
-        (
-            "my_plan_code:nothing",
-            "my_plan_code:nothing: module 'my_plan_code' has no 'nothing'; correct the name",
-        ),
-        ("my_plan_code:constant", "my_plan_code:constant: 'constant' is no function; name one"),
-    ],
-)
-def test_a_function_that_is_not_there_is_a_usage_error(name, reason):
-    with pytest.raises(UsageError) as caught:
-        function_of(name)
-    assert str(caught.value).startswith(reason)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("import not_installed_at_all\n", "its module needs 'not_installed_at_all', which is not installed"),
-        ("1 / 0\n", "importing it raised ZeroDivisionError: division by zero; correct it"),
-        ("def f(:\n", "importing it raised SyntaxError: "),
-    ],
-)
-def test_a_module_that_does_not_import_is_a_usage_error(tmp_path, monkeypatch, text, reason):
-    (tmp_path / "my_broken_code.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError) as caught:
-        function_of("my_broken_code:f")
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_cost_function_that_is_not_there_is_a_usage_error():
+    plan = Plan(output=OUTPUT, sources={"a": Text("x")}, cost={"call": "my_plan_code:flop"})
+    with pytest.raises(UsageError, match=r"my_plan_code:flop: .*did you mean 'flops'"):
+        compiled(plan, listings={}, tokenizer_digest="t")

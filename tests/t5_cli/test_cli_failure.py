@@ -41,6 +41,19 @@ def test_each_class_has_its_documented_exit_code(kind, code, capsys):
     assert capsys.readouterr() == ("", "stepfs: do this instead\n")
 
 
+def test_a_message_of_several_lines_keeps_them_and_nothing_else_that_a_terminal_obeys(capsys):
+    class ListedError(errors.UsageError):
+        several_lines = True
+
+    assert fail_with(ListedError("two mistakes:\none\x1b[31m\ntwo")) == 2
+    assert capsys.readouterr().err == "stepfs: two mistakes:\none?[31m\ntwo\n"
+
+
+def test_a_message_of_one_line_stays_one_whatever_it_quotes(capsys):
+    fail_with(errors.UsageError("'a\nstepfs: all is well': no such file"))
+    assert capsys.readouterr().err == "stepfs: 'a?stepfs: all is well': no such file\n"
+
+
 def test_the_program_names_itself(capsys):
     fail_with(errors.UsageError("no"), program="stepfs-produce")
     assert capsys.readouterr().err == "stepfs-produce: no\n"

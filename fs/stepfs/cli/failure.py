@@ -97,12 +97,13 @@ def log_to_stderr() -> None:
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """An exception, or a group of them → (exit code, the line for stderr; empty if no reader is left)."""
+    """An exception, or a group of them → (exit code, the line or lines for stderr; empty if no reader is left)."""
     leaves = _leaves(error)
     known = [leaf for leaf in leaves if isinstance(leaf, StepfsError)]
     if known:
         worst = min(known, key=_severity)
-        return worst.exit_code, str(worst) or type(worst).__name__
+        text = str(worst) or type(worst).__name__
+        return worst.exit_code, text if worst.several_lines else text.replace("\n", "?")
     unknown = [leaf for leaf in leaves if not isinstance(leaf, OSError)]
     if unknown:
         first = unknown[0]
@@ -153,7 +154,7 @@ def _say(program: str, error: Exception, code: int, line: str) -> None:
     if os.environ.get("STEPFS_DEBUG") == "1":
         say("".join(traceback.format_exception(error)).rstrip())
     if line:
-        say(f"{program}: {printable(line)}")
+        say(f"{program}: " + "\n".join(map(printable, line.split("\n"))))
     if code == EXIT_PIPE:
         _discard(sys.stdout)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -10,7 +12,6 @@ from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.file.declared import AnySource, Jsonl, Parquet, Source
 from stepfs_producer.plan.file.digest import (
-    identities,
     micro_batch_tokens,
     mix_of,
     plan_digest,
@@ -21,9 +22,10 @@ from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.settings import BLOCK_BYTES
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
 from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
-from stepfs_producer.run.user_code import function_of
+from stepfs_producer.sources.layout import identity_text
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.user import function_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,11 @@ def compiled(
     transforms = {
         name: TransformSpec(tokenizer, source.transform) for name, source in with_defaults(plan).items()
     }
+    identity_of = {
+        name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()
+    }
     return Compiled(
-        rules=_rules(plan, listings, identities(plan, tokenizer_digest, held_out=held_out)),
+        rules=_rules(plan, listings, identity_of),
         specs=specs,
         transforms=transforms,
         tokenizer=tokenizer,
@@ -83,6 +88,25 @@ def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     given = plan.tokenizer
     file = None if given.file is None else _below(directory, given.file)
     return TokenizerSpec(TokenizerKind(given.kind), file, given.eos, given.bos, given.pad)
+
+
+def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:
+    """16 hexadecimal digits: a cursor means something only while they stay.
+
+    `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
+    of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding.
+    """
+    tokenizer = transform.tokenizer
+    parts = [
+        identity_text(spec),
+        transform.call,
+        tokenizer.kind,
+        tokenizer.eos,
+        tokenizer.bos,
+        tokenizer_digest,
+    ]
+    text = json.dumps(parts, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
 
 def schedule_of(plan: Plan) -> MixSchedule:

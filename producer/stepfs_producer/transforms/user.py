@@ -44,7 +44,7 @@ class UserFunction:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._call = _found(name)
+        self._call = function_of(name)
         try:
             self._wants_key = "key" in inspect.signature(self._call).parameters
         except (TypeError, ValueError):  # some functions written in C do not say
@@ -87,7 +87,8 @@ def checked_ids(ids: object, vocabulary: int) -> Ids:
     return array.astype(np.int32)
 
 
-def _found(name: str) -> Callable[..., object]:
+def function_of(name: str) -> Callable[..., object]:
+    """What `module:function` names. `UsageError` if it cannot be imported, is not there, or cannot be called."""
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise UsageError(f"{name!r}: write module:function, such as my_sft:render")

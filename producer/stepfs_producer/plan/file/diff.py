@@ -14,7 +14,7 @@ _ABSENT: Final = object()
 def differences(before: Normalised, after: Normalised) -> list[str]:
     """Lines such as `mix[0].weights.code: 30 → 35`; none if the plans are the same."""
     return [
-        f"{path_text(where)}: {_shown(old)} → {_shown(new)}"
+        _printable(f"{path_text(where)}: {_shown(old)} → {_shown(new)}")
         for where, old, new in _changes((), before, after)
     ]
 
@@ -39,3 +39,8 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_shown, value)) + "]"
     return str(value) or "''"
+
+
+def _printable(line: str) -> str:
+    """The kept plan may hold anything that a writer of the lake chose."""
+    return "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -1,4 +1,4 @@
-"""What a plan is: its text with all defaults filled in, the digest of that text, and the identity of each source.
+"""What a plan is: its text with all defaults filled in, and the digest of that text.
 
 Two plan files that mean the same have the same text. The text is itself a plan, so a kept one can be read again.
 """
@@ -9,17 +9,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
 from stepfs.errors import CorruptError
-from stepfs_producer.plan.file.declared import AnySource, Megatron, Parquet, Source
+from stepfs_producer.plan.file.declared import AnySource, Source
 from stepfs_producer.plan.file.scalars import NONE, decimal_text
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.settings import Cost, Mix, OnError, Shuffle, Stage, Tokenizer, Until
 
-FRAGMENT_RULE: Final = 1  # changes whenever the same listing would give other fragments, blocks or orders
 Normalised = dict[str, Any]  # JSON
 
 
@@ -90,35 +89,6 @@ def plan_of_text(text: str) -> Plan:
 def plan_digest(plan: Plan) -> str:
     """32 hexadecimal digits."""
     return hashlib.blake2b(plan_text(plan).encode(), digest_size=16).hexdigest()
-
-
-def identities(plan: Plan, tokenizer_digest: str, *, held_out: bool = False) -> dict[str, str]:
-    """16 hexadecimal digits by source: a cursor means something only while they stay.
-
-    `tokenizer_digest`: of the content of the tokenizer's file. Files are not part of it, because the digest of the
-    listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, the padding token.
-    """
-    return {
-        name: _identity(plan, source, tokenizer_digest, held_out=held_out)
-        for name, source in with_defaults(plan).items()
-    }
-
-
-def _identity(plan: Plan, source: AnySource, tokenizer_digest: str, *, held_out: bool) -> str:
-    declared = _source(source)
-    policy = ("files", "long", "epochs", "on_error", "endpoint_url", "profile")
-    described = {name: value for name, value in declared.items() if name not in policy}
-    holds_ids = isinstance(source, Megatron) or (
-        isinstance(source, Parquet) and source.tokens_field is not None
-    )
-    if not holds_ids or source.transform is not None:
-        tokenizer = plan.tokenizer
-        described["tokenizer"] = [tokenizer.kind, tokenizer.eos, tokenizer.bos, tokenizer_digest]
-    described["seed"] = plan.seed
-    described["held_out"] = held_out
-    described["rule"] = FRAGMENT_RULE
-    text = json.dumps(described, ensure_ascii=False, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from stepfs.errors import UsageError
 
@@ -22,9 +22,12 @@ class Problem(NamedTuple):
 class PlanError(UsageError):
     """The plan cannot be used. One line per problem; correct them all and try again."""
 
+    several_lines: ClassVar[bool] = True
+
     def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = tuple(lines)
+        self.lines = tuple(" ".join(line.split("\n")) for line in lines)  # names may hold anything
+        head = () if len(lines) == 1 else (f"the plan has {len(lines)} mistakes:",)
+        super().__init__("\n".join([*head, *self.lines]))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
