@@ -1,4 +1,4 @@
-"""Checks of arguments of the Python API: a wrong type is reported at the call, not deep inside.
+"""Checks of arguments: a wrong type or a size that is none is reported at the call, not deep inside.
 
 Integers may be of any type with `__index__` (`numpy.int64`, a 0-dimensional tensor): training loops count in those.
 """
@@ -6,9 +6,13 @@ Integers may be of any type with `__index__` (`numpy.int64`, a 0-dimensional ten
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex, cast
+import re
+from typing import Final, SupportsIndex, cast
 
-from stepfs.errors import WrongTypeError
+from stepfs.errors import UsageError, WrongTypeError
+
+_SIZE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SHIFTS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def check_text(value: object, what: str, example: str) -> str:
@@ -27,3 +31,12 @@ def check_integer(value: object, what: str) -> int:
     if number is None or isinstance(value, bool):
         raise WrongTypeError(f"{what} is {value!r}, a {type(value).__name__}; give an integer")
     return number
+
+
+def parse_size(text: str) -> int:
+    """`8G` → bytes; K, M, G, T are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"size {text!r}: write a number and K, M, G or T, for example 8G")
+    thousandths = int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
+    return (thousandths << _SHIFTS[match[3].upper()]) // 1000

@@ -19,10 +19,8 @@ from stepfs.format.ids import Step
 from stepfs.store.options import StoreOptions
 from stepfs.view.naming import RANK_MAX, STEP_MAX
 
-_SIZE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|)")
 _SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SHIFTS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 DEADLINE_S: Final = 300.0
 INTERVAL_S_MIN: Final = 0.001
@@ -117,15 +115,6 @@ def parse_ranks(text: str) -> tuple[int, ...]:
             )
         ranks.update(range(int(first), int(last) + 1))
     return tuple(sorted(ranks))
-
-
-def parse_size(text: str) -> int:
-    """`8G` → bytes; K, M, G, T are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"size {text!r}: write a number and K, M, G or T, for example 8G")
-    thousandths = int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
-    return (thousandths << _SHIFTS[match[3].upper()]) // 1000
 
 
 def parse_duration(text: str) -> float:

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepfs.data.counters import DataCounts
 from stepfs.errors import UsageError
+from stepfs.format.arguments import parse_size
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.keys import log_prefix, numbered
@@ -29,7 +30,6 @@ from stepfs.mount.options import (
     parse_duration,
     parse_interval,
     parse_ranks,
-    parse_size,
     parse_steps,
     redact_url,
 )

@@ -196,6 +196,7 @@ def mount(
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
+    from stepfs.format.arguments import parse_size
     from stepfs.mount import options as parsing
     from stepfs.mount.host.mountinfo import real_directory
 
@@ -212,8 +213,8 @@ def mount(
         stat_waits=stat_waits,
         group=group,
         cache_dir=None if cache_dir is None else Path(cache_dir).absolute(),
-        cache_bytes=None if cache_size is None else parsing.parse_size(cache_size),
-        memory_bytes=None if memory_size is None else parsing.parse_size(memory_size),
+        cache_bytes=None if cache_size is None else parse_size(cache_size),
+        memory_bytes=None if memory_size is None else parse_size(memory_size),
         prefetch_steps=prefetch,
         connections=connections,
         poll_s=parsing.parse_interval(poll),
