@@ -63,13 +63,20 @@ class AsyncProducer:
         max_lead_bytes: int | None = None,
         uploads: int = UPLOADS,
         give_up_after: float = GIVE_UP_AFTER_S,
+        max_lead_without_groups: bool = True,
         store: Store | None = None,
         clock: Clock | None = None,
         pacer: Pacer | None = None,
     ) -> None:
         self.producer_id = check_id(producer_id, "producer_id")
         self._settings = ProducerSettings(
-            max_pending_bytes, max_delay, max_lead, max_lead_bytes, uploads, give_up_after
+            max_pending_bytes,
+            max_delay,
+            max_lead,
+            max_lead_bytes,
+            max_lead_without_groups,
+            uploads,
+            give_up_after,
         )
         self._url = check_text(lake_url, "lake_url", "file:///directory")
         self._endpoint_url = endpoint_url

@@ -50,7 +50,11 @@ class RunningProducer:
         )
         self._writer = TgbWriter(store, started.identity, started.me, at_once=settings.uploads)
         self._lead = Lead(
-            store, started.identity, steps_max=settings.max_lead, bytes_max=settings.max_lead_bytes
+            store,
+            started.identity,
+            steps_max=settings.max_lead,
+            bytes_max=settings.max_lead_bytes,
+            without_groups=settings.max_lead_without_groups,
         )
         nursery.start_soon(self._guarded, self.loop.run)
         nursery.start_soon(self._guarded, self.snapshots.run)

@@ -26,6 +26,8 @@ class ProducerSettings:
     max_lead: int | None = None
     # The same in payload bytes.
     max_lead_bytes: int | None = None
+    # Whether these bounds hold while no consumer group is registered. False: no bound then, and one warning.
+    max_lead_without_groups: bool = True
     # Uploads under way at a time.
     uploads: int = UPLOADS
     # Seconds without an answer from the store until `StoreUnreachableError`.

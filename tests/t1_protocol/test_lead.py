@@ -173,3 +173,20 @@ def test_nothing_is_kept_of_a_lake_without_producers() -> None:
         return world.identity.lake_id
 
     assert simulate(scenario) not in group_looks._boards
+
+
+@pytest.mark.logs("no consumer group is registered, so nothing bounds")
+def test_without_groups_a_bound_may_be_none_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p", max_lead=LEAD, max_lead_without_groups=False) as producer:
+            await feed(producer, 3 * LEAD)
+            assert producer.next_seq == 3 * LEAD
+            (group,) = await groups(world, 1)
+            await trio.sleep(60.0)  # until it looks again
+            with trio.move_on_after(600.0):
+                await feed(producer, 100)
+            assert producer.next_seq == 3 * LEAD
+            await group.replace(frozenset({Step(producer.next_seq)}))
+
+    simulate(scenario)
+    assert sum("nothing bounds" in line.message for line in caplog.records) == 1

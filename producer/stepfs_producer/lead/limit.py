@@ -35,15 +35,24 @@ TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled ba
 
 class Lead:
     """The bound of one producer. `steps_max`: steps beyond the need; `bytes_max`: the same in payload bytes, counting
-    every committed step with the lake's mean. None means no bound."""
+    every committed step with the lake's mean. None means no bound. `without_groups`: they hold, counted from the first
+    live step, although no consumer group is registered that could end a wait."""
 
     def __init__(
-        self, store: Store, identity: LakeIdentity, *, steps_max: int | None, bytes_max: int | None
+        self,
+        store: Store,
+        identity: LakeIdentity,
+        *,
+        steps_max: int | None,
+        bytes_max: int | None,
+        without_groups: bool = True,
     ) -> None:
         self._store = store
         self._identity = identity
         self._steps_max = steps_max
         self._bytes_max = bytes_max
+        self._without_groups = without_groups
+        self._said_unbounded = False
         self._looks = GroupLooks(store, identity)
         self._deadlock = DeadlockCheck(store, identity)
         self._need = Step(0)
@@ -79,6 +88,14 @@ class Lead:
 
     def exceeded(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         """Whether an append of this size would be too far ahead of the last known need."""
+        if not self._is_over(head, pending, payload_bytes):
+            return False
+        if self._without_groups or not self._known or self._holder is not None:
+            return True
+        self._note_unbounded()
+        return False
+
+    def _is_over(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         committed = max(0, head.next_step - self._need)
         if self._steps_max is not None and committed + pending.uncommitted_tgbs + 1 > self._steps_max:
             return True
@@ -139,6 +156,17 @@ class Lead:
             group,
             self._need,
             head.next_step - self._need,
+        )
+
+    def _note_unbounded(self) -> None:
+        if self._said_unbounded:
+            return
+        self._said_unbounded = True
+        _log.warning(
+            "%s: no consumer group is registered, so nothing bounds how far this producer runs ahead; mount with --group, "
+            "and it keeps within max_lead (%s) of the slowest group",
+            self._store.url,
+            self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
         )
 
     def note_held(self) -> None:
