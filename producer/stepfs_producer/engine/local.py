@@ -1,0 +1,119 @@
+"""Worker processes of this machine, by trio-parallel: a killed worker costs its own task, and nothing else.
+
+A worker must not outlive a command that was killed with -9. PR_SET_PDEATHSIG does not serve: the kernel sends it when
+the *thread* that started the process ends, and trio starts processes in threads that end after some idle seconds.
+So each worker waits on a pidfd of the command in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, TypeVar
+
+import trio
+import trio_parallel
+
+from stepfs.errors import UsageError
+from stepfs_producer.engine.api import Died
+
+T = TypeVar("T")
+_log = logging.getLogger("stepfs.producer")
+
+SPARES: Final = 1  # warm workers beyond those that work: one takes over at once where one died
+_ENDING_S: Final = 5.0  # that idle workers have to end
+
+
+class LocalEngine:
+    """`workers` tasks at a time, each in a process of its own."""
+
+    def __init__(
+        self,
+        context: trio_parallel.WorkerContext,
+        workers: int,
+        nursery: trio.Nursery,
+        preload: Callable[[], object],
+    ) -> None:
+        self._context = context
+        self._preload = preload
+        self._limiter = trio.CapacityLimiter(workers)
+        self._nursery = nursery
+        self.workers = workers
+        self.died = 0  # workers, so far
+
+    async def submit(self, function: Callable[..., T], *arguments: object) -> T | Died:
+        """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
+        call = partial(function, *arguments)
+        try:
+            result: T = await self._context.run_sync(call, kill_on_cancel=True, limiter=self._limiter)
+        except trio_parallel.BrokenWorkerError as error:
+            self.died += 1
+            self._nursery.start_soon(self._warm_one)
+            return Died(str(error.__cause__ or error))
+        return result
+
+    async def warm(self) -> None:
+        """Start all workers and the spare, side by side."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.workers + SPARES):
+                nursery.start_soon(self._warm_one)
+
+    async def _warm_one(self) -> None:
+        # Beyond the limiter: this is what starts one more than may work at a time.
+        try:
+            await self._context.run_sync(self._preload, kill_on_cancel=True, limiter=trio.CapacityLimiter(1))
+        except trio_parallel.BrokenWorkerError as error:
+            _log.info("a new worker died before it had a task: %s", error)
+
+
+@asynccontextmanager
+async def local_engine(
+    workers: int, *, preload: Callable[[], object] = os.getpid
+) -> AsyncIterator[LocalEngine]:
+    """An engine of `workers` processes and a spare; leaving ends them all.
+
+    `preload` runs in each new worker before its first task, to import what tasks need.
+    """
+    if workers < 1:
+        raise UsageError(f"--workers {workers}: use at least 1")
+    try:
+        async with (
+            trio_parallel.open_worker_context(
+                idle_timeout=math.inf, init=partial(_begin, os.getpid()), grace_period=_ENDING_S
+            ) as context,
+            trio.open_nursery() as nursery,
+        ):
+            engine = LocalEngine(context, workers, nursery, preload)
+            nursery.start_soon(engine.warm)
+            try:
+                yield engine
+            finally:
+                nursery.cancel_scope.cancel()
+    except trio_parallel.BrokenWorkerError as error:
+        _log.debug("an idle worker had been killed: %s", error)
+
+
+def _begin(parent: int) -> bool:
+    """In a new worker: leave signals from the terminal to the command, and end when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are shared by processes already
+    try:
+        command = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=_end_with, args=(command,), name="ends with the command", daemon=True).start()
+    return True
+
+
+def _end_with(command: int) -> None:
+    select.select([command], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,114 @@
+"""Worker processes: a killed one costs its own task, none outlives the command, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from stepfs.errors import UsageError
+from stepfs_producer.engine.api import Died
+from stepfs_producer.engine.local import local_engine
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def refuse(text: str) -> None:
+    raise UsageError(text)
+
+
+def end_this_worker() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker() -> int:
+    return os.getpid()
+
+
+def gone(pid: int) -> bool:
+    """Ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def test_results_and_errors_come_back_to_who_submitted() -> None:
+    async with local_engine(2) as engine:
+        results = {}
+
+        async def one(number: int) -> None:
+            results[number] = await engine.submit(square, number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(one, number)
+        assert results == {number: number * number for number in range(8)}
+        with pytest.raises(UsageError, match="not so"):
+            await engine.submit(refuse, "not so")
+
+
+async def test_a_dead_worker_is_told_and_others_work_on() -> None:
+    async with local_engine(1) as engine:
+        assert isinstance(await engine.submit(end_this_worker), Died)
+        assert engine.died == 1
+        assert await engine.submit(square, 3) == 9
+
+
+async def test_an_idle_worker_that_was_killed_costs_at_most_the_next_task() -> None:
+    async with local_engine(1) as engine:
+        pid = await engine.submit(worker)
+        assert isinstance(pid, int)
+        os.kill(pid, signal.SIGKILL)
+        if isinstance(await engine.submit(square, 4), Died):
+            assert await engine.submit(square, 4) == 16
+
+
+async def test_no_worker_is_left() -> None:
+    pids = set()
+    async with local_engine(2) as engine:
+        for _ in range(4):
+            pids.add(await engine.submit(worker))
+    assert all(gone(pid) for pid in pids)
+
+
+COMMAND = """
+import os, sys, time, trio
+sys.path.insert(0, sys.argv[1])
+from stepfs_producer.engine.local import local_engine
+
+async def main():
+    async with local_engine(2) as engine:
+        pid = await engine.submit(os.getpid)
+        print(pid, flush=True)
+        await trio.sleep(PAUSE)
+        print(await engine.submit(os.getpid), flush=True)
+        await engine.submit(time.sleep, 600)
+
+if __name__ == "__main__":
+    trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_no_worker_outlives_a_command_that_was_killed(tmp_path, busy) -> None:
+    script = tmp_path / "command.py"
+    script.write_text(COMMAND.replace("PAUSE", "0" if busy else "600"))
+    with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        pid = int(command.stdout.readline())
+        if busy:
+            assert int(command.stdout.readline())
+        command.kill()
+    deadline = time.monotonic() + 30
+    while not gone(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
