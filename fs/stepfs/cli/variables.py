@@ -18,6 +18,7 @@ _PREFIX: Final = "STEPFS_"
 KNOWN: Final = frozenset(
     f"{_PREFIX}{name}"
     for name in [
+        "ACCEPT_CHANGES",
         "ALLOW_OTHER",
         "BATCH_SIZE",
         "BUNDLE",
@@ -39,6 +40,7 @@ KNOWN: Final = frozenset(
         "FOREGROUND",
         "GRACE",
         "GROUP",
+        "HOLDOUT",
         "INPUT",
         "JSON",
         "KEEP",
@@ -46,7 +48,9 @@ KNOWN: Final = frozenset(
         "LIMIT_STEPS",
         "LOG_DIR",
         "LOG_FORMAT",
+        "MAX_LEAD",
         "MAX_PERCENT",
+        "MEMORY",
         "MEMORY_SIZE",
         "MESH",
         "METRICS_ADDRESS",
@@ -60,6 +64,7 @@ KNOWN: Final = frozenset(
         "RANKS",
         "RESUMED",
         "RETIRE",
+        "SEAL",
         "SEQ_LEN",
         "SHARD",
         "SHOW_LAST",
@@ -80,6 +85,7 @@ KNOWN: Final = frozenset(
         "VOCAB_SIZE",
         "WAIT",
         "WATCH",
+        "WORKERS",
         "WORLD",
     ]
 )

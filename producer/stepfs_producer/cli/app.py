@@ -9,6 +9,7 @@ import typer
 from stepfs import __version__
 from stepfs.cli.failure import reported
 from stepfs.cli.variables import warn_of_unknown
+from stepfs_producer.cli.run import run
 from stepfs_producer.cli.text import text
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
         "6 store unreachable, 7 fenced (do not restart), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)."
     ),
 )
+app.command("run")(reported("stepfs-produce")(run))
 app.command("text")(reported("stepfs-produce")(text))
 
 

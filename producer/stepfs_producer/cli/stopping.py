@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Final, Self
 
@@ -22,6 +23,7 @@ class Stopping:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._signal = 0
+        self._told: Callable[[bool], None] | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -36,6 +38,11 @@ class Stopping:
             signal.signal(number, handler)  # type: ignore[arg-type]  # signal() accepts its own results
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             _say("abandoned what was not committed yet; run the same command again to continue")
+
+    def tell(self, told: Callable[[bool], None]) -> None:
+        """Call `told` in the signal handler, with whether pending appends are abandoned; an event loop has no exceptions
+        thrown into it. It must raise KeyboardInterrupt itself at the end of an abandoned run."""
+        self._told = told
 
     @property
     def requested(self) -> bool:
@@ -52,9 +59,14 @@ class Stopping:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._event.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            if self._told is None:
+                raise KeyboardInterrupt
+            self._told(True)
+            return
         self._signal = self._signal or number
         self._event.set()
+        if self._told is not None:
+            self._told(False)
         _say("stopping as soon as what was appended is committed; Ctrl-C again abandons it")
 
 

@@ -1,0 +1,125 @@
+"""`stepfs-produce run`: a plan over many sources → balanced steps of a lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.store.options import StoreOptions
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan: a YAML file.")]
+
+
+def run(
+    plan: PlanFile,
+    lake: Lake,
+    producer_id: Annotated[
+        str,
+        typer.Option(
+            "--producer-id",
+            envvar="STEPFS_PRODUCER_ID",
+            metavar="ID",
+            help="Name that a restart continues under. One live process per id.",
+        ),
+    ] = "plan",
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            envvar="STEPFS_ACCEPT_CHANGES",
+            help="Continue although the plan is not the one that the lake's steps were made by.",
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            envvar="STEPFS_WORKERS",
+            metavar="N",
+            min=1,
+            help="Processes that read and tokenise; one per core by default.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            envvar="STEPFS_MEMORY",
+            metavar="SIZE",
+            help="Bound on samples held ahead and steps under way, such as 8G; a quarter of the machine's by default.",
+        ),
+    ] = None,
+    max_lead: Annotated[
+        int,
+        typer.Option(
+            "--max-lead",
+            envvar="STEPFS_MAX_LEAD",
+            metavar="STEPS",
+            min=0,
+            help="Wait when so many steps beyond the slowest group's need are committed; 0: never.",
+        ),
+    ] = 1000,
+    limit_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--limit-steps",
+            envvar="STEPFS_LIMIT_STEPS",
+            metavar="N",
+            min=1,
+            help="Stop when this producer id has N steps, earlier runs included.",
+        ),
+    ] = None,
+    steps_per_second: Annotated[
+        float | None,
+        typer.Option(
+            "--steps-per-second", envvar="STEPFS_STEPS_PER_SECOND", metavar="R", help="Not faster than this."
+        ),
+    ] = None,
+    holdout: Annotated[
+        bool,
+        typer.Option(
+            "--holdout",
+            envvar="STEPFS_HOLDOUT",
+            help="Produce the records that the plan holds out, into a lake of their own.",
+        ),
+    ] = False,
+    seal: Annotated[
+        bool,
+        typer.Option(
+            "--seal",
+            envvar="STEPFS_SEAL",
+            help="Seal the lake when the plan is complete: no more steps come.",
+        ),
+    ] = False,
+    endpoint_url: EndpointUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
+    from stepfs.errors import UsageError  # noqa: PLC0415
+    from stepfs.format.arguments import parse_size  # noqa: PLC0415
+    from stepfs_producer.cli.run_plan import PlanRun, run_plan  # noqa: PLC0415
+
+    if steps_per_second is not None and not steps_per_second > 0:
+        raise UsageError(f"--steps-per-second {steps_per_second}: use a number above 0")
+    code = run_plan(
+        PlanRun(
+            plan=plan,
+            lake=lake,
+            producer_id=producer_id,
+            accept_changes=accept_changes,
+            workers=workers,
+            memory_bytes=None if memory is None else parse_size(memory),
+            max_lead=max_lead or None,
+            limit_steps=limit_steps,
+            steps_per_second=steps_per_second,
+            held_out=holdout,
+            seal=seal,
+            store_options=StoreOptions(endpoint_url),
+            as_json=as_json,
+        )
+    )
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,271 @@
+"""Bringing the samples of one source in: blocks are read, groups of records transformed, in any order, kept in theirs.
+
+Two tasks per source: one reads blocks, one ahead of the block that is being transformed; the other submits groups and
+waits for them in order. Both stop at the marks, which follow the source's share of the coming steps. How many groups
+are under way, how large they are and when they come never shows in what is held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+import trio
+
+from stepfs.errors import RefusedError
+from stepfs_producer.engine.api import Engine
+from stepfs_producer.plan.order import record_key
+from stepfs_producer.plan.state import SourceState
+from stepfs_producer.roles.loader import read, transform
+from stepfs_producer.run.failover import carry_out
+from stepfs_producer.run.held import Group, Held
+from stepfs_producer.sources.block import Block, Place, Records
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.tokenised import Tokenised
+
+T = TypeVar("T")
+
+GROUP_RECORDS_MIN: Final = 16  # the first step is not late because of a large group
+GROUP_RECORDS_MAX: Final = 1 << 16
+GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """One source and what loads it."""
+
+    spec: SourceSpec
+    transform: TransformSpec
+    layout: Layout
+
+
+class Skipped(Protocol):
+    """Called with every bad record that is brought in: source, file number, offset, reason."""
+
+    def __call__(self, source: str, file: int, offset: int, reason: str) -> None: ...
+
+
+class Loading:
+    """The samples of one source, ahead of the planner."""
+
+    def __init__(
+        self,
+        source: LoadedSource,
+        engine: Engine,
+        *,
+        give_up_after_s: float,
+        changed: Callable[[], None],
+        skipped: Skipped,
+    ) -> None:
+        self.held = Held()
+        self.reading = False  # a block is being read
+        self.under_way = 0  # groups
+        self.added = 0  # groups so far
+        self.block_bytes = 0  # of the blocks that are here
+        self._source = source
+        self._engine = engine
+        self._give_up_after_s = give_up_after_s
+        self._changed = changed
+        self._skipped = skipped
+        self._wanted_tokens = 1
+        self._starved = False
+        self._epoch_tokens = 0
+        self._whole_epoch = False  # since the run began
+        self._parallel = 1
+        self._group_records = GROUP_RECORDS_MIN
+        self._mean_tokens = 1.0
+        self._wake = trio.Event()
+
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return self._source.spec.name
+
+    def want(self, *, tokens: int, parallel: int) -> None:
+        """Keep so many tokens ahead, with at most so many groups under way."""
+        if (tokens, parallel) != (self._wanted_tokens, self._parallel):
+            self._wanted_tokens, self._parallel = tokens, parallel
+            self._notice()
+
+    def need(self) -> None:
+        """The planner waits for more than is here: bring at least one group, whatever the marks say."""
+        self._starved = True
+        self._notice()
+
+    def advance(self, cursor: SourceState) -> None:
+        """The planner took what lies before `cursor`."""
+        self.held.forget_before(cursor)
+        self._notice()
+
+    async def run(self, start: SourceState) -> None:
+        """Load from the cursor of `start` on until the source ends, or for ever."""
+        sender, receiver = trio.open_memory_channel[Block](0)  # one block read ahead of the one in use
+        async with (
+            sender,
+            receiver,
+            trio.open_nursery() as nursery,
+        ):  # in this order: an error ends the reader first
+            nursery.start_soon(self._read_blocks, start, sender.clone())
+            await sender.aclose()
+            first = start.taken
+            async for block in receiver:
+                await self._transform_block(block, first)
+                self.block_bytes -= len(block.records.data)
+                first = 0
+        self.held.ended = True
+        self._changed()
+
+    async def _read_blocks(self, start: SourceState, sender: trio.MemorySendChannel[Block]) -> None:
+        place = Place(start.epoch, start.fragment, start.block)
+        self._whole_epoch = place[1:] == (0, 0) and not start.taken
+        async with sender:
+            # In a thread: the order of an epoch of 10⁵ fragments takes a second.
+            while (task := await trio.to_thread.run_sync(self._source.layout.task, place)) is not None:
+                await self._until(self._wants_more)
+                self.reading = True
+                block = await self._carry_out(f"reading block {tuple(place)}", read, self._source.spec, task)
+                self.reading = False
+                self.block_bytes += len(block.records.data)
+                await sender.send(block)
+                place = block.follows
+                if block.ended:
+                    return
+
+    async def _transform_block(self, block: Block, first: int) -> None:
+        records = len(block.records)
+        if first >= records:
+            self._add(block, first, records, _EMPTY)
+            return
+        waiting: deque[_Slot] = deque()
+        async with trio.open_nursery() as nursery:
+            while first < records or waiting:
+                while first < records and len(waiting) < self._parallel and self._wants_more():
+                    last = min(first + self._group_records, records)
+                    waiting.append(_Slot(first, last))
+                    self.under_way += 1
+                    nursery.start_soon(self._transform_group, block, waiting[-1])
+                    first = last
+                if not waiting:
+                    await self._until(self._wants_more)
+                    continue
+                await waiting[0].done.wait()
+                slot = waiting.popleft()
+                self.under_way -= 1
+                assert slot.result is not None
+                self._add(block, slot.first, slot.last, slot.result)
+
+    async def _transform_group(self, block: Block, slot: _Slot) -> None:
+        part = block.records.part(slot.first, slot.last)
+        where = f"records {slot.first} to {slot.last - 1} of block {tuple(block.place)}"
+        result, seconds = await self._carry_out(
+            f"transforming {where}",
+            timed_transform,
+            self._source.transform,
+            self._source.spec.seed,
+            block.place.epoch,
+            self._source.spec.name,
+            part,
+        )
+        slot.result = result
+        size = slot.last - slot.first
+        if size == self._group_records and seconds < GROUP_S:
+            self._group_records = min(size * 2, GROUP_RECORDS_MAX)
+        elif seconds > 2 * GROUP_S:
+            self._group_records = max(min(self._group_records, size // 2), GROUP_RECORDS_MIN)
+        slot.done.set()
+
+    def _refuse_empty_epochs(self, block: Block, tokens: int) -> None:
+        """A source whose records are all blank, bad or dropped would be read for ever."""
+        self._epoch_tokens += tokens
+        if block.follows.epoch == block.place.epoch:
+            return
+        if not self._epoch_tokens and self._whole_epoch and not block.ended:
+            raise RefusedError(
+                f"source {self.name}: a whole epoch of it gave no sample (all its records are empty, bad or dropped); repair "
+                "its files or its transform, or leave the source out"
+            )
+        self._epoch_tokens, self._whole_epoch = 0, True
+
+    def _add(self, block: Block, first: int, last: int, tokenised: Tokenised) -> None:
+        records = block.records
+        self.held.add(
+            Group(
+                block.place,
+                first,
+                len(records),
+                block.follows,
+                tokenised,
+                records.files[first:last],
+                records.offsets[first:last],
+            )
+        )
+        self.added += 1
+        self._starved = False
+        for index, reason in sorted(tokenised.bad.items()):
+            self._skipped(
+                self.name, int(records.files[first + index]), int(records.offsets[first + index]), reason
+            )
+        if last == len(records):
+            self._refuse_empty_epochs(block, len(tokenised.ids))
+        else:
+            self._epoch_tokens += len(tokenised.ids)
+        if last > first:
+            self._mean_tokens = max(len(tokenised.ids) / (last - first), 1.0)
+        if last == len(records) and block.ended:
+            self.held.ended = True  # told with the last group, so that no step waits for more
+        self._changed()
+
+    def _wants_more(self) -> bool:
+        """Whether tokens here and under way are below the marks."""
+        likely = self.under_way * self._group_records * self._mean_tokens
+        return self._starved or self.held.tokens + likely < self._wanted_tokens
+
+    async def _carry_out(self, what: str, function: Callable[..., T], *arguments: object) -> T:
+        return await carry_out(
+            self._engine, f"source {self.name}: {what}", self._give_up_after_s, function, *arguments
+        )
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._wake.wait()
+
+    def _notice(self) -> None:
+        self._wake.set()
+        self._wake = trio.Event()
+
+
+_EMPTY: Final = Tokenised(np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+
+class _Slot:
+    """A group under way."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self.done = trio.Event()
+        self.result: Tokenised | None = None
+
+
+def timed_transform(
+    spec: TransformSpec, seed: int, epoch: int, name: str, records: Records
+) -> tuple[Tokenised, float]:
+    """In a worker: `transform`, and its seconds. A record's key is made only for a function that may use it."""
+    started = time.perf_counter()
+    keys = [b""] * len(records)
+    if spec.call is not None:
+        keys = [
+            record_key(seed, epoch, name, file, offset)
+            for file, offset in zip(records.files.tolist(), records.offsets.tolist(), strict=True)
+        ]
+    return transform(spec, records, keys), time.perf_counter() - started
+
+
+def preload() -> None:
+    """In a new worker: import what tasks need."""
+    import stepfs_producer.roles.constructor  # noqa: F401, PLC0415

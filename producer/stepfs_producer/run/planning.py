@@ -1,0 +1,86 @@
+"""Deciding the next step as soon as enough samples are here, and telling the loaders what the coming steps will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import trio
+
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules
+from stepfs_producer.plan.schedule import ONE
+from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import End, Need, StepPlan
+from stepfs_producer.run.loading import Loading
+
+STEPS_AHEAD: Final = (
+    3  # of samples: the step that is planned, and those while its successors' blocks are read
+)
+_BYTES_PER_TOKEN: Final = 8  # held: an id, and what a short record's address costs
+
+
+class Planning:
+    """The planner of a run and the loaders that feed it."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        loadings: Mapping[str, Loading],
+        *,
+        workers: int,
+        held_bytes_max: int | None = None,
+    ) -> None:
+        self._rules = rules
+        self._planner = Planner(rules)
+        self._loadings: Sequence[Loading] = [loadings[name] for name in sorted(rules.sources)]
+        self._workers = workers
+        self._held_bytes_max = held_bytes_max
+        self._changed = trio.Event()
+        self.seconds = 0.0  # of the last plan, waiting not included
+
+    def changed(self) -> None:
+        """A loader has brought something in."""
+        self._changed.set()
+
+    def set_marks(self, step: int) -> None:
+        """Ask every loader for its share of the steps from `step` on."""
+        rules = self._rules
+        step_tokens = rules.ranks * rules.micro_batches * rules.micro_batch_tokens
+        coming = [rules.mix.shares(step + later) for later in range(STEPS_AHEAD)]
+        marks = [sum(shares) * step_tokens // ONE for shares in zip(*coming, strict=True)]
+        if self._held_bytes_max is not None:
+            bound = self._held_bytes_max // _BYTES_PER_TOKEN
+            marks = [min(mark, mark * bound // max(sum(marks), 1)) for mark in marks]
+        for loading, mark, share in zip(self._loadings, marks, coming[0], strict=True):
+            loading.want(tokens=mark, parallel=1 + -(-self._workers * share // ONE))
+
+    async def next(self, state: State) -> StepPlan | End:
+        """The step of `state`, decided as soon as what is here suffices."""
+        self.set_marks(state.step)
+        while True:
+            self._changed = trio.Event()
+            ahead = {loading.name: loading.held.ahead() for loading in self._loadings}
+            started = time.perf_counter()
+            planned = await trio.to_thread.run_sync(self._planner.next, state, ahead, abandon_on_cancel=True)
+            self.seconds = time.perf_counter() - started
+            if not isinstance(planned, Need):
+                return planned
+            await self._wait_for(planned)
+
+    async def _wait_for(self, need: Need) -> None:
+        """Until every source that the step lacks has brought something in, or has ended."""
+        missing = {loading: loading.added for loading in self._loadings if loading.name in need.samples}
+        for loading in missing:
+            loading.need()
+        while True:
+            missing = {
+                loading: added
+                for loading, added in missing.items()
+                if loading.added == added and not loading.held.ended
+            }
+            if not missing:
+                return
+            await self._changed.wait()
+            self._changed = trio.Event()

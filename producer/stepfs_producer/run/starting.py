@@ -1,0 +1,171 @@
+"""From a plan and a lake to everything that a run needs: checked before a healthy run of the same id is fenced.
+
+The files of each source are listed at the first start and frozen in the lake; later starts read that listing, and find
+each of its files unchanged, or refuse by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.records import LakeIdentity
+from stepfs.store.api import Store
+from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.plan.file.diff import differences
+from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.yaml_file import read_plan
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
+from stepfs_producer.run.compiled import Compiled, compiled, source_specs, tokenizer_spec
+from stepfs_producer.run.kept import keep_listing, keep_plan, kept_listing, kept_plan
+from stepfs_producer.run.loading import LoadedSource
+from stepfs_producer.sources.corpus import Listing, list_corpus
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, tokenizer_digest
+
+_LISTED_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInPlace:
+    """A plan, and what its file's place and the command line add to it."""
+
+    plan: Plan
+    directory: str = ""  # that relative names of files are below
+    held_out: bool = False  # produce what the plan holds out
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A plan that fits its lake and its sources."""
+
+    digest: str  # of the plan
+    compiled: Compiled
+    payloads: PayloadSpec
+    sources: tuple[LoadedSource, ...]
+    listings: Mapping[str, Listing]
+
+
+def plan_at(path: Path, *, held_out: bool = False) -> PlanInPlace:
+    """The plan in a file; relative names in it are below the file's directory."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise AbsentError(f"{path}: no such file; name the YAML file of a plan") from error
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror}; name a readable YAML file") from error
+    return PlanInPlace(read_plan(data, str(path)).plan, str(path.parent), held_out)
+
+
+async def listed(place: PlanInPlace) -> dict[str, Listing]:
+    """The files of every source as they are now."""
+    found: dict[str, Listing] = {}
+    limiter = trio.CapacityLimiter(_LISTED_AT_ONCE)
+
+    async def look(spec: SourceSpec) -> None:
+        try:
+            found[spec.name] = await trio.to_thread.run_sync(list_corpus, spec, limiter=limiter)
+        except OSError as error:
+            raise RefusedError(
+                f"source {spec.name}: {error.filename or spec.files[0]}: {error.strerror or error}; make its files readable"
+            ) from error
+
+    async with trio.open_nursery() as nursery:
+        specs = source_specs(place.plan, held_out=place.held_out, directory=place.directory)
+        for spec in specs.values():
+            nursery.start_soon(look, spec)
+    return found
+
+
+def started(place: PlanInPlace, listings: Mapping[str, Listing]) -> Started:
+    """A plan with the listings of its sources. `UsageError` for what no lake could make right."""
+    spec = tokenizer_spec(place.plan, directory=place.directory)
+    digest = "" if spec.file is None else tokenizer_digest(spec.file)
+    spec = replace(spec, digest=digest or None)
+    found = compiled(
+        place.plan,
+        listings={name: listing.digest for name, listing in listings.items()},
+        tokenizer_digest=digest,
+        held_out=place.held_out,
+        directory=place.directory,
+    )
+    position = position_bytes_max(Planner(found.rules).begin())
+    if position > POSITION_BYTES_MAX:
+        raise UsageError(
+            f"the position of {len(listings)} sources can reach {position} bytes, and a commit holds "
+            f"{POSITION_BYTES_MAX}; join sources that have the same weight, or shorten their names"
+        )
+    tokenizer = load_tokenizer(spec)
+    sources = tuple(
+        LoadedSource(
+            found.specs[name],
+            replace(transform, tokenizer=spec),
+            Layout(found.specs[name], listings[name]),
+        )
+        for name, transform in sorted(found.transforms.items())
+    )
+    payloads = found.payload_spec(padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
+    return Started(plan_digest(place.plan), found, payloads, sources, listings)
+
+
+async def start(
+    store: Store,
+    identity: LakeIdentity,
+    place: PlanInPlace,
+    position: object,
+    *,
+    accept_changes: bool = False,
+) -> Started:
+    """Fit a plan to its lake, whose newest position of this producer id is `position` (None: there is none).
+
+    `RefusedError` for another pipeline's position, a source that is not the one of before, a file that changed, and a
+    plan that changed unless that is accepted: the message shows the changes.
+    """
+    state = None if position is None else read_position(position)
+    if state is not None:
+        await _refuse_changes(store, identity, place.plan, state, accepted=accept_changes)
+    now = await listed(place)
+    known = {} if state is None else state.sources
+    listings = {}
+    for name, listing in sorted(now.items()):
+        if name in known:
+            frozen = await kept_listing(store, identity.lake_id, known[name].listing) or listing
+            if frozen.digest != known[name].listing:
+                raise RefusedError(
+                    f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
+                    f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
+                )
+            listings[name] = frozen.located(listing, name)
+        else:
+            listings[name] = listing
+        await keep_listing(store, identity.lake_id, listings[name])
+    found = await trio.to_thread.run_sync(started, place, listings)
+    Planner(found.compiled.rules).begin(state)
+    await keep_plan(store, identity.lake_id, found.digest, plan_text(place.plan))
+    return found
+
+
+async def _refuse_changes(
+    store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool
+) -> None:
+    if accepted or plan_digest(plan) == state.plan:
+        return
+    text = await kept_plan(store, identity.lake_id, state.plan)
+    if text is None:
+        changes = ["the plan of the steps so far is not in the lake, so the changes cannot be shown"]
+    else:
+        changes = differences(json.loads(text), normalised(plan))
+    raise RefusedError(
+        f"the plan changed since step {state.step}:\n  "
+        + "\n  ".join(changes)
+        + "\nadd --accept-changes to go on with it from that step on"
+    )

@@ -1,0 +1,86 @@
+"""What the steps of a run came to: shares, fill, balance, losses. `run` and `simulate` print the same figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stepfs_producer.plan.schedule import ONE
+from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import StepPlan
+
+_BAD_KEPT: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that could not be decoded."""
+
+    source: str
+    file: str
+    offset: int
+    reason: str
+
+
+@dataclass(slots=True)
+class PlanTotals:
+    """Measures of the steps of this run, summed as they are appended."""
+
+    start: State
+    state: State
+    steps: int = 0
+    room: int = 0
+    tokens: int = 0
+    cut: int = 0
+    lost: int = 0
+    slowest: float = 0.0  # sum over steps of slowest ÷ mean rank
+    planning_s: float = 0.0
+    wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
+    bad: list[BadRecord] = field(default_factory=list)
+
+    def note(self, plan: StepPlan, planning_s: float) -> None:
+        """One more step."""
+        self.steps += 1
+        self.state = plan.after
+        self.room += plan.room
+        self.tokens += plan.tokens
+        self.cut += plan.cut
+        self.lost += sum(plan.lost.values())
+        self.planning_s += planning_s
+        costs = plan.costs.sum(axis=1)
+        self.slowest += float(costs.max() * len(costs) / max(int(costs.sum()), 1))
+        for name, share in zip(plan.sources, plan.shares, strict=True):
+            self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
+
+    def note_bad(self, record: BadRecord) -> None:
+        """Keep the first ones; the position counts them all."""
+        if len(self.bad) < _BAD_KEPT:
+            self.bad.append(record)
+
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """Per source: tokens, share given and wanted, records and skipped records of this run."""
+        found = {}
+        for name, after in sorted(self.state.sources.items()):
+            before = self.start.sources.get(name)
+            tokens = after.tokens - (before.tokens if before else 0)
+            found[name] = {
+                "tokens": tokens,
+                "share": round(tokens / self.tokens, 6) if self.tokens else 0.0,
+                "wanted": round(self.wanted.get(name, 0.0) / self.tokens, 6) if self.tokens else 0.0,
+                "records": after.records - (before.records if before else 0),
+                "skipped": after.skipped - (before.skipped if before else 0),
+                "epoch": after.epoch,
+            }
+        return found
+
+    def measures(self) -> dict[str, Any]:
+        """The figures that `simulate` prints too."""
+        steps = max(self.steps, 1)
+        return {
+            "fill": round(self.tokens / self.room, 6) if self.room else 0.0,
+            "slowest_to_mean": round(self.slowest / steps, 6),
+            "padding_tokens": self.room - self.tokens,
+            "cut_documents": self.cut,
+            "lost_tokens": self.lost,
+            "planning_ms": round(1000 * self.planning_s / steps, 3),
+        }

@@ -1,0 +1,116 @@
+"""Runs of small plans in this process: workers that answer in any order and die, and a producer that only notes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from random import Random
+
+import trio
+
+from stepfs_producer.engine.api import Died
+from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules, SourceRule
+from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
+from stepfs_producer.plan.state import State, read_position
+from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
+from stepfs_producer.run.loading import LoadedSource
+from stepfs_producer.sources.corpus import list_corpus
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
+
+
+class HereEngine:
+    """Carries tasks out in this process, after a random number of other tasks' turns; some workers die."""
+
+    def __init__(self, seed: int, *, workers: int = 2, deaths: float = 0.0) -> None:
+        self.workers = workers
+        self.deaths = deaths
+        self.submitted = 0
+        self._random = Random(seed)
+        self._limiter = trio.CapacityLimiter(workers)
+
+    async def submit(self, function: Callable, *arguments: object) -> object:
+        self.submitted += 1
+        task = pickle.dumps((function, arguments))
+        async with self._limiter:
+            for _ in range(self._random.randrange(6)):
+                await trio.lowlevel.checkpoint()
+            if self._random.random() < self.deaths:
+                return Died("killed")
+            function, arguments = pickle.loads(task)
+            return pickle.loads(pickle.dumps(function(*arguments)))
+
+
+class NotedProducer:
+    """What was appended."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[bytes], dict, list[int]]] = []
+        self.flushed = 0
+
+    async def append(self, batch: Sequence[bytes], *, position: dict, records: Sequence[int]) -> None:
+        await trio.lowlevel.checkpoint()
+        self.steps.append((list(batch), position, list(records)))
+
+    async def flush(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.flushed = len(self.steps)
+
+
+def write_corpus(directory: Path, name: str, records: int, *, bad: Sequence[int] = ()) -> None:
+    """JSONL in two files; record i of a source says so, and is of a length of its own."""
+    directory.joinpath(name).mkdir()
+    lines = [
+        "{broken" if number in bad else json.dumps({"text": f"{name} {number} " + "x" * (number * 37 % 90)})
+        for number in range(records)
+    ]
+    half = len(lines) // 2
+    directory.joinpath(name, "a.jsonl").write_text("".join(line + "\n" for line in lines[:half]))
+    directory.joinpath(name, "b.jsonl").write_text("".join(line + "\n" for line in lines[half:]))
+
+
+def sources_in(
+    directory: Path, weights: Mapping[str, int], *, epochs: int | None = None
+) -> tuple[LoadedSource, ...]:
+    found = []
+    for name in sorted(weights):
+        spec = SourceSpec(
+            name,
+            "jsonl",
+            (str(directory / name),),
+            seed=5,
+            block_bytes=2000,
+            epochs=None if epochs is None else Fraction(epochs),
+        )
+        found.append(LoadedSource(spec, TransformSpec(TokenizerSpec()), Layout(spec, list_corpus(spec))))
+    return tuple(found)
+
+
+def rules(weights: Mapping[str, int], *, ranks: int = 2, length: int = 64, **more) -> Rules:
+    names = sorted(weights)
+    mix = MixSchedule([MixEntry(0, normalise({name: Fraction(weights[name]) for name in names}, names))])
+    more.setdefault("sources", {name: SourceRule("i", "l") for name in names})
+    return Rules("digest", mix=mix, stages=Stages({0: length}), ranks=ranks, **more)
+
+
+async def run(
+    engine: HereEngine,
+    producer: NotedProducer,
+    chosen: Rules,
+    sources: tuple[LoadedSource, ...],
+    *,
+    position: object = None,
+    watching: Watching | None = None,
+    ext: str = ".npy",
+    **more,
+) -> tuple[Conductor, Ending]:
+    state: State = Planner(chosen).begin(None if position is None else read_position(position))
+    running = Running(chosen, sources, PayloadSpec(ext, True, 257, 258), **more)
+    conductor = Conductor(running, engine, producer, watching or Watching())
+    return conductor, await conductor.run(state)

@@ -1,0 +1,191 @@
+"""`stepfs-produce run`: a plan becomes steps, whatever ends the command between them, and no mistake fences anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from test_produce_text import PROGRAM, committed
+from typer.testing import CliRunner
+
+from stepfs_producer import Producer
+from stepfs_producer.cli.app import app
+
+PLAN = """\
+version: 1
+output: {ext: .npy, mesh: "dp=2", sequence_length: 128, micro_batch_tokens: 512}
+sources:
+  code:  {format: jsonl, files: code/}
+  prose: {format: text, files: prose.txt}
+mix: {code: 30, prose: 70}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    for part in range(2):
+        lines = [
+            json.dumps({"text": f"code {part} {number} " + "x" * (number * 37 % 90)}) for number in range(300)
+        ]
+        (tmp_path / "code" / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "prose.txt").write_text(
+        "".join(f"prose {number} " + "y" * (number * 31 % 120) + "\n" for number in range(700))
+    )
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN)
+    return path
+
+
+def run(plan: Path, lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = ["run", str(plan), lake, "--workers", "1", *map(str, arguments)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+
+def test_a_run_goes_on_where_the_last_one_ended(plan: Path, tmp_path: Path) -> None:
+    parted, whole = (f"file://{tmp_path}/{name}" for name in ("parted", "whole"))
+    assert run(plan, whole, "--limit-steps", 12).returncode == 0
+    first = run(plan, parted, "--limit-steps", 5, "--json")
+    second = run(plan, parted, "--limit-steps", 12, "--json")
+    assert committed(parted) == committed(whole)
+    assert [json.loads(one.stdout)["run"]["steps"] for one in (first, second)] == [5, 7]
+    summary = json.loads(second.stdout)
+    assert summary["total"]["steps"] == 12
+    assert summary["ending"] == "limit"
+    assert abs(summary["sources"]["code"]["share"] - 0.3) < 0.02
+    assert sum(one["tokens"] for one in summary["sources"].values()) == summary["run"]["tokens"]
+
+
+def test_a_complete_plan_may_seal_its_lake(plan: Path, file_url: str) -> None:
+    plan.write_text(PLAN + "until: {exhausted: first}\ndefaults: {epochs: 1}\n")
+    done = run(plan, file_url, "--seal")
+    assert done.returncode == 0, done.stderr
+    assert "exhausted; the lake is sealed" in done.stdout
+    again = run(plan, file_url)
+    assert (again.returncode, "sealed" in again.stderr) == (4, True)
+
+
+def test_a_changed_plan_shows_its_changes_and_waits_for_consent(plan: Path, file_url: str) -> None:
+    assert run(plan, file_url, "--limit-steps", 3).returncode == 0
+    plan.write_text(PLAN.replace("code: 30", "code: 35"))
+    refused = run(plan, file_url, "--limit-steps", 4)
+    assert refused.returncode == 4
+    assert "mix[0].weights.code: 30 → 35" in refused.stderr
+    assert "--accept-changes" in refused.stderr
+    assert run(plan, file_url, "--limit-steps", 4, "--accept-changes").returncode == 0
+    assert run(plan, file_url, "--limit-steps", 5).returncode == 0
+
+
+def test_a_source_that_is_not_the_one_of_before_is_refused_by_name(plan: Path, file_url: str) -> None:
+    assert run(plan, file_url, "--limit-steps", 3).returncode == 0
+    plan.write_text(PLAN.replace("format: text", "format: text, shuffle: none"))
+    refused = run(plan, file_url, "--limit-steps", 4, "--accept-changes")
+    assert (refused.returncode, "source prose" in refused.stderr) == (4, True)
+    assert "new name" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.unlink(), "gone"),
+        (lambda path: path.write_text(path.read_text()[:-40]), "shorter"),
+        (lambda path: path.write_text("PROSE" + path.read_text()[5:]), "begins otherwise"),
+    ],
+    ids=["gone", "shorter", "other"],
+)
+def test_a_file_that_changed_since_the_plan_began_is_refused_by_name(
+    plan: Path, file_url: str, change, said: str
+) -> None:
+    (plan.parent / "more.txt").write_text("one more line\n")
+    plan.write_text(PLAN.replace("prose.txt", "[prose.txt, more.txt]"))
+    assert run(plan, file_url, "--limit-steps", 3).returncode == 0
+    change(plan.parent / "prose.txt")
+    refused = run(plan, file_url, "--limit-steps", 4)
+    assert refused.returncode in {3, 4}
+    assert "prose.txt" in refused.stderr
+    assert said in refused.stderr or "no such file" in refused.stderr
+
+
+def test_another_shape_of_lake_and_another_pipeline_are_refused(plan: Path, file_url: str) -> None:
+    assert run(plan, file_url, "--limit-steps", 1).returncode == 0
+    plan.write_text(PLAN.replace("dp=2", "dp=3"))
+    assert (refused := run(plan, file_url)).returncode == 4
+    assert "2 slices" in refused.stderr
+    plan.write_text(PLAN)
+    with Producer(file_url, producer_id="mine") as producer:
+        epoch = producer.epoch
+        producer.append([b"\x93NUMPY", b"\x93NUMPY"], position={"pipeline": "other"})
+    refused = run(plan, file_url, "--producer-id", "mine")
+    assert (refused.returncode, "another pipeline" in refused.stderr) == (4, True)
+    with Producer(file_url, producer_id="mine") as producer:
+        assert producer.epoch == epoch + 1  # nobody was fenced in between
+
+
+def test_mistakes_end_in_one_line(plan: Path, file_url: str) -> None:
+    assert run(plan.with_name("absent.yaml"), file_url).returncode == 3
+    plan.write_text(PLAN.replace("format: text", "format: txt"))
+    wrong = run(plan, file_url)
+    assert (wrong.returncode, "plan.yaml:5:" in wrong.stderr) == (2, True)
+    plan.write_text(PLAN)
+    poor = run(plan, file_url, "--memory", "1M")
+    assert (poor.returncode, "--memory" in poor.stderr) == (2, True)
+    assert len(poor.stderr.strip().splitlines()) == 1
+
+
+def workers_of(pid: int) -> list[int]:
+    """Its worker processes; each is a child of some thread of it."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, thread.read_text().split())
+    return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_any_ending_leaves_whole_steps_and_no_process(plan: Path, tmp_path: Path, number: int) -> None:
+    lake, whole = (f"file://{tmp_path}/{name}" for name in ("ended", "whole"))
+    command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--steps-per-second", "20"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "ended"
+    while process.poll() is None and not list(log.glob("*/log/*2")):
+        pass
+    children = workers_of(process.pid)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=100)
+    expected = -9 if number == signal.SIGKILL else 128 + number
+    assert process.returncode == expected, err
+    assert children
+    for child in children:
+        while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+            pass
+    done = len(committed(lake))
+    assert done >= 2
+    assert run(plan, lake, "--limit-steps", done + 3).returncode == 0
+    assert run(plan, whole, "--limit-steps", done + 3).returncode == 0
+    assert committed(lake) == committed(whole)
+
+
+def test_killed_workers_cost_no_step_and_change_none(plan: Path, tmp_path: Path) -> None:
+    lake, whole = (f"file://{tmp_path}/{name}" for name in ("killed", "whole"))
+    command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--limit-steps", "40"]
+    process = subprocess.Popen([*command, "--steps-per-second", "20"], stderr=subprocess.PIPE, text=True)
+    killed = 0
+    while process.poll() is None:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in workers_of(process.pid)[: 6 - killed]:
+                os.kill(child, signal.SIGKILL)
+                killed += 1
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert killed == 6
+    assert run(plan, whole, "--limit-steps", 40).returncode == 0
+    assert committed(lake) == committed(whole)
