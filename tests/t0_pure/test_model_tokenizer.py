@@ -57,7 +57,7 @@ def test_ids_are_the_models_own_and_no_text_shows_in_another(name: str, texts: l
 
 @pytest.mark.parametrize(
     ("name", "control"),
-    [("qwen", "<|endoftext|>"), ("qwen", "<|im_end|>"), ("gpt2", "<|endoftext|>"), ("llama", "</s>"), ("llama", "<s>"),
+    [("qwen", "<|endoftext|>"), ("qwen", "<|im_end|>"), ("gpt2", "<|endoftext|>"), ("llama", "</s>"), ("llama", "<s>"), ("llama", "<unk>"),
      ("bert", "[SEP]"), ("t5", "</s>"), ("t5", "<pad>")],
 )  # fmt: skip
 def test_a_control_token_that_a_text_spells_stays_text(name: str, control: str) -> None:
