@@ -9,6 +9,7 @@ import typer
 from stepfs import __version__
 from stepfs.cli.failure import reported
 from stepfs.cli.variables import warn_of_unknown
+from stepfs_producer.cli.check import check
 from stepfs_producer.cli.run import run
 from stepfs_producer.cli.text import text
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     ),
 )
 app.command("run")(reported("stepfs-produce")(run))
+app.command("check")(reported("stepfs-produce")(check))
 app.command("text")(reported("stepfs-produce")(text))
 
 

@@ -1,0 +1,45 @@
+"""`stepfs-produce check`: whether a plan is right, and what it amounts to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepfs.cli.options import Json
+
+
+def check(
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="PLAN", help="YAML file of the plan; not needed with --schema.")
+    ] = None,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema", envvar="STEPFS_SCHEMA", help="Print the JSON Schema of plan files, for editors."
+        ),
+    ] = False,
+    no_sources: Annotated[
+        bool,
+        typer.Option(
+            "--no-sources",
+            envvar="STEPFS_NO_SOURCES",
+            help="Look at the text of the plan alone: open no file, import no function.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Tell every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing."""
+    from stepfs.errors import UsageError  # noqa: PLC0415
+
+    if schema:
+        from stepfs_producer.cli.check_report import schema_text  # noqa: PLC0415
+
+        typer.echo(schema_text())
+        return
+    if plan is None:
+        raise UsageError("no plan was named; name its YAML file, or give --schema")
+    from stepfs_producer.cli.check_report import check_plan  # noqa: PLC0415
+
+    typer.echo(check_plan(plan, sources=not no_sources, as_json=as_json))

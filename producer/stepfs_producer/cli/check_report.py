@@ -1,0 +1,168 @@
+"""What `stepfs-produce check` prints: mistakes, or a page on the plan, or a JSON document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from stepfs.cli.columns import printable, size_text, table
+from stepfs.cli.failure import say
+from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.cli.plan_file import read_plan_file
+from stepfs_producer.plan.file.digest import with_defaults
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.yaml_file import PlanFile
+from stepfs_producer.plan.rules import Exhausted
+from stepfs_producer.plan.state import POSITION_BYTES_MAX
+from stepfs_producer.run.inspection import Inspection, SourceFacts, inspect
+from stepfs_producer.run.outlook import Outlook, outlook_of
+
+_USAGE: Final = 2
+
+
+def schema_text() -> str:
+    """JSON Schema of plan files."""
+    return json.dumps(
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1
+    )
+
+
+def check_plan(path: Path, *, sources: bool, as_json: bool) -> str:
+    """The report. Exits with the mistakes on stderr if there are any."""
+    file = read_plan_file(path)
+    found = inspect(file.plan, directory=str(path.parent)) if sources else Inspection()
+    if found.findings:
+        _refuse(file, found)
+    report = _Report(file.plan, outlook_of(file.plan), found.facts if sources else None)
+    return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
+
+
+def _refuse(file: PlanFile, found: Inspection) -> None:
+    """Mistakes of the plan come first: 2 if there is one, else the code of the first error."""
+    codes = [finding.exit_code for finding in found.findings]
+    error = file.error([finding.problem for finding in found.findings])
+    say("stepfs-produce: " + "\n".join(map(printable, str(error).split("\n"))))
+    raise typer.Exit(_USAGE if _USAGE in codes else codes[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    plan: Plan
+    outlook: Outlook
+    facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
+
+    def as_document(self) -> dict[str, Any]:
+        outlook = self.outlook
+        return {
+            "schema": JSON_SCHEMA,
+            "plan": outlook.digest,
+            "slices": outlook.slices,
+            "ranks": outlook.ranks,
+            "mesh": outlook.mesh,
+            "micro_batches": outlook.micro_batches,
+            "micro_batch_tokens": outlook.micro_batch_tokens,
+            "step_tokens": outlook.step_tokens,
+            "stages": [{"from": step, "sequence_length": length} for step, length in outlook.stages.items()],
+            "mix": [
+                {
+                    "step": entry.step,
+                    "ramp": entry.ramp,
+                    "shares": {name: float(one) for name, one in entry.shares.items()},
+                }
+                for entry in outlook.mix
+            ],
+            "steps": outlook.steps,
+            "position_bytes": outlook.position_bytes,
+            "position_bytes_limit": POSITION_BYTES_MAX,
+            "sources": {name: self._source(name) for name in sorted(self.plan.sources)},
+            "warnings": list(self.warnings()),
+        }
+
+    def lines(self) -> Iterator[str]:
+        outlook = self.outlook
+        lengths = ", ".join(
+            f"{length}" + (f" from step {step}" if step else "") for step, length in outlook.stages.items()
+        )
+        yield f"plan       {outlook.digest}"
+        yield f"slices     {outlook.slices} (mesh {outlook.mesh}: {outlook.ranks} ranks; each coordinate of dp is a slice)"
+        yield (
+            f"step       {outlook.step_tokens} tokens: {outlook.slices} slices × {outlook.micro_batches} micro-batches × "
+            f"{outlook.micro_batch_tokens}; rows of {lengths}"
+        )
+        yield f"steps      {self._steps_text()}"
+        yield f"position   {outlook.position_bytes} bytes at most, of {POSITION_BYTES_MAX}"
+        yield ""
+        yield from table(*self._table())
+        for warning in self.warnings():
+            yield f"note: {printable(warning)}"
+
+    def warnings(self) -> Iterator[str]:
+        for name, facts in (self.facts or {}).items():
+            if facts.bad:
+                reason = next(iter(facts.bad.values()))
+                yield (
+                    f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
+                    "a run stops at the first one unless on_error: {do: skip} allows it"
+                )
+            needed, declared = self._epochs(name), self._declared(name)
+            if needed is not None and declared is not None and needed > declared:
+                yield (
+                    f"source {name}: the plan takes about {float(needed):.1f} epochs of it and it has {float(declared):g}; "
+                    "it will be exhausted, and the others take its share"
+                )
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        entries = self.outlook.mix
+        header = ["SOURCE", "FORMAT", *(_step_text(entry.step, ramp=entry.ramp) for entry in entries)]
+        if self.facts is not None:
+            header += ["FILES", "BYTES", "TOKENS", "EPOCHS"]
+        rows = []
+        for name in sorted(self.plan.sources):
+            row = [printable(name), printable(self.plan.sources[name].format)]
+            row += [f"{float(entry.shares[name]):.3%}" for entry in entries]
+            if self.facts is not None:
+                facts, epochs = self.facts[name], self._epochs(name)
+                tokens = "?" if facts.tokens is None else f"≈ {facts.tokens}"
+                row += [str(facts.files), size_text(facts.bytes), tokens]
+                row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
+            rows.append(row)
+        return header, rows
+
+    def _source(self, name: str) -> dict[str, Any]:
+        facts = None if self.facts is None else self.facts[name]
+        needed, declared = self._epochs(name), self._declared(name)
+        return {
+            "format": self.plan.sources[name].format,
+            "files": None if facts is None else facts.files,
+            "bytes": None if facts is None else facts.bytes,
+            "tokens": None if facts is None else facts.tokens,
+            "epochs": None if declared is None else float(declared),
+            "epochs_needed": None if needed is None else round(float(needed), 6),
+        }
+
+    def _steps_text(self) -> str:
+        if self.outlook.steps is not None:
+            return f"{self.outlook.steps} at most"
+        ends = [source.epochs is not None for source in with_defaults(self.plan).values()]
+        first = self.plan.until.exhausted is Exhausted.FIRST
+        return "until the sources end" if (any(ends) if first else all(ends)) else "without end"
+
+    def _epochs(self, name: str) -> Fraction | None:
+        """About how often the plan reads the source until its end."""
+        tokens = None if self.facts is None else self.facts[name].tokens
+        if not tokens or self.outlook.tokens is None:
+            return None
+        return Fraction(self.outlook.tokens[name], tokens)
+
+    def _declared(self, name: str) -> Fraction | None:
+        return with_defaults(self.plan)[name].epochs
+
+
+def _step_text(step: int, *, ramp: bool) -> str:
+    return f"{'TO' if ramp else 'FROM'} STEP {step}"

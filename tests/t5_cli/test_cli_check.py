@@ -1,0 +1,253 @@
+"""`stepfs-produce check`: what it says of a plan and its sources, and how it refuses them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import jsonschema
+import pytest
+import typer
+import yaml
+from test_json_page import SECTIONS
+from typer.testing import CliRunner
+
+from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.cli.app import app
+
+PLANS = Path(__file__).parents[1] / "t0_pure/plans"
+PROGRAM = Path(sysconfig.get_path("scripts")) / "stepfs-produce"
+
+
+def check(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = ["check", *map(str, arguments)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False, env=env)
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    web = tmp_path / "web"
+    web.mkdir()
+    for file in range(2):
+        lines = [json.dumps({"text": "x" * 99, "url": "u" * 50}) for _ in range(500)]
+        (web / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "notes.txt").write_text("nine byte\n" * 100)
+    return tmp_path
+
+
+PLAN = """\
+output: {mesh: "pp=2,dp=4", sequence_length: 64, micro_batches: 2}
+sources:
+  notes: {format: text, files: notes.txt, epochs: 2}
+  web: {format: jsonl, files: web}
+mix:
+  - weights: {notes: 30, web: 70}
+  - {ramp_to: 50, weights: {notes: 50, web: 50}}
+until: {steps: 100}
+"""
+
+
+@pytest.fixture
+def plan(corpus: Path) -> Path:
+    path = corpus / "plan.yaml"
+    path.write_text(PLAN)
+    return path
+
+
+def names_in(document: object) -> set[str]:
+    if isinstance(document, list):
+        return set().union(*map(names_in, document)) if document else set()
+    if not isinstance(document, dict):
+        return set()
+    found = set(document)
+    for name, value in document.items():
+        found |= names_in(list(value.values()) if name in {"sources", "shares"} else value)
+    return found
+
+
+def test_the_document_says_what_the_plan_amounts_to(plan):
+    done = check(plan, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["schema"] == JSON_SCHEMA
+    assert (document["slices"], document["ranks"], document["mesh"]) == (4, 8, "pp=2,dp=4")
+    assert document["step_tokens"] == 4 * 2 * 64
+    assert document["steps"] == 100
+    assert document["stages"] == [{"from": 0, "sequence_length": 64}]
+    assert document["position_bytes"] < document["position_bytes_limit"] == 65536
+    notes, web = document["sources"]["notes"], document["sources"]["web"]
+    assert (notes["format"], notes["files"], notes["bytes"], notes["tokens"]) == ("text", 1, 1000, 1000)
+    assert (notes["epochs"], web["epochs"]) == (2.0, None)
+    assert (web["files"], web["bytes"]) == (
+        2,
+        2 * 500 * len(json.dumps({"text": "x" * 99, "url": "u" * 50}) + "\n"),
+    )
+    assert web["tokens"] == pytest.approx(1000 * 100, rel=0.01), "99 bytes and the end of the document"
+    # The mean share of notes is 30 % + 20 % × 24.5 / 50 over 50 steps, then 50 % over 50.
+    wanted = 512 * 50 * (0.30 + 0.20 * 24.5 / 50 + 0.50)
+    assert notes["epochs_needed"] == pytest.approx(wanted / 1000, rel=1e-4)
+    (warning,) = document["warnings"]
+    assert re.match(r"source notes: the plan takes about 23\.0 epochs of it and it has 2; ", warning)
+    fields = set(re.findall(r"`([a-z_0-9]+)`", SECTIONS["stepfs-produce check"])) | {"schema"}
+    assert names_in(document) <= fields
+
+
+def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
+    done = check(plan)
+    assert done.returncode == 0
+    assert "slices     4 (mesh pp=2,dp=4: 8 ranks; each coordinate of dp is a slice)" in done.stdout
+    header, notes, web = (
+        line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web "))
+    )
+    assert re.split(r" {2,}", header) == [
+        "SOURCE",
+        "FORMAT",
+        "FROM STEP 0",
+        "TO STEP 50",
+        "FILES",
+        "BYTES",
+        "TOKENS",
+        "EPOCHS",
+    ]
+    assert re.split(r" {2,}", notes)[:6] == ["notes", "text", "30.000%", "50.000%", "1", "1000 B"]
+    assert re.split(r" {2,}", web)[2:4] == ["70.000%", "50.000%"]
+
+
+@pytest.mark.parametrize("name", ["first", "second", "bytes"])
+def test_the_plans_of_the_design_are_right_by_their_text(name):
+    done = check(PLANS / f"{name}.yaml", "--no-sources", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert {source["files"] for source in document["sources"].values()} == {None}
+
+
+def test_the_schema_accepts_the_plans_and_refuses_a_misspelt_one():
+    schema = json.loads(check("--schema").stdout)
+    validator = jsonschema.Draft202012Validator(schema)
+    for path in PLANS.glob("*.yaml"):
+        document = yaml.safe_load(path.read_text())
+        assert list(validator.iter_errors(document)) == []
+        assert list(validator.iter_errors(document | {"sede": 1}))
+        assert list(validator.iter_errors(document | {"balance": "gready"}))
+    assert list(validator.iter_errors(yaml.safe_load(PLAN))) == []
+
+
+def test_mistakes_are_told_at_once_with_their_lines(plan):
+    plan.write_text(PLAN.replace("ramp_to: 50", "ramp_to: 0").replace("notes: 50,", "note: 50,"))
+    done = check(plan)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "stepfs-produce: the plan has 2 mistakes:",
+        f"{plan}:7:15: mix[1].ramp_to: step 0 does not come after step 0 of the entry before; put them in order",
+        f"{plan}:7:28: mix[1]: unknown source 'note'; did you mean 'notes'?",
+    ]
+
+
+def test_what_is_wrong_with_sources_is_told_at_once_with_its_place(plan):
+    (plan.parent / "empty.txt").write_text("")
+    (plan.parent / "bad.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 500)[:-20])
+    plan.write_text(
+        "output: {mesh: dp=1, sequence_length: 64}\n"
+        "tokenizer: {kind: huggingface, file: tokenizer.json}\n"
+        "cost: {call: no_such_module_here:flops}\n"
+        "sources:\n"
+        "  gone: {format: text, files: gone}\n"
+        "  empty: {format: text, files: empty.txt}\n"
+        "  mine: {format: text, files: notes.txt, transform: no_such_module_here:render}\n"
+    )
+    done = check(plan)
+    assert done.returncode == 2
+    first, *lines = done.stderr.splitlines()
+    assert first == "stepfs-produce: the plan has 5 mistakes:"
+    starts = [f"{plan}:{place}: " for place in ("2:38", "3:14", "5:31", "6:32", "7:53")]
+    paths = [
+        "tokenizer.file: ",
+        "cost.call: ",
+        "sources.gone.files: ",
+        "sources.empty.files: ",
+        "sources.mine.transform: ",
+    ]
+    for line, start, path in zip(lines, starts, paths, strict=True):
+        assert line.startswith(start + path)
+
+
+def test_an_absent_source_alone_is_absent(plan):
+    plan.write_text(PLAN.replace("files: web", "files: wbe"))
+    done = check(plan)
+    assert done.returncode == 3
+    assert (
+        done.stderr
+        == f"stepfs-produce: {plan}:4:31: sources.web.files: {plan.parent}/wbe: no such file or directory; name files that exist\n"
+    )
+
+
+def test_records_that_cannot_be_decoded_are_noted(plan):
+    (plan.parent / "web/0.jsonl").write_text('{"text": 5}\n{"txt": ""}\n' * 50)
+    (plan.parent / "web/1.jsonl").unlink()
+    done = check(plan, "--json")
+    assert done.returncode == 0
+    (warning,) = [one for one in json.loads(done.stdout)["warnings"] if "web" in one]
+    assert warning.startswith("source web: 100 of 100 records looked at cannot be decoded (")
+    assert "on_error: {do: skip}" in warning
+
+
+def test_compressed_files_have_an_unknown_number_of_tokens(plan):
+    (plan.parent / "notes.txt.gz").write_bytes(gzip.compress(b"nine byte\n" * 100))
+    plan.write_text(PLAN.replace("notes.txt", "notes.txt.gz"))
+    done = check(plan)
+    assert done.returncode == 0
+    assert re.search(r"^notes +text .* \? +-$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        ([], 2, "no plan was named"),
+        (["nowhere.yaml"], 3, "nowhere.yaml: no such file; name the YAML file of a plan"),
+        (["/"], 4, "/: Is a directory; name a readable YAML file"),
+    ],
+)
+def test_without_a_plan_it_is_one_line(arguments, code, reason):
+    done = check(*arguments)
+    assert done.returncode == code
+    assert done.stderr.count("\n") == 1
+    assert reason in done.stderr
+
+
+def test_nothing_is_written(plan):
+    before = sorted(plan.parent.rglob("*"))
+    assert check(plan).returncode == 0
+    assert sorted(plan.parent.rglob("*")) == before
+
+
+def test_options_have_variables_and_every_parameter_is_explained(plan):
+    command = typer.main.get_command(app).commands["check"]  # type: ignore[attr-defined]
+    for parameter in command.params:
+        assert parameter.help or parameter.name == "help"
+        option = next((name for name in parameter.opts if name.startswith("--")), None)
+        if option is not None and parameter.name != "help":
+            assert parameter.envvar == "STEPFS_" + option.removeprefix("--").replace("-", "_").upper()
+    document = json.loads(check(plan, env={"STEPFS_JSON": "1", "STEPFS_NO_SOURCES": "1"}).stdout)
+    assert document["sources"]["web"]["files"] is None
+
+
+def test_the_command_and_its_options_are_completed():
+    def complete(words: str, position: int) -> list[str]:
+        env = {
+            "PATH": os.environ["PATH"],
+            "_STEPFS_PRODUCE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(position),
+        }
+        done = subprocess.run([PROGRAM], env=env, capture_output=True, text=True, timeout=100, check=True)
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert complete("stepfs-produce ch", 1) == ["check"]
+    assert complete("stepfs-produce check --no-s", 2) == ["--no-sources"]
