@@ -81,6 +81,7 @@ def test_the_document_says_what_the_plan_amounts_to(plan):
     assert document["steps"] == 100
     assert document["stages"] == [{"from": 0, "sequence_length": 64}]
     assert document["position_bytes"] < document["position_bytes_limit"] == 65536
+    assert document["memory_bytes"] > 64 << 20
     notes, web = document["sources"]["notes"], document["sources"]["web"]
     assert (notes["format"], notes["files"], notes["bytes"], notes["tokens"]) == ("text", 1, 1000, 1000)
     assert (notes["epochs"], web["epochs"]) == (2.0, None)
@@ -102,6 +103,7 @@ def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
     done = check(plan)
     assert done.returncode == 0
     assert "slices     4 (mesh pp=2,dp=4: 8 ranks; each coordinate of dp is a slice)" in done.stdout
+    assert re.search(r"^memory     \d.* MiB at least, with one worker per core$", done.stdout, re.MULTILINE)
     header, notes, web = (
         line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web "))
     )

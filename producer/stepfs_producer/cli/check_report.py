@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,14 +15,15 @@ import typer
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import say
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs_producer.cli.plan_file import read_plan_file
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
 from stepfs_producer.run.inspection import Inspection, SourceFacts, inspect
+from stepfs_producer.run.memory import least_bytes
 from stepfs_producer.run.outlook import Outlook, outlook_of
+from stepfs_producer.run.starting import plan_file_at
 
 _USAGE: Final = 2
 
@@ -35,7 +37,7 @@ def schema_text() -> str:
 
 def check_plan(path: Path, *, sources: bool, as_json: bool) -> str:
     """The report. Exits with the mistakes on stderr if there are any."""
-    file = read_plan_file(path)
+    file = plan_file_at(path)
     found = inspect(file.plan, directory=str(path.parent)) if sources else Inspection()
     if found.findings:
         _refuse(file, found)
@@ -80,6 +82,7 @@ class _Report:
             "steps": outlook.steps,
             "position_bytes": outlook.position_bytes,
             "position_bytes_limit": POSITION_BYTES_MAX,
+            "memory_bytes": self._memory(),
             "sources": {name: self._source(name) for name in sorted(self.plan.sources)},
             "warnings": list(self.warnings()),
         }
@@ -97,6 +100,9 @@ class _Report:
         )
         yield f"steps      {self._steps_text()}"
         yield f"position   {outlook.position_bytes} bytes at most, of {POSITION_BYTES_MAX}"
+        memory = self._memory()
+        if memory is not None:
+            yield f"memory     {size_text(memory)} at least, with one worker per core"
         yield ""
         yield from table(*self._table())
         for warning in self.warnings():
@@ -145,6 +151,13 @@ class _Report:
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
         }
+
+    def _memory(self) -> int | None:
+        """The least that a run with one worker per core needs."""
+        if self.facts is None:
+            return None
+        blocks = (facts.largest_block_bytes for facts in self.facts.values())
+        return least_bytes(blocks, self.outlook.step_tokens, len(os.sched_getaffinity(0)))
 
     def _steps_text(self) -> str:
         if self.outlook.steps is not None:

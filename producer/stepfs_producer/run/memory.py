@@ -1,12 +1,13 @@
 """How much memory a run uses: the least it needs, and what it may hold ahead of the planner.
 
-Least: the largest block of every source and a group of it, and the steps under way. Samples held ahead and pending
-uploads share what lies above.
+Least: the largest block of every source and a group of it, the steps under way, and room for pending uploads. Samples
+held ahead and more pending uploads share what lies above.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,30 +32,32 @@ class Memory:
     pending_bytes: int
 
 
-def step_bytes(rules: Rules) -> int:
-    """Bytes of a step under way."""
-    return rules.ranks * rules.micro_batches * rules.micro_batch_tokens * _TOKEN_BYTES
-
-
-def least_bytes(rules: Rules, sources: tuple[LoadedSource, ...], workers: int) -> int:
-    """Below this a run cannot go on."""
-    blocks = sum(source.layout.largest_block_bytes for source in sources)
-    steps = STEPS_PER_WORKER * workers * step_bytes(rules)
-    return blocks + blocks // _GROUP_SHARE + steps
+def least_bytes(largest_blocks: Iterable[int], step_tokens: int, workers: int) -> int:
+    """Below this a run cannot go on. `largest_blocks`: bytes that a block of each source can reach."""
+    blocks = sum(largest_blocks)
+    steps = STEPS_PER_WORKER * workers * step_tokens * _TOKEN_BYTES
+    return blocks + blocks // _GROUP_SHARE + steps + _pending_min(step_tokens)
 
 
 def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...], workers: int) -> Memory:
     """`given`: bytes, None for a quarter of the machine's. `UsageError` below the least."""
-    least = least_bytes(rules, sources, workers)
+    step_tokens = rules.ranks * rules.micro_batches * rules.micro_batch_tokens
+    least = least_bytes((source.layout.largest_block_bytes for source in sources), step_tokens, workers)
     total = given or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE_OF_MACHINE
-    pending = max(min(_PENDING_MAX, total // 4), _PENDING_MIN, step_bytes(rules))
-    if total < least + pending:
+    if total < least:
         raise UsageError(
-            f"the run needs {_mib(least + pending)} MiB: the largest block of each of {len(sources)} sources, and "
+            f"the run needs {_mib(least)} MiB: the largest block of each of {len(sources)} sources, and "
             f"{STEPS_PER_WORKER * workers} steps under way; it may use {_mib(total)} MiB. Give more with --memory, or use "
             "fewer --workers, smaller blocks (shuffle: {block: 1MiB}) or smaller steps"
         )
-    return Memory(least, total - least - pending, pending)
+    pending_min = _pending_min(step_tokens)
+    free = total - least + pending_min
+    pending = min(max(pending_min, min(_PENDING_MAX, total // 4)), free)
+    return Memory(least, free - pending, pending)
+
+
+def _pending_min(step_tokens: int) -> int:
+    return max(_PENDING_MIN, step_tokens * _TOKEN_BYTES)
 
 
 def _mib(count: int) -> int:

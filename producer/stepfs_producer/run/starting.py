@@ -18,10 +18,10 @@ from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Store
 from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.plan.file.diff import differences
+from stepfs_producer.plan.file.diff import PlanChangedError, differences
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.file.yaml_file import read_plan
+from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
 from stepfs_producer.run.compiled import Compiled, compiled, source_specs, tokenizer_spec
@@ -55,15 +55,19 @@ class Started:
     listings: Mapping[str, Listing]
 
 
-def plan_at(path: Path, *, held_out: bool = False) -> PlanInPlace:
-    """The plan in a file; relative names in it are below the file's directory."""
+def plan_file_at(path: Path) -> PlanFile:
+    """The plan in a file. `PlanError` has a line for every mistake; `AbsentError`, `RefusedError`: it cannot be read."""
     try:
-        data = path.read_bytes()
+        return read_plan(path.read_bytes(), str(path))
     except FileNotFoundError as error:
         raise AbsentError(f"{path}: no such file; name the YAML file of a plan") from error
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror}; name a readable YAML file") from error
-    return PlanInPlace(read_plan(data, str(path)).plan, str(path.parent), held_out)
+
+
+def plan_at(path: Path, *, held_out: bool = False) -> PlanInPlace:
+    """The plan in a file; relative names in it are below the file's directory."""
+    return PlanInPlace(plan_file_at(path).plan, str(path.parent), held_out)
 
 
 async def listed(place: PlanInPlace) -> dict[str, Listing]:
@@ -160,11 +164,13 @@ async def _refuse_changes(
     if accepted or plan_digest(plan) == state.plan:
         return
     text = await kept_plan(store, identity.lake_id, state.plan)
-    if text is None:
-        changes = ["the plan of the steps so far is not in the lake, so the changes cannot be shown"]
-    else:
-        changes = differences(json.loads(text), normalised(plan))
-    raise RefusedError(
+    try:
+        changes = differences(json.loads(text or ""), normalised(plan))
+    except (ValueError, RecursionError):
+        changes = [
+            "the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"
+        ]
+    raise PlanChangedError(
         f"the plan changed since step {state.step}:\n  "
         + "\n  ".join(changes)
         + "\nadd --accept-changes to go on with it from that step on"

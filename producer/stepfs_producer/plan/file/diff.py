@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
 
+from stepfs.errors import RefusedError
 from stepfs_producer.plan.file.digest import Normalised
 from stepfs_producer.plan.file.problems import Where, path_text
 
 _ABSENT: Final = object()
+
+
+class PlanChangedError(RefusedError):
+    """The plan is not the one of the steps so far. The lines say what changed: accept it, or undo it."""
+
+    several_lines: ClassVar[bool] = True
 
 
 def differences(before: Normalised, after: Normalised) -> list[str]:
