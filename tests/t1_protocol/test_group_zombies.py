@@ -1,7 +1,8 @@
 """A slow writer of a group takes a slot that was trimmed long ago: nobody believes its record, nor restores its past.
 
 Two seeds of the simulator (5012050, 5013448) met it: a writer that found "its" change on record in such a slot, and
-one that undid its late change by restoring a set that others had replaced meanwhile.
+one that undid its late change by restoring a set that others had replaced meanwhile. A reclaimer that lists a slot and
+reads it a moment later met it in no seed: its turn takes two others, in the right order, within three requests.
 """
 
 from __future__ import annotations
@@ -101,3 +102,50 @@ def test_a_change_that_comes_too_late_restores_what_it_replaced_and_not_what_was
                 on=grow,
             )
     assert withdrawn >= 3
+
+
+EARLIER = Step(NEED - 4)
+
+
+async def _goes_back(world: World) -> None:
+    """A checkpoint below the one that the reclaimer has just read is recorded, unless that is announced already."""
+    with suppress(WithdrawnError):
+        await checkpoint(world, "run", EARLIER, keep=None)
+
+
+async def _the_record_moves_on_and_a_zombie_takes_its_slot(world: World) -> None:
+    """The next record keeps what the one before kept; the zombie, which knew neither, kept less."""
+    number, newest = _newest(world)
+    await checkpoint(world, "run", NEWER[0], keep=None)
+    record = retention.with_order(newest, (NEWER[0],))
+    key = numbered(group_prefix(world.identity.lake_id, "run"), number)
+    with suppress(Exception):  # the slot is trimmed, or not
+        await process(world, "zombie").create(
+            key, encode_consumer(world.identity.lake_id, replace(record, record_id=b"z" * RECORD_ID_BYTES))
+        )
+
+
+def test_hazard_10_a_reclaimer_believes_no_record_that_took_the_slot_between_its_list_and_its_get() -> None:
+    kept_back = 0
+
+    async def scenario(world: World, back_at: int, zombie_at: int) -> bool:
+        store = process(world, "reclaimer")
+
+        async def back() -> None:
+            await _goes_back(world)
+
+        async def zombie() -> None:
+            await _the_record_moves_on_and_a_zombie_takes_its_slot(world)
+
+        store.inside[back_at], store.inside[zombie_at] = back, zombie
+        await clean(world, store)
+        assert not world.ledger.broken, (back_at, zombie_at, world.ledger.broken)
+        return not store.inside and world.ledger.first_live_step == EARLIER
+
+    for back_at in range(1, 30):
+        for zombie_at in range(back_at + 1, back_at + 12):
+            kept_back += small(
+                lambda world, at=(back_at, zombie_at): scenario(world, *at),  # type: ignore[misc]
+                on=grow,
+            )
+    assert kept_back > 50

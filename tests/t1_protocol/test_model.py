@@ -75,6 +75,7 @@ MUTANTS = [
         ALONE,
         "needed_deleted",
     ),  # what is on record already is not written, so a late request undoes it
+    ("groups", 11, SAME_GROUP | {"OPERATIONS_OF_0": 2}, "needed_deleted"),  # what a GET shows is believed
 ]
 
 LARGER = [
@@ -83,6 +84,7 @@ LARGER = [
     ("log", ["-DSLOTS=3", "-DSTARTED=0"], {"PROCESSES": 0b0011, "FAULTS": 2}),
     ("groups", [], ALONE | {"ROUNDS": 2, "FAULTS": 2}),
     ("groups", [], {"PROCESSES": 0b0111, "HOME_OF_1": 0, "FAULTS": 0}),
+    ("groups", [], SAME_GROUP | {"OPERATIONS_OF_0": 2}),
     ("groups", [], {"PROCESSES": 0b0111, "HOME_OF_1": 1, "FAULTS": 1}),
     ("groups", [], {"PROCESSES": 0b1101}),
 ]

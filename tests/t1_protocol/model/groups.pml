@@ -4,7 +4,7 @@
    with everything else. A process may stand still for ever at any point: that is how it is killed or frozen.
 
    processes  writer       fs/stepfs/lake/group_sequence.py (write and what it calls) with retention.py
-              reclaimer    fs/stepfs/reclaim/{run,plan}.py, of which only what concerns steps; log.pml has the other half
+              reclaimer    fs/stepfs/lake/reclaim/{run,plan,groups}.py, of which only what concerns steps; log.pml has the other half
               network      requests whose caller gave up on them, and which land later or never
    numbers    slots of groups and of the floor count from 1 here (from 0 in the code); `STEPS` steps are committed
    sets       kept checkpoints are bits: bit k is a checkpoint whose next step is k
@@ -158,7 +158,7 @@ inline judge() {
 #define safe (record.retired || relied >= floor.closing)
 
 /* Who says a checkpoint takes a slot, or loses it to somebody: see group_sequence.py _write, `fences`. */
-#define believes (operation == REGISTER || operation == RETIRE || lost || landed || mutant == 10)
+#define believes (operation == REGISTER || lost || landed || mutant == 10)
 
 inline decide() {
     survive();
@@ -422,9 +422,9 @@ ended:
 
 /* ---- the reclaimer ---- */
 
-/* group_records.py list_groups: one LIST, then the newest record of each group, one after the other */
+/* reclaim/groups.py GroupWatch.look: one LIST, then the newest record of each group, unless it was read before */
 inline list_groups() {
-    which = 0;
+    which = 0; certain = true;
     do
     :: which < GROUPS ->
         number[which] = SLOTS;
@@ -432,23 +432,24 @@ inline list_groups() {
         :: number[which] && group[which].slot[number[which]].id == 0 -> number[which]--
         :: else -> break
         od;
+        if
+        :: number[which] == known[which] -> number[which] = 0
+        :: else -> certain = false
+        fi;
         which++
     :: else -> break
     od;
-    which = 0; need = NEVER
+    which = 0
 }
 
 inline get_group() {
     if
     :: number[which] == 0 -> which++
     :: number[which] && group[which].slot[number[which]].id ->
-        if
-        :: !group[which].slot[number[which]].retired ->
-            i = least(group[which].slot[number[which]].kept, group[which].slot[number[which]].start);
-            need = (i < need -> i : need)
-        :: else
-        fi;
-        i = 0; number[which] = 0; which++
+        known[which] = number[which]; number[which] = 0;
+        needs[which] = (group[which].slot[known[which]].retired -> NEVER : \
+            least(group[which].slot[known[which]].kept, group[which].slot[known[which]].start));
+        which++
     :: else ->                                          /* trimmed since: what replaced it */
         saw(14); i = number[which]; number[which] = SLOTS;
         do
@@ -458,6 +459,8 @@ inline get_group() {
         check(number[which] > i, spurious_corrupt); i = 0
     fi
 }
+
+#define need (needs[0] < needs[1] -> needs[0] : needs[1])
 
 /* sequence.py take_slot on the slot after the newest record known; an Unknown ends the run */
 inline append_floor(live_then) {
@@ -478,11 +481,14 @@ inline append_floor(live_then) {
 
 proctype reclaimer(byte me) {
     Floor floor;
-    byte number[GROUPS], which, need, to, closes, i, runs;
+    byte number[GROUPS], known[GROUPS], needs[GROUPS], which, to, closes, i, runs;
+    bool certain;
 
 again:
     atomic {
-        floor.number = 0; floor.closing = 0; floor.live = 0; number[0] = 0; number[1] = 0; which = 0; need = 0; to = 0;
+        floor.number = 0; floor.closing = 0; floor.live = 0; number[0] = 0; number[1] = 0; which = 0; to = 0;
+        certain = false;
+        needs[0] = (known[0] -> needs[0] : NEVER); needs[1] = (known[1] -> needs[1] : NEVER);   /* what was read once is known */
         if
         :: runs == rounds -> goto ended
         :: else -> runs++
@@ -497,7 +503,7 @@ get_first:
         :: which < GROUPS -> goto get_first
         :: else
         fi;
-        to = need; need = 0; which = 0;
+        to = need; which = 0;
         if
         :: to == NEVER -> goto again                     /* plan.py least_need: no live group */
         :: to < floor.live -> saw(16); goto again        /* plan.py least_need: RefusedError */
@@ -529,8 +535,9 @@ get_second:
         fi;
         which = 0;
         if
-        :: need < to -> saw(17); goto again
-        :: else -> need = 0
+        :: need < to -> saw(17); goto again             /* run.py _lets_go */
+        :: need >= to && !certain && mutant != 11 -> saw(20); goto list_second
+        :: else
         fi
     }
 advance:
@@ -556,7 +563,10 @@ sweep:                          /* run.py _sweep, after another LogReader.open *
         goto again
     }
 ended:
-    atomic { runs = 0; floor.number = 0; floor.closing = 0; floor.live = 0; number[0] = 0; number[1] = 0; which = 0; need = 0; to = 0 }
+    atomic {
+        runs = 0; floor.number = 0; floor.closing = 0; floor.live = 0; number[0] = 0; number[1] = 0; which = 0; to = 0;
+        known[0] = 0; known[1] = 0; needs[0] = 0; needs[1] = 0; certain = false
+    }
 }
 
 /* ---- requests that nobody waits for any more ---- */

@@ -2,6 +2,10 @@
 
 One LIST, and one GET per new record: records are immutable and the greatest slot of a group is never trimmed, so a
 slot is read at most once, and a tombstone that the floor record lists is never read.
+
+Between the LIST and the GET a slot may be trimmed, and taken again by a slow writer. So a record is certain only when a
+later LIST shows its slot as the greatest still: a look is `certain` if it read none. Without a change that is the first
+one that a reclaimer takes after the look that it planned with.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ class Look:
 
     groups: tuple[GroupEvidence, ...]
     spent: tuple[Entry, ...]
+    certain: bool  # every record in it was read before its LIST
 
     @property
     def live_directories(self) -> set[str]:
@@ -63,21 +68,21 @@ class GroupWatch:
                 if tombstones.get(slots.directory) == slots.newest
                 and slots.entries[-1][1].age_s >= self._grace_s
             }
-            await self._read(listed, buried)
+            certain = not await self._read(listed, buried)
             newest = {(slots.prefix, slots.newest) for slots in listed if slots.prefix not in buried}
             gone = newest - self._known.keys()
             if not gone:
                 groups = tuple(self._evidence(slots, slots.prefix in buried) for slots in listed)
                 spent = [key for slots in listed for key in superseded(slots.entries, self._grace_s)]
                 by_key = {entry.key: entry for slots in listed for _, entry in slots.entries}
-                return Look(groups, tuple(by_key[key] for key in spent))
+                return Look(groups, tuple(by_key[key] for key in spent), certain)
             if gone & vanished:
                 break
             vanished = gone  # trimmed since the LIST: there is a newer one
         raise CorruptError(f"{min(vanished)[0]}: the group's newest record vanished; restore it")
 
-    async def _read(self, listed: Sequence[GroupSlots], buried: set[str]) -> None:
-        """Read every record that counts and is not known yet; forget the others."""
+    async def _read(self, listed: Sequence[GroupSlots], buried: set[str]) -> int:
+        """Read every record that counts and is not known yet; forget the others. Returns how many it looked for."""
         wanted = [
             (slots.prefix, number)
             for slots in listed
@@ -95,6 +100,7 @@ class GroupWatch:
                     nursery.start_soon(self._read_one, slot, slot in newest, failed)
             if failed:
                 raise failed[0]
+        return len(new)
 
     async def _read_one(self, slot: _Slot, is_newest: bool, failed: list[StepfsError]) -> None:
         try:

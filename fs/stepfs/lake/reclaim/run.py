@@ -241,7 +241,7 @@ async def _advance(
     grace_ms = round(grace_s * 1000)
     if not await _append(floor, floor.successor(clock, closing=to, grace_ms=grace_ms)):
         return False
-    if holds_back((await watch.look(floor)).groups, to):
+    if not await _lets_go(watch, floor, to):
         return False
     freed = 0
     async with aclosing(live_entries(reader, floor.first_live_step, to)) as parts:
@@ -256,6 +256,17 @@ async def _advance(
         deleted_bytes=floor.deleted_bytes + freed,
     )
     return await _append(floor, advanced)
+
+
+async def _lets_go(watch: GroupWatch, floor: Floor, to: Step) -> bool:
+    """Whether it is certain that no group needs a step below `to`; False also if the groups change all the time."""
+    for _ in range(_ROUNDS_MAX):
+        look = await watch.look(floor)
+        if holds_back(look.groups, to):
+            return False
+        if look.certain:
+            return True
+    return False
 
 
 async def _append(floor: Floor, record: FloorRecord) -> bool:
