@@ -159,6 +159,7 @@ async def test_a_late_checkpoint_is_left_out_and_stops_no_other(patient_clock, c
     assert await node.kept() == (40, 50)
     requests = group.store.counts.requests
     for _ in range(10):
+        await trio.sleep(6.1)
         await node.watch.look_once()
     assert group.store.counts.requests == requests, "what is late costs nothing more"
     node.counters = {10, 50, 60}

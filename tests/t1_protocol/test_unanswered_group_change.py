@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stepfs.checkpoints.formats import Found, Place
+from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
@@ -33,9 +36,32 @@ def drop_all_but_newest(group):
     return group.add(Step(90), keep=1)
 
 
+async def land(slow, store):
+    for key, body in slow.under_way:
+        await store.create(key, body)
+
+
+def add(group):
+    return group.add(Step(50))
+
+
+def resumed(group):
+    return group.resumed(Step(50))
+
+
+def replace(group):
+    return group.replace(frozenset({Step(50)}))
+
+
+def begin_to_watch(group):
+    """A mount starts, as after the death of the one that did not get its answer."""
+    there = Found(frozenset({50}), frozenset())
+    return Watch(group, Place.parse("/unused"), NextStep("N"), look_at=lambda: there).look_once()
+
+
 @pytest.mark.parametrize("unanswered", [retire, drop_all_but_newest])
-@pytest.mark.parametrize("say", ["add", "resumed"])
-async def test_what_is_recorded_again_outlives_a_request_that_lands_late(autojump_clock, unanswered, say):
+@pytest.mark.parametrize("say", [add, resumed, replace, begin_to_watch])
+async def test_what_is_recorded_again_outlives_a_request_that_lands_late(patient_clock, unanswered, say):
     store = FaultyStore()
     identity = await create_lake(store, slices=1, clock=TrioClock())
     group = Group.of(store, identity, "run", TrioClock())
@@ -43,9 +69,23 @@ async def test_what_is_recorded_again_outlives_a_request_that_lands_late(autojum
     slow = SlowRequests(store.shared)
     with pytest.raises(StoreUnreachableError):
         await unanswered(Group.of(slow, identity, "run", TrioClock()))
-    await getattr(group, say)(Step(50))  # on record already
-    for key, body in slow.under_way:
-        await store.create(key, body)
+    await say(group)  # on record already
+    await land(slow, store)
     record = await group.read()
     assert not record.retired
     assert 50 in record.kept
+
+
+async def test_a_group_retired_again_outlives_a_request_that_lands_late(autojump_clock):
+    """A trainer adds a checkpoint to a retired group and dies; the user retires it once more."""
+    store = FaultyStore()
+    identity = await create_lake(store, slices=1, clock=TrioClock())
+    group = Group.of(store, identity, "run", TrioClock())
+    await group.add(Step(50))
+    await group.retire()
+    slow = SlowRequests(store.shared)
+    with pytest.raises(StoreUnreachableError):
+        await add(Group.of(slow, identity, "run", TrioClock()))
+    await group.retire()
+    await land(slow, store)
+    assert (await group.read()).retired

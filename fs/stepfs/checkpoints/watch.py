@@ -1,9 +1,20 @@
 """Following a checkpoint directory: new checkpoints are kept, vanished ones dropped, the same on every node.
 
 Nodes that share the directory all watch it; the first node that sees a change records it, and the others find the
-record. A node acts on *changes* of its own view, not on differences between its view and the record: a node whose
-network file system shows it an old listing would otherwise undo the changes of others. The start is the one exception:
-a checkpoint that the group keeps and that is no longer on disk was deleted while no node watched.
+record. A node drops only what it saw vanish, never what is merely on record: a node whose network file system shows it
+an old listing would otherwise undo the changes of others, and a number that a user recorded is no file. The start is the
+one exception: a checkpoint that the group keeps and that is no longer on disk was deleted while no node watched.
+
+Every look may be old (`difference` says what follows from that), and a change that is sent may land late:
+
+* a look that shows a checkpoint whose steps are reclaimed may be as old as that. It adds, and its drops wait until the
+  caches of file systems have expired; if the checkpoint is still there, it is just late;
+* a look without a change writes nothing and sends no request. But if the group's record, which the mount follows
+  anyway, lacks for that long what this node sees, the node adds it;
+* after a change without a clear answer, and at the start (another life of this node may have sent one), the next change
+  takes a slot in any case: what was sent before cannot come after it.
+
+So the directory decides: a checkpoint that a user drops by hand comes back while the directory holds it.
 
 A checkpoint that cannot be recorded does not stop the others: checkpoints that come too late, that lie beyond the
 group's readers, or whose counter gives no step are left out, and logged once.
@@ -19,6 +30,7 @@ from typing import Final
 
 import trio
 
+from stepfs.checkpoints.difference import Difference
 from stepfs.checkpoints.formats import Found, Place, look
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import HeldBack, Progress
@@ -31,6 +43,7 @@ _log = logging.getLogger("stepfs.checkpoints")
 
 POLL_S: Final = 1.0
 _FAILURES_TOLD: Final = 60
+_LAG_S_MAX: Final = 60.0  # how late a file system shows a change (NFS caches a directory for up to 60 s)
 
 Look = Callable[[], Found]
 Changed = Callable[[ConsumerRecord], None]
@@ -49,18 +62,24 @@ class Watch:
         look_at: Look | None = None,
         progress: Callable[[], Progress] | None = None,
         trusts: bool = False,
+        on_record: Callable[[], frozenset[Step] | None] = lambda: None,
     ) -> None:
         """`progress`: of the group's readers; checkpoints beyond it are held back, unless the watcher `trusts`
-        them."""
+        them. `on_record`: the checkpoints that the live group keeps, as far as is known without a request.
+        """
         self._group = group
         self._next_step = next_step
         self._look = look_at or (lambda: look(place))
         self._changed = changed or (lambda _: None)
         self._progress = progress
         self._held_back = HeldBack(progress, trusts=trusts) if progress is not None else None
+        self._on_record = on_record
         self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
         self._late: frozenset[Step] = frozenset()  # on disk, but steps that they need are reclaimed
+        self._drops_from_s = float("-inf")
+        self._unanswered = False  # a change of ours may still reach the store
+        self._missing_since_s: float | None = None
         self._told_counters: set[int] = set()  # logged: they give no step
 
     async def run(self, *, poll_s: float = POLL_S) -> None:
@@ -107,44 +126,94 @@ class Watch:
             # a look without the unreadable entries would drop a checkpoint that exists.
             raise StoreUnreachableError(f"cannot read the checkpoints: {error}") from error
         complete, barred = self._steps(found.complete, told=True), self._steps(found.barred)
-        seen = self._seen or frozenset()
-        self._late &= complete
-        now = (complete - self._late) | (barred & seen)  # barred now, but known before: not deleted
-        if self._held_back is not None:
-            now -= self._held_back.among(now - seen, at_the_end=at_the_end)
-        if self._seen is None and not now | barred:
-            self._seen = now  # an empty directory proves nothing
-        while now != self._seen:
+        while True:
+            difference = self._difference(complete, barred, at_the_end=at_the_end)
+            if self._seen is None and not difference.there | barred:
+                self._seen = difference.there  # an empty directory proves nothing
+                return
+            if difference.is_empty:
+                return
             try:
-                self._seen = await self._record(now, barred)
+                self._seen = await self._record(difference)
             except WithdrawnError as error:
-                late = frozenset(step for step in now - seen if step in error.late)
+                late = difference.adds & error.late
                 if not late:
                     raise
                 self._leave_out(late)
-                now -= late
             else:
                 return
 
-    async def _record(self, now: frozenset[Step], barred: frozenset[Step]) -> frozenset[Step]:
-        """Record the changes up to `now`. Returns the checkpoints that the group should keep."""
+    def _difference(
+        self, complete: frozenset[Step], barred: frozenset[Step], *, at_the_end: bool
+    ) -> Difference:
+        now_s, seen = trio.current_time(), self._seen or frozenset()
+        self._late &= complete | barred
+        existing = (complete | (barred & seen)) - self._late  # barred now, but known before: not deleted
+        held_back = frozenset[Step]()
+        if self._held_back is not None:
+            held_back = self._held_back.among(existing, at_the_end=at_the_end)
+        adds = existing - held_back
+        drops_wait = now_s < self._drops_from_s
+        return Difference(
+            seen=self._seen,
+            there=adds | (existing & seen) | (seen - self._late if drops_wait else frozenset()),
+            adds=adds,
+            barred=barred,
+            drops_wait=drops_wait,
+            reconciles=self._unanswered or self._lack_lasts(adds & complete, now_s),
+        )
+
+    def _lack_lasts(self, adds: frozenset[Step], now_s: float) -> bool:
+        """Whether the record has lacked some of `adds` for longer than another node may see an older directory."""
+        kept = self._on_record()
+        if self._seen is None or kept is None or adds <= kept:
+            self._missing_since_s = None
+            return False
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        return now_s - self._missing_since_s >= _LAG_S_MAX
+
+    async def _record(self, difference: Difference) -> frozenset[Step]:
+        """Record the changes since the last look. Returns what the next look is compared with."""
         before: frozenset[Step] = frozenset()
 
-        def follow(kept: frozenset[Step]) -> frozenset[Step]:
+        def apply(kept: frozenset[Step]) -> frozenset[Step]:
             nonlocal before
             before = kept
-            return _follow(kept, self._seen, now | (barred & kept))
+            return difference.apply(kept)
 
+        first, unanswered = difference.seen is None, self._unanswered
         opened = self._progress().opened if self._progress is not None else Step(0)
-        record = await self._group.revise(follow, brings=now - (self._seen or frozenset()), opened=opened)
+        self._unanswered = True
+        try:
+            record = await self._group.revise(
+                apply,
+                brings=difference.brings,
+                opened=opened,
+                revives=difference.is_new,
+                fences=first or unanswered,
+            )
+        except WithdrawnError:
+            self._unanswered = unanswered  # the call has undone its change
+            raise
+        self._unanswered = False
+        self._missing_since_s = None
         if frozenset(record.kept) != before:
             _log.info("group %r keeps %s", self._group.name, list(record.kept))
         self._changed(record)
-        return now | (barred & before)
+        return difference.seen_next(before)
 
     def _leave_out(self, late: frozenset[Step]) -> None:
         self._late |= late
-        for step in sorted(late):
+        self._drops_from_s = trio.current_time() + _LAG_S_MAX
+        known = self._seen or frozenset()
+        if late & known:
+            _log.info(
+                "group %r: the checkpoints at %s were dropped by others, and their steps are reclaimed",
+                self._group.name,
+                sorted(late & known),
+            )
+        for step in sorted(late - known):
             _log.warning(
                 "group %r: the checkpoint that resumes at step %d is not recorded, because steps that it needs are "
                 "reclaimed; training cannot go on from it",
@@ -164,11 +233,3 @@ class Watch:
                     _log.warning("checkpoint not recorded: %s", error)
                     self._told_counters.add(counter)
         return frozenset(steps)
-
-
-def _follow(kept: frozenset[Step], seen: frozenset[Step] | None, now: frozenset[Step]) -> frozenset[Step]:
-    """The checkpoints to keep, from those `kept`, those `seen` last and those that exist `now`."""
-    if seen is None:
-        # A first, empty look proves nothing: the run may not have written its first checkpoint yet.
-        return now or kept
-    return (kept | (now - seen)) - (seen - now)

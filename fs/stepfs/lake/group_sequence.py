@@ -72,9 +72,9 @@ class GroupSequence:
     ) -> ConsumerRecord:
         """Make the result of `change` the newest record, or return the newest one if it is equal already.
 
-        `brings` are the checkpoints that the change may add; with `whole`, the caller relies on every step that the
-        record needs. An equal record that is found counts like one that is written: only after a later look at the
-        floor.
+        The caller relies on the checkpoints in `brings`, and on others that the change adds to what it finds; with
+        `whole`, on every step that the record needs. An equal record that is found counts like one that is written:
+        only after a later look at the floor.
 
         With `fences`, this call takes a slot, or loses one to another writer, even if the newest record is equal: an
         earlier request without a reply, which would undo this change, is aimed at the next slot and may still arrive.
@@ -83,6 +83,7 @@ class GroupSequence:
         former: ConsumerRecord | None = None  # the newest set of other writers, for an undo
         joins = True  # no record of the group counted when this call began
         landed: set[bytes] = set()  # records of this call that were the newest, for a moment at least
+        added: set[Step] = set()  # by this call, to the sets of other writers
         for attempt in range(_ROUNDS_MAX):
             await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
             await floor.refresh()
@@ -94,7 +95,9 @@ class GroupSequence:
             if not landed:
                 joins = old is None or old.retired
             record = change(old, floor.first_live_step)
-            late = _gone(record, brings, floor, whole=joins)
+            added = (added | (set(record.kept) - set(old.kept if old is not None else ()))) & set(record.kept)
+            brought = brings | added
+            late = _gone(record, brought, floor, whole=joins)
             if not late:
                 believed = attempt > 0 or not fences  # on a retry another writer has taken the slot
                 placed = await self._place(record, number, found if believed else None, landed)
@@ -102,7 +105,7 @@ class GroupSequence:
                     continue
                 number, record = placed
                 await floor.refresh()
-                late = _gone(record, brings, floor, whole=joins)
+                late = _gone(record, brought, floor, whole=joins)
             if late:
                 await self._withdraw(former, landed, late, floor.grace_s)
                 raise WithdrawnError(
@@ -111,7 +114,7 @@ class GroupSequence:
                     "start a new lake",
                     late,
                 )
-            relied = {*brings, record.need} if whole or joins else brings
+            relied = {*brought, record.need} if whole or joins else brought
             if record.retired or await self._is_safe(relied, floor):
                 self._tell_left_out(found, old, floor)
                 if landed or superseded(slots, floor.grace_s):
@@ -267,8 +270,8 @@ class GroupSequence:
 def _gone(new: ConsumerRecord, brings: frozenset[Step], floor: Floor, *, whole: bool) -> frozenset[Step]:
     """The checkpoints in `new` that come too late: steps below the first live one.
 
-    Only the checkpoints that this call brings count, and with `whole` what the record needs; those of other writers are
-    checked by those writers.
+    Only the checkpoints that this call `brings` count, and with `whole` what the record needs; those of other writers
+    are checked by those writers.
     """
     if new.retired:
         return frozenset()

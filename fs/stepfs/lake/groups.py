@@ -117,7 +117,7 @@ class Group:
 
     async def replace(self, kept: frozenset[Step]) -> ConsumerRecord:
         """Keep exactly these checkpoints."""
-        return await self.revise(lambda _: kept, brings=kept)
+        return await self.revise(lambda _: kept, brings=kept, fences=True)
 
     async def revise(
         self,
@@ -125,14 +125,20 @@ class Group:
         *,
         brings: frozenset[Step],
         opened: Step = _NOTHING_OPENED,
+        revives: bool = True,
+        fences: bool = False,
     ) -> ConsumerRecord:
         """Replace the kept checkpoints by `change_kept` of them, also when other writers change them meanwhile.
 
-        `brings`: the checkpoints that the caller adds. Raises `WithdrawnError`, with those that come too late.
-        `opened` goes into the record together with a change, as in `note_opened`; alone it is no change.
+        `brings`: the checkpoints that the caller relies on. Raises `WithdrawnError`, with those that come too late.
+        `opened` goes into the record together with a change, as in `note_opened`; alone it is no change. Unless it
+        `revives`, the call leaves a retired group alone. `fences`: an earlier call of this caller, perhaps in a former
+        life, may not have got its answer (`GroupSequence.write`).
         """
 
         def change(old: ConsumerRecord | None, first_live: Step) -> ConsumerRecord:
+            if old is not None and old.retired and not revives:
+                return old
             base = self._records.joined(old, first_live)
             kept = change_kept(frozenset(base.kept))
             self._check_number(len(kept))
@@ -141,7 +147,7 @@ class Group:
             record = retention.with_order(base, retention.set_to(base.order, kept))
             return replace(record, start=base.need, opened=max(base.opened, opened))
 
-        return await self._records.write(change, brings=brings)
+        return await self._records.write(change, brings=brings, fences=fences)
 
     async def note_opened(self, opened: Step, *, known: Step | None = None) -> ConsumerRecord:
         """Record `opened`, one past the greatest step that a reader of the group has opened: the limit for plausible
@@ -179,6 +185,6 @@ class Group:
             return replace(old, retired=True)
 
         try:
-            return await self._records.write(change)
+            return await self._records.write(change, fences=True)
         except CorruptError:
             return await self._records.retire_damaged()

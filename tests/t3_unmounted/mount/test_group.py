@@ -109,6 +109,55 @@ async def test_a_checkpoint_written_right_before_the_end_is_recorded(patient_clo
     assert record.kept == (4,)
 
 
+async def test_a_checkpoint_dropped_by_hand_comes_back_while_the_directory_holds_it(patient_clock, tmp_path):
+    """And costs no request until then: the mount follows its group's record anyway."""
+    group = await group_of()
+    mount = mount_of(group, tmp_path)
+    mount.opened = 8
+    await mount.need.register()
+    async with trio.open_nursery() as background:
+        await background.start(mount.need.run)
+        save(tmp_path, 4)
+        save(tmp_path, 8)
+        await trio.sleep(5)
+        await group.drop(Step(4))
+        dropped, _ = await group.newest()
+        await trio.sleep(50)
+        assert mount.tree.need == 8
+        assert (await group.newest())[0] == dropped
+        await trio.sleep(20)
+        assert mount.tree.need == 4
+        (tmp_path / "step-4/.metadata").unlink()
+        await trio.sleep(5)
+        assert mount.tree.need == 8
+        background.cancel_scope.cancel()
+
+
+async def test_a_checkpoint_written_again_counts_again_whichever_mounts_saw_the_gap(patient_clock, tmp_path):
+    """Each mount has a directory of its own here: file systems show them different ages."""
+    group = await group_of()
+    directories = [tmp_path / name for name in ("one", "other")]
+    mounts = [mount_of(group, directory) for directory in directories]
+    for mount, directory in zip(mounts, directories, strict=True):
+        directory.mkdir()
+        mount.opened = 8
+        await mount.need.register()
+        save(directory, 4)
+        save(directory, 6)
+    async with trio.open_nursery() as background:
+        for mount in mounts:
+            await background.start(mount.need.run)
+        await trio.sleep(5)
+        (directories[0] / "step-6/.metadata").unlink()
+        await trio.sleep(5)
+        assert mounts[1].tree.need == 4
+        save(directories[1], 8)
+        (directories[1] / "step-4/.metadata").unlink()
+        await trio.sleep(5)
+        assert [mount.tree.need for mount in mounts] == [6, 6]
+        background.cancel_scope.cancel()
+
+
 @pytest.mark.logs("last checkpoints may not be recorded")
 async def test_an_ending_does_not_wait_for_ever_for_a_store_that_is_away(patient_clock, tmp_path):
     group = await group_of()

@@ -59,7 +59,12 @@ class GroupFollower:
         self._watch: Watch | None = None
         if checkpoints is not None:
             self._watch = Watch(
-                group, *checkpoints, changed=self._show, progress=self._progress, trusts=trusts
+                group,
+                *checkpoints,
+                changed=self._show,
+                progress=self._progress,
+                trusts=trusts,
+                on_record=self._on_record,
             )
         self._tree = tree
         self._on_change = on_change
@@ -142,6 +147,10 @@ class GroupFollower:
             kept=frozenset() if record is None or record.retired else frozenset(record.kept),
             order_needs_from=self._order_needs_from(),
         )
+
+    def _on_record(self) -> frozenset[Step] | None:
+        record = self._record
+        return None if record is None or record.retired else frozenset(record.kept)
 
     def _opened_on_record(self) -> Step:
         return self._record.opened if self._record is not None else Step(0)

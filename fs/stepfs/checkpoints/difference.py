@@ -1,0 +1,62 @@
+"""What one look at a checkpoint directory changes in the group's record: pure.
+
+Every look may be old: a file system shows a change late, and a slow store records it later still. Meanwhile a trainer that
+went back may have written the same checkpoint again; nodes that saw it before and after that find no change, and add
+nothing. So a change that drops something keeps all that its look shows. At that moment training could resume from
+these checkpoints, and so whatever it wrote later lies at or above the least of them: however old the look is, the
+group's need does not pass what training can resume from. A checkpoint that has vanished since then is recorded again by
+this, until its next look: who still saw it, will see it vanish.
+
+A change that drops nothing adds only what is new to its node. So a late node does not bring back what the others
+have just dropped, with every checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepfs.format.ids import Step
+
+_NOTHING: frozenset[Step] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """From the last look, which showed `seen` (None: there was none), to this one."""
+
+    seen: frozenset[Step] | None
+    there: frozenset[Step]  # checkpoints that exist, or count as existing
+    adds: frozenset[Step]  # of these, the ones that may be recorded
+    barred: frozenset[Step] = _NOTHING  # entries that may be checkpoints: kept if they are
+    drops_wait: bool = False  # this look may be older than a reclaim
+    reconciles: bool = False  # the record may lack what exists, without a change since the last look
+
+    @property
+    def is_empty(self) -> bool:
+        return self.there == self.seen and not self.reconciles
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the look shows a checkpoint that the one before did not show."""
+        return self.seen is None or not self.adds <= self.seen
+
+    @property
+    def brings(self) -> frozenset[Step]:
+        """The checkpoints that the node answers for; others that `apply` adds to what it finds come on top."""
+        return self.adds if self.reconciles else self.adds - (self.seen or _NOTHING)
+
+    def apply(self, kept: frozenset[Step]) -> frozenset[Step]:
+        """The checkpoints to keep, from those that are `kept`."""
+        adds = self.adds | (self.barred & kept)
+        if self.seen is None:
+            # A first, empty look proves nothing: the run may not have written its first checkpoint yet.
+            return kept | adds if self.drops_wait else adds or kept
+        gone = self.seen - self.there - (self.barred & kept)
+        if not (self.reconciles or gone & kept):
+            adds -= self.seen
+        return (kept | adds) - gone
+
+    def seen_next(self, kept: frozenset[Step]) -> frozenset[Step]:
+        """What the next look is compared with, after this change of the `kept` ones."""
+        shown = self.there | (self.barred & kept)
+        return shown | kept if self.seen is None and self.drops_wait and shown else shown
