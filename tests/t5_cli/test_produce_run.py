@@ -189,3 +189,15 @@ def test_killed_workers_cost_no_step_and_change_none(plan: Path, tmp_path: Path)
     assert killed == 6
     assert run(plan, whole, "--limit-steps", 40).returncode == 0
     assert committed(lake) == committed(whole)
+
+
+def test_functions_of_the_user_may_stand_beside_the_plan(plan: Path, tmp_path: Path, file_url: str) -> None:
+    (tmp_path / "own_cost.py").write_text("def of(columns):\n    return columns['tokens'] * 2\n")
+    (tmp_path / "own_render.py").write_text("def render(record):\n    return record['text'].upper()\n")
+    plan.write_text(
+        PLAN.replace("files: code/", 'files: code/, transform: "own_render:render"')
+        + 'cost: {call: "own_cost:of"}\n'
+    )
+    command = [PROGRAM, "run", str(plan), file_url, "--workers", "1", "--limit-steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=100)
+    assert done.returncode == 0, done.stderr

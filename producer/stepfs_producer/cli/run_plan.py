@@ -29,7 +29,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import read_position
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
-from stepfs_producer.run.loading import preload
+from stepfs_producer.run.loading import find_modules_in, preload
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.starting import Started, plan_at, start
 from stepfs_producer.run.totals import BadRecord, PlanTotals
@@ -72,6 +72,7 @@ async def _run(run: PlanRun, stopping: Stopping) -> PlanSummary:
     begun_s = time.monotonic()
     workers = run.workers or len(os.sched_getaffinity(0))
     place = plan_at(run.plan, held_out=run.held_out)
+    find_modules_in(place.directory)
     output = place.plan.output
     identity = await ensure_lake(
         run.lake, output.mesh.slices, output.ext, run.store_options, check_ext=lambda _ext: None
@@ -148,7 +149,7 @@ async def _conduct(
             totals.note(plan, planning_s)
             show(totals, {name: loading.held.tokens for name, loading in conductor.loadings.items()})
 
-        async with local_engine(workers, preload=preload) as engine:
+        async with local_engine(workers, preload=partial(preload, str(run.plan.parent))) as engine:
             conductor = Conductor(running, engine, producer, Watching(skipped, appended))
             _stop_by_signal(stopping, conductor)
             ending = await conductor.run(state)

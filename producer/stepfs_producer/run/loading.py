@@ -7,10 +7,12 @@ are under way, how large they are and when they come never shows in what is held
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -266,6 +268,15 @@ def timed_transform(
     return transform(spec, records, keys), time.perf_counter() - started
 
 
-def preload() -> None:
-    """In a new worker: import what tasks need."""
+def preload(directory: str) -> None:
+    """In a new worker: import what tasks need, and find the user's modules beside the plan."""
     import stepfs_producer.roles.constructor  # noqa: F401, PLC0415
+
+    find_modules_in(directory)
+
+
+def find_modules_in(directory: str) -> None:
+    """Let `module:function` name modules in this directory; installed ones go first."""
+    path = str(Path(directory or ".").resolve())
+    if path not in sys.path:
+        sys.path.append(path)

@@ -93,12 +93,13 @@ async def listed(place: PlanInPlace) -> dict[str, Listing]:
 def started(place: PlanInPlace, listings: Mapping[str, Listing]) -> Started:
     """A plan with the listings of its sources. `UsageError` for what no lake could make right."""
     spec = tokenizer_spec(place.plan, directory=place.directory)
-    digest = "" if spec.file is None else tokenizer_digest(spec.file)
-    spec = replace(spec, digest=digest or None)
+    if spec.file is not None:
+        spec = replace(spec, digest=tokenizer_digest(spec.file))  # a worker refuses a file replaced meanwhile
+    tokenizer = load_tokenizer(spec)
     found = compiled(
         place.plan,
         listings={name: listing.digest for name, listing in listings.items()},
-        tokenizer_digest=digest,
+        tokenizer_digest=tokenizer.identity,  # more than the file's: it tells which tokens end documents, too
         held_out=place.held_out,
         directory=place.directory,
     )
@@ -108,7 +109,6 @@ def started(place: PlanInPlace, listings: Mapping[str, Listing]) -> Started:
             f"the position of {len(listings)} sources can reach {position} bytes, and a commit holds "
             f"{POSITION_BYTES_MAX}; join sources that have the same weight, or shorten their names"
         )
-    tokenizer = load_tokenizer(spec)
     sources = tuple(
         LoadedSource(
             found.specs[name],
