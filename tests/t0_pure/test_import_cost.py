@@ -48,7 +48,9 @@ def test_help_of_stepfs_loads_not_even_the_event_loop(arguments):
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["text", "--help"], ["check", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["text", "--help"], ["check", "--help"], ["simulate", "--help"]]
+)
 def test_help_of_stepfs_produce_is_light(arguments):
     script = f"import stepfs_producer.cli\nsys.argv = ['x', *{arguments!r}]\n"
     assert not modules_after(script + HELP.format(module="stepfs_producer.cli")) & (HEAVY | {"rich", "yaml"})

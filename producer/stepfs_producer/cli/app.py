@@ -11,6 +11,7 @@ from stepfs.cli.failure import reported
 from stepfs.cli.variables import warn_of_unknown
 from stepfs_producer.cli.check import check
 from stepfs_producer.cli.run import run
+from stepfs_producer.cli.simulate import simulate
 from stepfs_producer.cli.text import text
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("run")(reported("stepfs-produce")(run))
 app.command("check")(reported("stepfs-produce")(check))
+app.command("simulate")(reported("stepfs-produce")(simulate))
 app.command("text")(reported("stepfs-produce")(text))
 
 

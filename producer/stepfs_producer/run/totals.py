@@ -34,6 +34,7 @@ class PlanTotals:
     cut: int = 0
     lost: int = 0
     slowest: float = 0.0  # sum over steps of slowest ÷ mean rank
+    slowest_micro: float = 0.0  # the same where ranks meet at every micro-batch
     planning_s: float = 0.0
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
@@ -49,6 +50,8 @@ class PlanTotals:
         self.planning_s += planning_s
         costs = plan.costs.sum(axis=1)
         self.slowest += float(costs.max() * len(costs) / max(int(costs.sum()), 1))
+        worst = int(plan.costs.max(axis=0).sum())
+        self.slowest_micro += float(worst * len(costs) / max(int(costs.sum()), 1))
         for name, share in zip(plan.sources, plan.shares, strict=True):
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
@@ -79,6 +82,7 @@ class PlanTotals:
         return {
             "fill": round(self.tokens / self.room, 6) if self.room else 0.0,
             "slowest_to_mean": round(self.slowest / steps, 6),
+            "slowest_to_mean_micro": round(self.slowest_micro / steps, 6),
             "padding_tokens": self.room - self.tokens,
             "cut_documents": self.cut,
             "lost_tokens": self.lost,

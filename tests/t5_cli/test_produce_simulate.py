@@ -1,0 +1,81 @@
+"""`stepfs-produce simulate`: says of the first steps what a run of the same steps says, and touches nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_cli_check import names_in
+from test_json_page import SECTIONS
+from test_produce_run import PLAN, plan, run  # noqa: F401  (a fixture)
+from typer.testing import CliRunner
+
+from stepfs_producer.cli.app import app
+
+MEASURES = (
+    "fill",
+    "slowest_to_mean",
+    "slowest_to_mean_micro",
+    "padding_tokens",
+    "cut_documents",
+    "lost_tokens",
+    "sources",
+)
+
+
+def simulate(path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = ["simulate", str(path), *map(str, arguments)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+
+def test_what_it_says_is_what_a_run_says(plan, file_url):  # noqa: F811
+    before = sorted(plan.parent.rglob("*"))
+    done = simulate(plan, "--steps", 9, "--workers", 2, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(plan.parent.rglob("*")) == before
+    simulated = json.loads(done.stdout)
+    assert simulated["steps"] == 9
+    ran = json.loads(run(plan, file_url, "--limit-steps", 9, "--json").stdout)
+    assert {name: simulated[name] for name in MEASURES} == {name: ran[name] for name in MEASURES}
+    assert simulated["plan"] == ran["plan"]
+    assert simulated["tokens"] == ran["run"]["tokens"]
+    fields = set(re.findall(r"`([a-z_0-9]+)`", SECTIONS["stepfs-produce simulate"])) | {"schema"}
+    assert names_in(simulated) <= fields
+
+
+def test_it_ends_where_the_plan_does_and_shows_a_page(plan):  # noqa: F811
+    plan.write_text(PLAN + "defaults: {epochs: 1, on_error: {do: skip}}\nuntil: {exhausted: first}\n")
+    code = plan.parent / "code/0.jsonl"
+    code.write_text(code.read_text() + "no json\n")
+    done = simulate(plan, "--steps", 10_000, "--workers", 1)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^steps      \d+ in .* exhausted", done.stdout)
+    for name in ("code", "prose"):
+        assert re.search(rf"^{name} +\d+\.\d{{3}}% +\d+\.\d{{3}}% ", done.stdout, re.MULTILINE)
+    assert re.search(r"^skipped: source code, .*0\.jsonl at \d+: ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (("code: 30", "cod: 30"), 2, ":6:7: mix: unknown source 'cod'; did you mean 'code'?"),
+        (("prose.txt", "gone.txt"), 3, "gone.txt: no such file or directory"),
+    ],
+)
+def test_a_plan_that_is_wrong_is_refused_as_check_does(plan, change, code, said):  # noqa: F811
+    plan.write_text(PLAN.replace(*change))
+    done = simulate(plan, "--workers", 1)
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+def test_a_bad_record_that_may_not_be_skipped_ends_it(plan):  # noqa: F811
+    (plan.parent / "code/0.jsonl").write_text("no json\n" * 100)
+    (plan.parent / "code/1.jsonl").write_text("no json\n" * 100)
+    done = simulate(plan, "--workers", 1)
+    assert done.returncode != 0
+    assert "source code" in done.stderr
