@@ -21,6 +21,7 @@ from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
 from stepfs_producer.run.inspection import Inspection, SourceFacts, inspect
+from stepfs_producer.run.loading import find_modules_in
 from stepfs_producer.run.memory import least_bytes
 from stepfs_producer.run.outlook import Outlook, outlook_of
 from stepfs_producer.run.starting import plan_file_at
@@ -38,6 +39,8 @@ def schema_text() -> str:
 def check_plan(path: Path, *, sources: bool, as_json: bool) -> str:
     """The report. Exits with the mistakes on stderr if there are any."""
     file = plan_file_at(path)
+    if sources:
+        find_modules_in(str(path.parent))
     found = inspect(file.plan, directory=str(path.parent)) if sources else Inspection()
     if found.findings:
         _refuse(file, found)

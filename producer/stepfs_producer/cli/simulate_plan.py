@@ -16,7 +16,7 @@ from stepfs.cli.columns import printable, table
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.cli.plan_summary import showing_plan
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.run.loading import preload
+from stepfs_producer.run.loading import find_modules_in, preload
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.simulation import Simulation
 from stepfs_producer.run.starting import listed, plan_at, started
@@ -40,6 +40,7 @@ def simulate_plan(path: Path, *, steps: int, workers: int | None, held_out: bool
 async def _simulate(path: Path, steps: int, workers: int, held_out: bool) -> _Simulated:
     begun_s = time.monotonic()
     place = plan_at(path, held_out=held_out)
+    find_modules_in(place.directory)
     listings = await listed(place)
     found = await trio.to_thread.run_sync(started, place, listings)
     rules = found.compiled.rules
@@ -48,7 +49,7 @@ async def _simulate(path: Path, steps: int, workers: int, held_out: bool) -> _Si
     def skipped(source: str, file: int, offset: int, reason: str) -> None:
         simulation.totals.note_bad(BadRecord(source, listings[source].files[file].name, offset, reason))
 
-    async with local_engine(workers, preload=preload) as engine:
+    async with local_engine(workers, preload=partial(preload, place.directory)) as engine:
         simulation = Simulation(
             rules, found.sources, engine, held_bytes_max=memory.held_bytes, skipped=skipped
         )
