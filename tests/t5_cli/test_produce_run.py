@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from test_json_page import SECTIONS
 from test_produce_text import PROGRAM, committed
 from typer.testing import CliRunner
 
@@ -59,6 +62,10 @@ def test_a_run_goes_on_where_the_last_one_ended(plan: Path, tmp_path: Path) -> N
     assert summary["total"]["steps"] == 12
     assert summary["ending"] == "limit"
     assert abs(summary["sources"]["code"]["share"] - 0.3) < 0.02
+    sources = summary.pop("sources")
+    told = {*summary, *summary["run"], *summary["total"], *sources["code"]}
+    assert not {name for name in told if f"`{name}`" not in SECTIONS["stepfs-produce run"]} - {"schema"}
+    summary["sources"] = sources
     assert sum(one["tokens"] for one in summary["sources"].values()) == summary["run"]["tokens"]
 
 
@@ -201,3 +208,23 @@ def test_functions_of_the_user_may_stand_beside_the_plan(plan: Path, tmp_path: P
     command = [PROGRAM, "run", str(plan), file_url, "--workers", "1", "--limit-steps", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_metrics_name_every_source(plan: Path, file_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [PROGRAM, "run", str(plan), file_url, "--workers", "1", "--steps-per-second", "50"]
+    process = subprocess.Popen([*command, "--metrics-port", str(port)], stdout=subprocess.DEVNULL)
+    text = ""
+    try:
+        while "stepfs_produce_steps_total" not in text or "stepfs_produce_steps_total 0.0" in text:
+            assert process.poll() is None
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text = answer.read().decode()
+    finally:
+        process.terminate()
+        assert process.wait(60) == 143
+    for source in ("code", "prose"):
+        for name in ("source_tokens_total", "source_wanted_tokens_total", "source_ahead_tokens"):
+            assert f'stepfs_produce_{name}{{source="{source}"}}' in text
+    assert "stepfs_produce_planning_seconds_total" in text

@@ -21,6 +21,7 @@ from typing import Final
 import sdnotify
 import trio
 
+from stepfs import scrape
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
@@ -40,7 +41,6 @@ from stepfs.mount.host.mountinfo import mount_at, real_directory, wait_until_det
 from stepfs.mount.host.server_record import recorded, records_directory
 from stepfs.mount.host.sysfs import tune
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status import scrape
 from stepfs.mount.status.reports import Machine
 from stepfs.store.api import Store
 from stepfs.store.silence import Say, Silence

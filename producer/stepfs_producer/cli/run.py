@@ -94,13 +94,33 @@ def run(
             help="Seal the lake when the plan is complete: no more steps come.",
         ),
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            envvar="STEPFS_METRICS_PORT",
+            metavar="PORT",
+            min=1,
+            max=65535,
+            help="Serve Prometheus metrics (/metrics, and /healthz).",
+        ),
+    ] = None,
+    metrics_address: Annotated[
+        str,
+        typer.Option(
+            "--metrics-address",
+            envvar="STEPFS_METRICS_ADDRESS",
+            metavar="ADDRESS",
+            help="Address of the metrics port.",
+        ),
+    ] = "127.0.0.1",
     endpoint_url: EndpointUrl = None,
     as_json: Json = False,
 ) -> None:
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
     from stepfs.errors import UsageError  # noqa: PLC0415
     from stepfs.format.arguments import parse_size  # noqa: PLC0415
-    from stepfs_producer.cli.run_plan import PlanRun, run_plan  # noqa: PLC0415
+    from stepfs_producer.cli.plans.run_plan import PlanRun, run_plan  # noqa: PLC0415
 
     if steps_per_second is not None and not steps_per_second > 0:
         raise UsageError(f"--steps-per-second {steps_per_second}: use a number above 0")
@@ -118,6 +138,8 @@ def run(
             held_out=holdout,
             seal=seal,
             store_options=StoreOptions(endpoint_url),
+            metrics_port=metrics_port,
+            metrics_address=metrics_address,
             as_json=as_json,
         )
     )

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stepfs import scrape
 from stepfs.data.counters import DataCounts
 from stepfs.errors import RefusedError
 from stepfs.histogram import SECONDS, Histogram
 from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.status import metrics, scrape
+from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
 
 DASHBOARD = json.loads(

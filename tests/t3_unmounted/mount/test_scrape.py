@@ -13,9 +13,9 @@ import trio
 from prometheus_client.registry import CollectorRegistry
 from trio.testing import wait_all_tasks_blocked
 
+from stepfs import scrape
 from stepfs.errors import RefusedError
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status import scrape
 
 
 @contextmanager

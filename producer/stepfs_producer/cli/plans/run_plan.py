@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 import typer
 
+from stepfs import scrape
 from stepfs.cli.columns import printable
 from stepfs.cli.failure import announce, say
 from stepfs.cli.target import opened_log
@@ -22,7 +23,8 @@ from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
 from stepfs_producer import AsyncProducer
 from stepfs_producer.cli.ensure_lake import committed_positions, ensure_lake
-from stepfs_producer.cli.plan_summary import PlanSummary, showing_plan
+from stepfs_producer.cli.plans.plan_metrics import PlanMetrics, registry_of
+from stepfs_producer.cli.plans.plan_summary import PlanSummary, showing_plan
 from stepfs_producer.cli.stopping import Stopping
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.plan.planner import Planner
@@ -52,6 +54,8 @@ class PlanRun:
     held_out: bool
     seal: bool
     store_options: StoreOptions
+    metrics_port: int | None
+    metrics_address: str
     as_json: bool
 
 
@@ -152,8 +156,21 @@ async def _conduct(
         async with local_engine(workers, preload=partial(preload, str(run.plan.parent))) as engine:
             conductor = Conductor(running, engine, producer, Watching(skipped, appended))
             _stop_by_signal(stopping, conductor)
-            ending = await conductor.run(state)
+            with _scraped(run, PlanMetrics(_info(run, started), totals, conductor.loadings, engine)):
+                ending = await conductor.run(state)
     return totals, ending, conductor.reason
+
+
+def _info(run: PlanRun, started: Started) -> dict[str, str]:
+    return {"lake": run.lake, "producer": run.producer_id, "plan": started.digest}
+
+
+def _scraped(run: PlanRun, metrics: PlanMetrics) -> AbstractContextManager[None]:
+    if run.metrics_port is None:
+        return nullcontext()
+    return scrape.served(
+        run.metrics_port, registry_of(metrics), address=run.metrics_address, healthy=scrape.loop_turns()
+    )
 
 
 def _stop_by_signal(stopping: Stopping, conductor: Conductor) -> None:

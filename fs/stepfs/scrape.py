@@ -1,7 +1,7 @@
 """The scrape port: `/metrics` and `/healthz` over HTTP, on one address, and nothing else.
 
-The address is 127.0.0.1 unless `--metrics-address` names another: the metrics name the lake, the directory and the
-group, and a node that trains often has a public address.
+Of mounts and of planned runs. The address is 127.0.0.1 unless `--metrics-address` names another: the metrics name the
+lake, the directory and the group, and a node that trains often has a public address.
 """
 
 from __future__ import annotations
