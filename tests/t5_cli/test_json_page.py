@@ -18,7 +18,7 @@ from stepfs.mount.status.reports import Reports
 TREE = Path(__file__).parents[2]
 PAGE = (TREE / "fs/JSON.md").read_text()
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
-NAMES_OF_OTHERS = {"producers", "groups"}  # maps whose keys are what users chose
+NAMES_OF_OTHERS = {"producers", "groups", "sources"}  # maps whose keys are what users chose
 
 
 def fields(document) -> set[str]:

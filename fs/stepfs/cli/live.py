@@ -7,10 +7,13 @@ the screen shows a dash in its place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
+from stepfs.cli.plan_lines import plan_lines
 
 Document = Mapping[str, object]
+_SOURCES_SHOWN: Final = 20
 
 
 def live_lines(
@@ -52,6 +55,7 @@ def live_lines(
             for name, each in sorted(producers.items())
         ]
         yield from table(["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"], rows)
+        yield from plan_lines(producers, rows_max=_SOURCES_SHOWN)
 
 
 class _Rates:

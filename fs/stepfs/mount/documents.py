@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import cast
 
 from stepfs.format.codec import Value, unpack
 from stepfs.format.commit import decode_commit
 from stepfs.format.ids import JSON_SCHEMA, SliceIndex
 from stepfs.format.keys import log_prefix, numbered
+from stepfs.format.plan_position import read_plan_position
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.store.api import Store
 
@@ -59,7 +61,7 @@ async def describe_step(store: Store, lake_id: str, state: LogState, entry: Step
 
 
 def describe_producers(state: LogState) -> Json:
-    """Every producer that ever committed, by id."""
+    """Every producer that ever committed, by id; `plan` is what its position says if `stepfs-produce run` wrote it."""
     return {
         producer.producer_id: {
             "epoch": producer.epoch,
@@ -67,9 +69,15 @@ def describe_producers(state: LogState) -> Json:
             "version": producer.version,
             "time": producer.time_ms / 1000,
             "retired": producer.retired,
+            "plan": _describe_plan(producer.position),
         }
         for producer in state.producers.values()
     }
+
+
+def _describe_plan(position: bytes) -> Json:
+    standing = read_plan_position(position)
+    return None if standing is None else cast("Json", standing.document())
 
 
 def to_json(value: Value) -> Json:

@@ -161,7 +161,9 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 
 
 def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterator[str]:
+    from stepfs.cli.plan_lines import plan_lines
     from stepfs.clock import SystemClock
+    from stepfs.mount.documents import describe_producers
 
     now_ms = SystemClock().now_ms()
     state = log.state
@@ -184,6 +186,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterato
     if producers:
         yield ""
         yield from table(["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"], producers)
+        yield from plan_lines(describe_producers(state))
     if groups:
         yield ""
         rows = [
