@@ -228,3 +228,22 @@ def test_metrics_name_every_source(plan: Path, file_url: str) -> None:
         for name in ("source_tokens_total", "source_wanted_tokens_total", "source_ahead_tokens"):
             assert f'stepfs_produce_{name}{{source="{source}"}}' in text
     assert "stepfs_produce_planning_seconds_total" in text
+
+
+def test_skipped_records_are_told_and_listed_beside_the_plan(plan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "code" / "0.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(["{broken", *lines, "[1]"]) + "\n")
+    plan.write_text(
+        PLAN
+        + "defaults: {epochs: 1, on_error: {do: skip, at_most: 1%}}\nuntil: {exhausted: all, last: pad}\n"
+    )
+    done = run(plan, f"file://{tmp_path}/lake", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["sources"]["code"]["skipped"] == 2
+    told = {(one["file"], one["offset"]) for one in summary["bad_records"]}
+    assert told == {("0/0.jsonl", 0), ("0/0.jsonl", path.stat().st_size - 4)}
+    listed = (tmp_path / "lake" / summary["skip_log"]).read_text().splitlines()
+    assert {json.loads(line)["offset"] for line in listed} == {offset for _, offset in told}
+    assert all(json.loads(line)["reason"] for line in listed)

@@ -100,6 +100,11 @@ def plan_key(lake_id: str, digest: str) -> str:
     return f"{lake_id}/plans/{_hexadecimal(digest)}"
 
 
+def skips_key(lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> str:
+    """Records that one incarnation could not decode, beside the plan it ran."""
+    return f"{lake_id}/plans/{_hexadecimal(digest)}-skipped/{component(producer_id)}-{epoch:010d}"
+
+
 def _hexadecimal(digest: str) -> str:
     assert re.fullmatch(r"[0-9a-f]{32,64}", digest)
     return digest

@@ -9,7 +9,8 @@ from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import StepPlan
 
-_BAD_KEPT: Final = 100
+BAD_SHOWN: Final = 100  # in JSON documents
+_BAD_KEPT: Final = 10_000  # a hundred bytes each
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stepfs.cli.columns import printable
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.run.conductor import Ending
-from stepfs_producer.run.totals import PlanTotals
+from stepfs_producer.run.totals import BAD_SHOWN, PlanTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class PlanSummary:
     reason: str
     seconds: float
     sealed: bool
+    skip_log: str | None  # its object in the lake
 
     def as_line(self) -> str:
         totals = self.totals
@@ -64,9 +65,10 @@ class PlanSummary:
                 "total": {"steps": totals.state.step, "tokens": totals.state.tokens},
                 "sources": totals.sources(),
                 **totals.measures(),
+                "skip_log": self.skip_log,
                 "bad_records": [
                     {"source": one.source, "file": one.file, "offset": one.offset, "reason": one.reason}
-                    for one in totals.bad
+                    for one in totals.bad[:BAD_SHOWN]
                 ],
             }
         )

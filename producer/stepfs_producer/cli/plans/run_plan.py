@@ -17,6 +17,8 @@ from stepfs.cli.columns import printable
 from stepfs.cli.failure import announce, say
 from stepfs.cli.target import opened_log
 from stepfs.clock import SystemClock
+from stepfs.format.ids import Epoch
+from stepfs.format.keys import skips_key
 from stepfs.lake.log.append import seal as append_seal
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
@@ -25,6 +27,7 @@ from stepfs_producer import AsyncProducer
 from stepfs_producer.cli.ensure_lake import committed_positions, ensure_lake
 from stepfs_producer.cli.plans.plan_metrics import PlanMetrics, registry_of
 from stepfs_producer.cli.plans.plan_summary import PlanSummary, showing_plan
+from stepfs_producer.cli.plans.skip_log import SkipLog
 from stepfs_producer.cli.stopping import Stopping
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.plan.planner import Planner
@@ -68,6 +71,8 @@ def run_plan(run: PlanRun) -> int:
             f"stepfs-produce: skipped: source {printable(bad.source)}, {printable(bad.file)} at {bad.offset}: "
             f"{printable(bad.reason)}"
         )
+    if summary.skip_log is not None:
+        say(f"stepfs-produce: all skipped records are listed in {run.lake}, object {summary.skip_log}")
     typer.echo(summary.as_json() if run.as_json else summary.as_line())
     return stopping.exit_code if summary.ending is Ending.STOPPED else 0
 
@@ -100,7 +105,13 @@ async def _run(run: PlanRun, stopping: Stopping) -> PlanSummary:
             silence.set_limit(GIVE_UP_AFTER_S)
             if producer.position != positions.get(run.producer_id):  # another run committed meanwhile
                 started = await fit(producer.position, accept_changes=run.accept_changes)
-            totals, ending, reason = await _conduct(run, stopping, producer, started, memory, workers)
+            totals = _totals_of(producer, started)
+            key = skips_key(identity.lake_id, started.digest, run.producer_id, Epoch(producer.epoch))
+            skip_log = SkipLog(store, key, totals)
+            ending, reason = await _conduct(
+                run, stopping, producer, started, memory, workers, totals, skip_log
+            )
+            logged = await skip_log.write()
         sealed = run.seal and ending is Ending.COMPLETE
         if sealed:
             async with opened_log(run.lake, run.store_options) as log:
@@ -109,6 +120,7 @@ async def _run(run: PlanRun, stopping: Stopping) -> PlanSummary:
         with trio.CancelScope(shield=True):
             await store.aclose()
     return PlanSummary(
+        skip_log=logged,
         lake=run.lake,
         lake_id=identity.lake_id,
         producer_id=run.producer_id,
@@ -121,6 +133,13 @@ async def _run(run: PlanRun, stopping: Stopping) -> PlanSummary:
     )
 
 
+def _totals_of(producer: AsyncProducer, started: Started) -> PlanTotals:
+    """From where the lake is."""
+    stored = None if producer.position is None else read_position(producer.position)
+    state = Planner(started.compiled.rules).begin(stored)
+    return PlanTotals(state, state)
+
+
 async def _conduct(
     run: PlanRun,
     stopping: Stopping,
@@ -128,12 +147,11 @@ async def _conduct(
     started: Started,
     memory: Memory,
     workers: int,
-) -> tuple[PlanTotals, Ending, str]:
+    totals: PlanTotals,
+    skip_log: SkipLog,
+) -> tuple[Ending, str]:
     """Feed the producer until something ends it; everything appended is committed then."""
     rules = started.compiled.rules
-    stored = None if producer.position is None else read_position(producer.position)
-    state = Planner(rules).begin(stored)
-    totals = PlanTotals(state, state)
     running = Running(
         rules,
         started.sources,
@@ -156,9 +174,13 @@ async def _conduct(
         async with local_engine(workers, preload=partial(preload, str(run.plan.parent))) as engine:
             conductor = Conductor(running, engine, producer, Watching(skipped, appended))
             _stop_by_signal(stopping, conductor)
-            with _scraped(run, PlanMetrics(_info(run, started), totals, conductor.loadings, engine)):
-                ending = await conductor.run(state)
-    return totals, ending, conductor.reason
+            metrics = PlanMetrics(_info(run, started), totals, conductor.loadings, engine)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(skip_log.run)
+                with _scraped(run, metrics):
+                    ending = await conductor.run(totals.start)
+                nursery.cancel_scope.cancel()
+    return ending, conductor.reason
 
 
 def _info(run: PlanRun, started: Started) -> dict[str, str]:

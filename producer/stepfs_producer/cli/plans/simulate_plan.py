@@ -20,7 +20,7 @@ from stepfs_producer.run.loading import find_modules_in, preload
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.simulation import Simulation
 from stepfs_producer.run.starting import listed, plan_at, started
-from stepfs_producer.run.totals import BadRecord, PlanTotals
+from stepfs_producer.run.totals import BAD_SHOWN, BadRecord, PlanTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _document(done: _Simulated) -> dict[str, object]:
         "sources": done.totals.sources(),
         "bad_records": [
             {"source": one.source, "file": one.file, "offset": one.offset, "reason": one.reason}
-            for one in done.totals.bad
+            for one in done.totals.bad[:BAD_SHOWN]
         ],
     }
 
