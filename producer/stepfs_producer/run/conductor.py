@@ -59,7 +59,6 @@ class Conductor:
         self._running = running
         self._producer = producer
         self._stop = trio.Event()
-        self._scope = trio.CancelScope()
         self.reason = ""  # of the end, in words
         self.loadings = {
             source.spec.name: Loading(
@@ -90,20 +89,11 @@ class Conductor:
         """End as soon as what is appended is committed."""
         self._stop.set()
 
-    def abandon(self) -> None:
-        """End at once; `run` raises KeyboardInterrupt. What is not committed is planned again by the next run."""
-        self._scope.cancel()
-
     def _loaded(self) -> None:
         self.planning.changed()
 
     async def run(self, state: State) -> Ending:
         """Run from `state` to the end of the plan, the limit, or `stop`; all that was appended is committed then."""
-        with self._scope:
-            return await self._run(state)
-        raise KeyboardInterrupt
-
-    async def _run(self, state: State) -> Ending:
         endings: list[Ending] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stopped, nursery.cancel_scope, endings)

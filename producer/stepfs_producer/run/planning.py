@@ -61,19 +61,23 @@ class Planning:
         self.set_marks(state.step)
         while True:
             self._changed = trio.Event()
+            added = {loading.name: loading.added for loading in self._loadings}
             ahead = {loading.name: loading.held.ahead() for loading in self._loadings}
             started = time.perf_counter()
             planned = await trio.to_thread.run_sync(self._planner.next, state, ahead, abandon_on_cancel=True)
             self.seconds = time.perf_counter() - started
             if not isinstance(planned, Need):
                 return planned
-            await self._wait_for(planned)
+            await self._wait_for(planned, added)
 
-    async def _wait_for(self, need: Need) -> None:
-        """Until every source that the step lacks has brought something in, or has ended."""
-        missing = {loading: loading.added for loading in self._loadings if loading.name in need.samples}
-        for loading in missing:
-            loading.need()
+    async def _wait_for(self, need: Need, before: Mapping[str, int]) -> None:
+        """Until every source that the step lacks has more than `before` groups brought in, or has ended."""
+        missing = {
+            loading: before[loading.name] for loading in self._loadings if loading.name in need.samples
+        }
+        for loading, added in missing.items():
+            if loading.added == added:
+                loading.need()
         while True:
             missing = {
                 loading: added

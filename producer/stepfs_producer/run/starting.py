@@ -125,11 +125,13 @@ async def start(
     store: Store,
     identity: LakeIdentity,
     place: PlanInPlace,
+    now: Mapping[str, Listing],
     position: object,
     *,
     accept_changes: bool = False,
 ) -> Started:
-    """Fit a plan to its lake, whose newest position of this producer id is `position` (None: there is none).
+    """Fit a plan to its lake, whose newest position of this producer id is `position` (None: there is none). `now`: the
+    files as they are, of `listed`.
 
     `RefusedError` for another pipeline's position, a source that is not the one of before, a file that changed, and a
     plan that changed unless that is accepted: the message shows the changes.
@@ -137,7 +139,6 @@ async def start(
     state = None if position is None else read_position(position)
     if state is not None:
         await _refuse_changes(store, identity, place.plan, state, accepted=accept_changes)
-    now = await listed(place)
     known = {} if state is None else state.sources
     listings = {}
     for name, listing in sorted(now.items()):

@@ -20,6 +20,7 @@ from stepfs.clock import SystemClock
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import skips_key
 from stepfs.lake.log.append import seal as append_seal
+from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
@@ -36,7 +37,7 @@ from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
 from stepfs_producer.run.loading import find_modules_in, preload
 from stepfs_producer.run.memory import Memory, memory_of
-from stepfs_producer.run.starting import Started, plan_at, start
+from stepfs_producer.run.starting import Started, listed, plan_at, start, started
 from stepfs_producer.run.totals import BadRecord, PlanTotals
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
@@ -78,113 +79,155 @@ def run_plan(run: PlanRun) -> int:
 
 
 async def _run(run: PlanRun, stopping: Stopping) -> PlanSummary:
-    begun_s = time.monotonic()
-    workers = run.workers or len(os.sched_getaffinity(0))
-    place = plan_at(run.plan, held_out=run.held_out)
-    find_modules_in(place.directory)
-    output = place.plan.output
-    identity = await ensure_lake(
-        run.lake, output.mesh.slices, output.ext, run.store_options, check_ext=lambda _ext: None
-    )
-    # Before the producer is opened, which would fence a healthy run on behalf of a mistake.
-    positions = await committed_positions(run.lake, run.store_options)
-    silence = Silence(announce)
-    store = open_store(run.lake, options=run.store_options, silence=silence)
-    try:
-        fit = partial(start, store, identity, place)
-        started = await fit(positions.get(run.producer_id), accept_changes=run.accept_changes)
-        memory = memory_of(run.memory_bytes, started.compiled.rules, started.sources, workers)
-        async with AsyncProducer(
-            run.lake,
+    """`KeyboardInterrupt` if a second SIGINT abandoned it."""
+    with trio.CancelScope() as scope:
+        commanded = _Commanded(run, _StopsBySignal(stopping, scope))
+        return await commanded.run()
+    raise KeyboardInterrupt
+
+
+class _StopsBySignal:
+    """The first signal ends the conductor between two steps, a second SIGINT everything at once."""
+
+    def __init__(self, stopping: Stopping, scope: trio.CancelScope) -> None:
+        self._stopping = stopping
+        self._scope = scope
+        self._conductor: Conductor | None = None
+        token = trio.lowlevel.current_trio_token()
+
+        def told(abandoned: bool) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._scope.cancel if abandoned else self._stop)
+
+        stopping.tell(told)
+
+    def conducts(self, conductor: Conductor) -> None:
+        """From now on the first signal is for `conductor`; it may have come already."""
+        self._conductor = conductor
+        if self._stopping.requested:
+            conductor.stop()
+
+    def _stop(self) -> None:
+        if self._conductor is not None:
+            self._conductor.stop()
+
+
+class _Commanded:
+    """One command line, carried out."""
+
+    def __init__(self, run: PlanRun, stops: _StopsBySignal) -> None:
+        self._run = run
+        self._stops = stops
+        self._workers = run.workers or len(os.sched_getaffinity(0))
+        self._begun_s = time.monotonic()
+
+    async def run(self) -> PlanSummary:
+        """Check, open, conduct, seal."""
+        run = self._run
+        place = plan_at(run.plan, held_out=run.held_out)
+        find_modules_in(place.directory)
+        files = await listed(place)
+        # Before a lake is created on behalf of a mistake.
+        self._memory_of(await trio.to_thread.run_sync(started, place, files))
+        output = place.plan.output
+        identity = await ensure_lake(
+            run.lake, output.mesh.slices, output.ext, run.store_options, check_ext=lambda _ext: None
+        )
+        # Before the producer is opened, which would fence a healthy run.
+        positions = await committed_positions(run.lake, run.store_options)
+        silence = Silence(announce)
+        store = open_store(run.lake, options=run.store_options, silence=silence)
+        try:
+            fit = partial(start, store, identity, place, files, accept_changes=run.accept_changes)
+            ready = await fit(positions.get(run.producer_id))
+            async with self._producer(store, self._memory_of(ready)) as producer:
+                silence.set_limit(GIVE_UP_AFTER_S)
+                if producer.position != positions.get(run.producer_id):  # another run committed meanwhile
+                    ready = await fit(producer.position)
+                totals = _totals_of(producer, ready)
+                key = skips_key(identity.lake_id, ready.digest, run.producer_id, Epoch(producer.epoch))
+                skip_log = SkipLog(store, key, totals)
+                ending, reason = await self._conduct(producer, ready, totals, skip_log)
+                logged = await skip_log.write()
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+        return PlanSummary(
+            lake=run.lake,
+            lake_id=identity.lake_id,
             producer_id=run.producer_id,
+            plan=ready.digest,
+            totals=totals,
+            ending=ending,
+            reason=reason,
+            sealed=await self._sealed(ending),
+            skip_log=logged,
+            seconds=time.monotonic() - self._begun_s,
+        )
+
+    def _memory_of(self, ready: Started) -> Memory:
+        return memory_of(self._run.memory_bytes, ready.compiled.rules, ready.sources, self._workers)
+
+    def _producer(self, store: Store, memory: Memory) -> AsyncProducer:
+        return AsyncProducer(
+            self._run.lake,
+            producer_id=self._run.producer_id,
             store=store,
-            max_lead=run.max_lead,
+            max_lead=self._run.max_lead,
             max_lead_without_groups=False,
             max_pending_bytes=memory.pending_bytes,
-        ) as producer:
-            silence.set_limit(GIVE_UP_AFTER_S)
-            if producer.position != positions.get(run.producer_id):  # another run committed meanwhile
-                started = await fit(producer.position, accept_changes=run.accept_changes)
-            totals = _totals_of(producer, started)
-            key = skips_key(identity.lake_id, started.digest, run.producer_id, Epoch(producer.epoch))
-            skip_log = SkipLog(store, key, totals)
-            ending, reason = await _conduct(
-                run, stopping, producer, started, memory, workers, totals, skip_log
-            )
-            logged = await skip_log.write()
-        sealed = run.seal and ending is Ending.COMPLETE
-        if sealed:
-            async with opened_log(run.lake, run.store_options) as log:
-                await append_seal(log, SystemClock())
-    finally:
-        with trio.CancelScope(shield=True):
-            await store.aclose()
-    return PlanSummary(
-        skip_log=logged,
-        lake=run.lake,
-        lake_id=identity.lake_id,
-        producer_id=run.producer_id,
-        plan=started.digest,
-        totals=totals,
-        ending=ending,
-        reason=reason,
-        seconds=time.monotonic() - begun_s,
-        sealed=sealed,
-    )
+        )
 
+    async def _sealed(self, ending: Ending) -> bool:
+        if not self._run.seal or ending is not Ending.COMPLETE:
+            return False
+        async with opened_log(self._run.lake, self._run.store_options) as log:
+            await append_seal(log, SystemClock())
+        return True
 
-def _totals_of(producer: AsyncProducer, started: Started) -> PlanTotals:
-    """From where the lake is."""
-    stored = None if producer.position is None else read_position(producer.position)
-    state = Planner(started.compiled.rules).begin(stored)
-    return PlanTotals(state, state)
+    async def _conduct(
+        self, producer: AsyncProducer, ready: Started, totals: PlanTotals, skip_log: SkipLog
+    ) -> tuple[Ending, str]:
+        """Feed the producer until something ends it; everything appended is committed then."""
+        run, rules = self._run, ready.compiled.rules
+        running = Running(
+            rules,
+            ready.sources,
+            ready.payloads,
+            steps_max=run.limit_steps,
+            steps_per_second=run.steps_per_second,
+            held_bytes_max=self._memory_of(ready).held_bytes,
+            give_up_after_s=GIVE_UP_AFTER_S,
+        )
 
+        def skipped(source: str, file: int, offset: int, reason: str) -> None:
+            totals.note_bad(BadRecord(source, ready.listings[source].files[file].name, offset, reason))
 
-async def _conduct(
-    run: PlanRun,
-    stopping: Stopping,
-    producer: AsyncProducer,
-    started: Started,
-    memory: Memory,
-    workers: int,
-    totals: PlanTotals,
-    skip_log: SkipLog,
-) -> tuple[Ending, str]:
-    """Feed the producer until something ends it; everything appended is committed then."""
-    rules = started.compiled.rules
-    running = Running(
-        rules,
-        started.sources,
-        started.payloads,
-        steps_max=run.limit_steps,
-        steps_per_second=run.steps_per_second,
-        held_bytes_max=memory.held_bytes,
-        give_up_after_s=GIVE_UP_AFTER_S,
-    )
+        with showing_plan(run.producer_id, run.limit_steps or rules.steps_max) as show:
 
-    def skipped(source: str, file: int, offset: int, reason: str) -> None:
-        totals.note_bad(BadRecord(source, started.listings[source].files[file].name, offset, reason))
+            def appended(plan: StepPlan, planning_s: float) -> None:
+                totals.note(plan, planning_s)
+                show(totals, {name: loading.held.tokens for name, loading in conductor.loadings.items()})
 
-    with showing_plan(run.producer_id, run.limit_steps or rules.steps_max) as show:
-
-        def appended(plan: StepPlan, planning_s: float) -> None:
-            totals.note(plan, planning_s)
-            show(totals, {name: loading.held.tokens for name, loading in conductor.loadings.items()})
-
-        async with local_engine(workers, preload=partial(preload, str(run.plan.parent))) as engine:
-            conductor = Conductor(running, engine, producer, Watching(skipped, appended))
-            _stop_by_signal(stopping, conductor)
-            metrics = PlanMetrics(_info(run, started), totals, conductor.loadings, engine)
-            async with trio.open_nursery() as nursery:
+            async with (
+                local_engine(self._workers, preload=partial(preload, str(run.plan.parent))) as engine,
+                trio.open_nursery() as nursery,
+            ):
+                conductor = Conductor(running, engine, producer, Watching(skipped, appended))
+                self._stops.conducts(conductor)
                 nursery.start_soon(skip_log.run)
-                with _scraped(run, metrics):
+                info = {"lake": run.lake, "producer": run.producer_id, "plan": ready.digest}
+                with _scraped(run, PlanMetrics(info, totals, conductor.loadings, engine)):
                     ending = await conductor.run(totals.start)
                 nursery.cancel_scope.cancel()
-    return ending, conductor.reason
+        return ending, conductor.reason
 
 
-def _info(run: PlanRun, started: Started) -> dict[str, str]:
-    return {"lake": run.lake, "producer": run.producer_id, "plan": started.digest}
+def _totals_of(producer: AsyncProducer, ready: Started) -> PlanTotals:
+    """From where the lake is."""
+    stored = None if producer.position is None else read_position(producer.position)
+    state = Planner(ready.compiled.rules).begin(stored)
+    return PlanTotals(state, state)
 
 
 def _scraped(run: PlanRun, metrics: PlanMetrics) -> AbstractContextManager[None]:
@@ -193,16 +236,3 @@ def _scraped(run: PlanRun, metrics: PlanMetrics) -> AbstractContextManager[None]
     return scrape.served(
         run.metrics_port, registry_of(metrics), address=run.metrics_address, healthy=scrape.loop_turns()
     )
-
-
-def _stop_by_signal(stopping: Stopping, conductor: Conductor) -> None:
-    """The first signal ends the run between two steps, a second SIGINT at once."""
-    token = trio.lowlevel.current_trio_token()
-
-    def told(abandoned: bool) -> None:
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(conductor.abandon if abandoned else conductor.stop)
-
-    stopping.tell(told)
-    if stopping.requested:  # while the run was starting
-        conductor.stop()
