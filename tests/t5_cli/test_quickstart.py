@@ -7,14 +7,22 @@ import subprocess
 import pytest
 import tools
 
+SOURCES, DOCUMENTS = "every source byte", "every document is there"
+
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(
-    "options",
-    [["--brief"], pytest.param([], marks=pytest.mark.slow), pytest.param(["--s3"], marks=pytest.mark.slow)],
-    ids=["brief", "file", "s3"],
+    ("options", "said"),
+    [
+        (["--brief"], SOURCES),
+        (["--plan", "--brief"], DOCUMENTS),
+        pytest.param([], SOURCES, marks=pytest.mark.slow),
+        pytest.param(["--s3"], SOURCES, marks=pytest.mark.slow),
+        pytest.param(["--plan"], DOCUMENTS, marks=pytest.mark.slow),
+    ],
+    ids=["brief", "plan", "file", "s3", "whole-plan"],
 )
-def test_the_quickstart_holds_what_its_table_says(options):
+def test_the_quickstart_holds_what_its_table_says(options, said):
     done = subprocess.run(
         tools.command("quickstart", *options),
         env=tools.environment(),
@@ -24,4 +32,4 @@ def test_the_quickstart_holds_what_its_table_says(options):
         timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "every source byte" in done.stdout
+    assert said in done.stdout
