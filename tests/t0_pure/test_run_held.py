@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs_producer.payloads.step_task import NO_TOKEN
+from stepfs_producer.plan.samples import Long, samples_after
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.run.held import Group, Held, gather
+from stepfs_producer.run.held import Gathered, Group, Held, gather
 from stepfs_producer.sources.block import Place
 from stepfs_producer.transforms.tokenised import Tokenised
 
@@ -57,7 +58,10 @@ def test_any_span_is_found_with_its_address_and_the_token_that_follows_it(
         count = data.draw(st.integers(1, len(tokens) - first))
         spans.append((0, number, 0, record, first, count))
         expected.append(tokens[first : first + count + 1])
-    found = gather(tuple(held.groups), np.array(spans, np.int64).reshape(-1, 6), NO_TOKEN)
+    table = np.array(spans, np.int64).reshape(-1, 6)
+    found = Gathered.room_for(len(table), int(table[:, 5].sum()), masked=masked)
+    ends = np.cumsum(table[:, 5])
+    gather(tuple(held.groups), table, np.arange(len(table)), ends - table[:, 5], found)
     at = 0
     for index, (span, tokens) in enumerate(zip(spans, expected, strict=True)):
         count = span[5]
@@ -87,3 +91,41 @@ def test_what_lies_before_the_cursor_is_let_go_and_nothing_else(blocks, group, d
     assert list(held.groups) == kept
     assert held.tokens == sum(one.tokens for one in kept)
     assert held.nbytes == sum(one.nbytes for one in kept)
+
+
+@given(BLOCKS, st.integers(1, 5), st.data())
+def test_the_planner_sees_as_many_records_from_the_cursor_on_as_hold_the_tokens_it_asked_for(
+    blocks, group, data
+) -> None:
+    held, _ = held_of(blocks, group, masked=False)
+    number = data.draw(st.integers(0, len(blocks) - 1))
+    taken = data.draw(st.integers(0, max(len(blocks[number]) - 1, 0)))
+    cursor = SourceState("i", "l", fragment=number, taken=taken)
+    held.forget_before(cursor)
+    held.ended = True
+    whole = [
+        length
+        for fragment, lengths in enumerate(blocks)
+        for record, length in enumerate(lengths)
+        if (fragment, record) >= (number, taken)
+    ]
+    tokens = data.draw(st.integers(0, 40))
+    ahead, complete = held.ahead(tokens)
+    found = [length for piece in ahead.pieces for length in piece.tokens.tolist()]
+    assert found == whole[: len(found)]
+    assert complete == ahead.ended == (sum(max(length, 0) for length in whole) <= tokens)
+    assert sum(max(length, 0) for length in found) <= tokens
+    if complete:
+        assert found == whole
+    else:
+        assert sum(max(length, 0) for length in whole[: len(found) + 1]) > tokens
+    samples_after("s", cursor, ahead, sequence_length=8, long=Long.SPLIT, skips=None)  # refuses gaps
+
+
+@given(BLOCKS, st.integers(1, 5), st.data())
+def test_a_step_gets_the_groups_up_to_its_cursor(blocks, group, data) -> None:
+    held, _ = held_of(blocks, group, masked=False)
+    number = data.draw(st.integers(0, len(blocks) - 1))
+    taken = data.draw(st.integers(0, max(len(blocks[number]) - 1, 0)))
+    got = held.until(SourceState("i", "l", fragment=number, taken=taken))
+    assert list(got) == [one for one in held.groups if (one.place.fragment, one.first) <= (number, taken)]

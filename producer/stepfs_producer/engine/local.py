@@ -7,15 +7,18 @@ So each worker waits on a pidfd of the command in a thread of its own.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import math
 import os
 import select
 import signal
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
@@ -28,6 +31,8 @@ T = TypeVar("T")
 _log = logging.getLogger("stepfs.producer")
 
 SPARES: Final = 1  # warm workers beyond those that work: one takes over at once where one died
+_STDERR: Final = 2
+_PIPE_BYTES: Final = 1 << 20  # what users without rights may ask for
 _ENDING_S: Final = 5.0  # that idle workers have to end
 
 
@@ -47,6 +52,12 @@ class LocalEngine:
         self._nursery = nursery
         self.workers = workers
         self.died = 0  # workers, so far
+
+    @property
+    def idle(self) -> int:
+        """Workers that are up and wait for a task."""
+        count: int = self._context.statistics().idle_workers
+        return count
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | Died:
         """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
@@ -110,8 +121,17 @@ def _begin(parent: int) -> bool:
         os._exit(1)
     if os.getppid() != parent:
         os._exit(1)
+    _widen_pipes()
     threading.Thread(target=_end_with, args=(command,), name="ends with the command", daemon=True).start()
     return True
+
+
+def _widen_pipes() -> None:
+    """Every time a pipe is full costs both sides a turn, and a step is megabytes; by default pipes hold 64 KiB."""
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):  # the listing's own; or this user's share of memory for pipes is used up
+            if number > _STDERR and stat.S_ISFIFO(os.fstat(number).st_mode):
+                fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _end_with(command: int) -> None:

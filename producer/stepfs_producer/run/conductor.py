@@ -118,9 +118,11 @@ class Conductor:
             if isinstance(planned, End):
                 self.reason = planned.reason
                 return Ending.COMPLETE
-            groups = {name: tuple(loading.held.groups) for name, loading in self.loadings.items()}
-            self._building.start(planned, groups, builders)
             state = planned.after
+            groups = {
+                name: loading.held.until(state.sources[name]) for name, loading in self.loadings.items()
+            }
+            self._building.start(planned, groups, builders)
             for name, loading in self.loadings.items():
                 loading.advance(state.sources[name])
         return Ending.LIMIT

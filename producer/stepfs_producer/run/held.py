@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.payloads.step_task import NO_TOKEN
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.sources.block import Place
@@ -27,6 +30,15 @@ class Group:
     tokenised: Tokenised
     files: Integers
     offsets: Integers
+    begins: Integers = field(
+        init=False
+    )  # where each record's tokens begin in `tokenised.ids`, and where the last's end
+
+    def __post_init__(self) -> None:
+        # Once per group, although many steps may take of it.
+        begins = np.zeros(self.records + 1, np.int64)
+        np.cumsum(np.maximum(self.tokenised.lengths, 0), out=begins[1:])
+        object.__setattr__(self, "begins", begins)
 
     @property
     def records(self) -> int:
@@ -40,11 +52,12 @@ class Group:
     def nbytes(self) -> int:
         """Bytes in memory."""
         mask = self.tokenised.mask
-        return self.tokenised.ids.nbytes + 3 * 8 * self.records + (0 if mask is None else mask.nbytes)
+        return self.tokenised.ids.nbytes + 4 * 8 * self.records + (0 if mask is None else mask.nbytes)
 
-    def piece(self) -> Piece:
-        """The metadata that the planner sees."""
-        return Piece(*self.place, self.block_records, self.first, self.tokenised.lengths, self.follows)
+    def piece(self, first: int, last: int) -> Piece:
+        """The metadata that the planner sees, of records `first` … `last` - 1 of the group."""
+        lengths = self.tokenised.lengths[first:last]
+        return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows)
 
 
 class Held:
@@ -55,6 +68,8 @@ class Held:
         self.ended = False  # nothing follows the groups
         self.tokens = 0
         self.nbytes = 0
+        self._here = Place(0, 0, 0)
+        self._taken = 0
 
     def add(self, group: Group) -> None:
         """The next group."""
@@ -62,13 +77,34 @@ class Held:
         self.tokens += group.tokens
         self.nbytes += group.nbytes
 
-    def ahead(self) -> Ahead:
-        """For the planner. What it holds does not change afterwards."""
-        return Ahead(tuple(group.piece() for group in self.groups), self.ended)
+    def ahead(self, tokens: int) -> tuple[Ahead, bool]:
+        """For the planner: as many records from the cursor on as have at most so many tokens, and whether these are all.
+
+        It does not change later.
+        """
+        pieces: list[Piece] = []
+        left = tokens
+        for group in self.groups:
+            first = self._taken - group.first if not pieces and group.place == self._here else 0
+            first = min(max(first, 0), group.records)
+            begins = group.begins
+            if int(begins[-1] - begins[first]) > left:
+                last = int(np.searchsorted(begins, begins[first] + left, side="right")) - 1
+                pieces.append(group.piece(first, last))
+                return Ahead(pieces), False
+            pieces.append(group.piece(first, group.records))
+            left -= int(begins[-1] - begins[first])
+        return Ahead(pieces, self.ended), True
+
+    def until(self, cursor: SourceState) -> tuple[Group, ...]:
+        """The groups of which a step may take that ends at `cursor`."""
+        end = (Place(cursor.epoch, cursor.fragment, cursor.block), cursor.taken)
+        return tuple(takewhile(lambda group: (group.place, group.first) <= end, self.groups))
 
     def forget_before(self, cursor: SourceState) -> None:
         """Drop the groups that lie wholly before the cursor."""
-        here = Place(cursor.epoch, cursor.fragment, cursor.block)
+        self._here = here = Place(cursor.epoch, cursor.fragment, cursor.block)
+        self._taken = cursor.taken
         while self.groups:
             group = self.groups[0]
             ends = group.first + group.records
@@ -83,7 +119,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The tokens of some spans of one source, end to end."""
+    """The tokens of the spans of a step, end to end, and what stands beside them."""
 
     ids: NDArray[np.int32]
     mask: NDArray[np.uint8] | None
@@ -92,42 +128,51 @@ class Gathered:
     files: Integers  # per span
     offsets: Integers
 
+    @classmethod
+    def room_for(cls, spans: int, tokens: int, *, masked: bool) -> Gathered:
+        """To be filled by `gather`."""
+        return cls(
+            np.empty(tokens, np.int32),
+            np.ones(tokens, np.uint8) if masked else None,
+            np.full(spans, NO_TOKEN, np.int32),
+            np.ones(spans, np.uint8) if masked else None,
+            np.empty(spans, np.int64),
+            np.empty(spans, np.int64),
+        )
 
-def gather(groups: tuple[Group, ...], spans: Integers, no_token: int) -> Gathered:
-    """`spans`: [n, 6] of epoch, fragment, block, record, first token, tokens; all of them are in `groups`."""
-    place_of: dict[Place, int] = {}
-    lengths = np.concatenate([np.maximum(group.tokenised.lengths, 0) for group in groups])
-    ids = np.concatenate([group.tokenised.ids for group in groups])
-    begins = np.concatenate(([0], np.cumsum(lengths)))
-    base = 0
+
+def gather(
+    groups: Sequence[Group], addresses: Integers, spans: Integers, places: Integers, found: Gathered
+) -> None:
+    """Fill in some spans of one source.
+
+    `addresses`: [n, 6] of epoch, fragment, block, record, first token, tokens, all of them in `groups`; `spans`: their
+    numbers in `found`; `places`: where their tokens belong in it.
+    """
+    left = len(spans)
     for group in groups:
-        place_of.setdefault(group.place, base - group.first)
-        base += group.records
-    record = spans[:, 3].copy()
-    for place, begin in place_of.items():
-        mine = (spans[:, :3] == np.array(place, np.int64)).all(axis=1)
-        record[mine] += begin
-    start = begins[record] + spans[:, 4]
-    counts = spans[:, 5]
-    ends = np.cumsum(counts)
-    at = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) + np.repeat(
-        start - (ends - counts), counts
-    )
-    after = start + counts
-    goes_on = after < begins[record + 1]
-    following = np.full(len(spans), no_token, np.int32)
-    following[goes_on] = ids[after[goes_on]]
-    mask = following_mask = None
-    if any(group.tokenised.mask is not None for group in groups):
-        whole = np.concatenate([_mask_of(group) for group in groups])
-        mask = whole[at]
-        following_mask = np.zeros(len(spans), np.uint8)
-        following_mask[goes_on] = whole[after[goes_on]]
-    files = np.concatenate([group.files for group in groups])[record]
-    offsets = np.concatenate([group.offsets for group in groups])[record]
-    return Gathered(ids[at], mask, following, following_mask, files, offsets)
+        record = addresses[:, 3] - group.first
+        inside = (record >= 0) & (record < group.records)
+        mine = np.flatnonzero((addresses[:, :3] == np.array(group.place)).all(axis=1) & inside)
+        left -= len(mine)
+        if len(mine):
+            _gather_of(group, record[mine], addresses[mine, 4:6], spans[mine], places[mine], found)
+    assert not left, "every span lies in a group"
 
 
-def _mask_of(group: Group) -> NDArray[np.uint8]:
-    mask = group.tokenised.mask
-    return np.ones(group.tokens, np.uint8) if mask is None else mask
+def _gather_of(
+    group: Group, record: Integers, taken: Integers, spans: Integers, places: Integers, found: Gathered
+) -> None:
+    ids, mask = group.tokenised.ids, group.tokenised.mask
+    start = group.begins[record] + taken[:, 0]
+    after = start + taken[:, 1]
+    goes_on = after < group.begins[record + 1]
+    found.following[spans[goes_on]] = ids[after[goes_on]]
+    found.files[spans], found.offsets[spans] = group.files[record], group.offsets[record]
+    # Slices: indices of all tokens would cost more than their copies.
+    for place, begin, count in zip(places.tolist(), start.tolist(), taken[:, 1].tolist(), strict=True):
+        found.ids[place : place + count] = ids[begin : begin + count]
+        if mask is not None and found.mask is not None:
+            found.mask[place : place + count] = mask[begin : begin + count]
+    if mask is not None and found.following_mask is not None:
+        found.following_mask[spans[goes_on]] = mask[after[goes_on]]

@@ -18,6 +18,9 @@ from stepfs_producer.run.loading import Loading
 STEPS_AHEAD: Final = (
     3  # of samples: the step that is planned, and those while its successors' blocks are read
 )
+_SHARES_SEEN: Final = (
+    2  # of a step, that the planner looks at first; what a step does not reach cannot change it
+)
 _BYTES_PER_TOKEN: Final = 8  # held: an id, and what a short record's address costs
 
 
@@ -47,9 +50,8 @@ class Planning:
     def set_marks(self, step: int) -> None:
         """Ask every loader for its share of the steps from `step` on."""
         rules = self._rules
-        step_tokens = rules.ranks * rules.micro_batches * rules.micro_batch_tokens
         coming = [rules.mix.shares(step + later) for later in range(STEPS_AHEAD)]
-        marks = [sum(shares) * step_tokens // ONE for shares in zip(*coming, strict=True)]
+        marks = [sum(shares) * step_tokens(rules) // ONE for shares in zip(*coming, strict=True)]
         if self._held_bytes_max is not None:
             bound = self._held_bytes_max // _BYTES_PER_TOKEN
             marks = [min(mark, mark * bound // max(sum(marks), 1)) for mark in marks]
@@ -59,16 +61,31 @@ class Planning:
     async def next(self, state: State) -> StepPlan | End:
         """The step of `state`, decided as soon as what is here suffices."""
         self.set_marks(state.step)
+        seen = self._seen(state.step)
         while True:
             self._changed = trio.Event()
             added = {loading.name: loading.added for loading in self._loadings}
-            ahead = {loading.name: loading.held.ahead() for loading in self._loadings}
+            ahead = {loading.name: loading.held.ahead(seen[loading.name]) for loading in self._loadings}
+            known = {name: of_source for name, (of_source, _) in ahead.items()}
             started = time.perf_counter()
-            planned = await trio.to_thread.run_sync(self._planner.next, state, ahead, abandon_on_cancel=True)
+            planned = await trio.to_thread.run_sync(self._planner.next, state, known, abandon_on_cancel=True)
             self.seconds = time.perf_counter() - started
             if not isinstance(planned, Need):
                 return planned
-            await self._wait_for(planned, added)
+            unseen = [name for name in planned.samples if not ahead[name][1]]
+            for name in unseen:
+                seen[name] *= 2
+            if not unseen:
+                await self._wait_for(planned, added)
+
+    def _seen(self, step: int) -> dict[str, int]:
+        """Tokens of each source that are shown to the planner, which looks at every record it is shown."""
+        tokens = step_tokens(self._rules)
+        shares = self._rules.mix.shares(step)
+        return {
+            loading.name: _SHARES_SEEN * (tokens * share // ONE + self._rules.micro_batch_tokens)
+            for loading, share in zip(self._loadings, shares, strict=True)
+        }
 
     async def _wait_for(self, need: Need, before: Mapping[str, int]) -> None:
         """Until every source that the step lacks has more than `before` groups brought in, or has ended."""
@@ -88,3 +105,8 @@ class Planning:
                 return
             await self._changed.wait()
             self._changed = trio.Event()
+
+
+def step_tokens(rules: Rules) -> int:
+    """Tokens that a step has room for."""
+    return rules.ranks * rules.micro_batches * rules.micro_batch_tokens

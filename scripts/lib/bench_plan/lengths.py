@@ -46,20 +46,25 @@ def _shuffled(lengths: Integers, seed: int, count: int) -> Integers:
 
 @cache
 def _code() -> Integers:
-    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
-    sizes = [path.stat().st_size for root in roots for path in sorted(root.rglob("*.py")) if path.is_file()]
-    return _tokens(sizes)
+    return _tokens([path.stat().st_size for path in code_files()])
 
 
 @cache
 def _prose() -> Integers:
+    return _tokens([len(text) for text in prose_texts(SERVICES)])
+
+
+def code_files() -> Iterator[Path]:
+    """Installed Python files."""
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    return (path for root in roots for path in sorted(root.rglob("*.py")) if path.is_file())
+
+
+def prose_texts(services: int | None = None) -> Iterator[str]:
+    """Botocore's documentation of that many services; None: of all."""
     files = sorted((Path(botocore.__file__).parent / "data").glob("*/*/service-2.json.gz"))
-    sizes = [
-        len(text)
-        for path in islice(files, SERVICES)
-        for text in _documentation(json.loads(gzip.decompress(path.read_bytes())))
-    ]
-    return _tokens(sizes)
+    for path in islice(files, services):
+        yield from _documentation(json.loads(gzip.decompress(path.read_bytes())))
 
 
 def _tokens(sizes: list[int]) -> Integers:

@@ -1,0 +1,178 @@
+"""One side of a comparison in a process of its own: a whole plan by `stepfs-produce run`'s parts, or by a plain Pool.
+
+Both sides plan with the same planner, so they make the same payloads; the side without a lake throws them away. The
+clock runs from warm workers to the last payload (committed, on the side with a lake).
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from multiprocessing.pool import AsyncResult, Pool
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bench.machine import cpu_s, family
+from stepfs.store.opening import open_store
+from stepfs.store.options import StoreOptions
+from stepfs_producer import AsyncProducer
+from stepfs_producer.cli.ensure_lake import ensure_lake
+from stepfs_producer.engine.local import SPARES, local_engine
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import End, Need
+from stepfs_producer.roles.constructor import construct
+from stepfs_producer.roles.loader import read, transform
+from stepfs_producer.run.conductor import Conductor, Running, Watching
+from stepfs_producer.run.gathering import task_of
+from stepfs_producer.run.held import Group, Held
+from stepfs_producer.run.loading import LoadedSource, preload
+from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.starting import Started, listed, plan_at, start, started
+from stepfs_producer.sources.block import Place
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import BlockTask
+from stepfs_producer.transforms.spec import TransformSpec
+
+BLOCKS_AHEAD = 3  # of each source, in the Pool
+STEPS_AHEAD = 4
+WARM_S = 60.0
+
+Used = dict[str, float]
+
+
+class Clock:
+    """Seconds of the clock, and of CPU: of this process and of its workers, which are up already."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def read(self) -> Used:
+        """Since it was made."""
+        return {name: value - self._began[name] for name, value in self._now().items()}
+
+    def _now(self) -> Used:
+        return {"seconds": time.perf_counter(), "cpu_s": sum(cpu_s(pid) for pid in family(os.getpid()))}
+
+
+async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
+    """What it took, and the state behind the last step."""
+    place = plan_at(plan)
+    output = place.plan.output
+    identity = await ensure_lake(
+        lake, output.mesh.slices, output.ext, StoreOptions(), check_ext=lambda _ext: None
+    )
+    store = open_store(lake)
+    try:
+        fit = await start(store, identity, place, None)
+        memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
+        last: list[State] = []
+        running = Running(fit.compiled.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
+        async with (
+            AsyncProducer(
+                lake,
+                producer_id="plan",
+                store=store,
+                max_lead_without_groups=False,
+                max_pending_bytes=memory.pending_bytes,
+            ) as producer,
+            local_engine(workers, preload=preload) as engine,
+        ):
+            with trio.fail_after(WARM_S):
+                while engine.idle < workers + SPARES:  # noqa: ASYNC110 - the engine has no event for it
+                    await trio.sleep(0.05)
+            conductor = Conductor(
+                running, engine, producer, Watching(appended=lambda made, _: last.append(made.after))
+            )
+            clock = Clock()
+            await conductor.run(Planner(fit.compiled.rules).begin())
+            return clock.read(), last[-1]
+    finally:
+        await store.aclose()
+
+
+def load(spec: SourceSpec, how: TransformSpec, task: BlockTask) -> tuple[Group, bool]:
+    """In the Pool: a block, read and transformed."""
+    block = read(spec, task)
+    records = block.records
+    tokenised = transform(how, records, [b""] * len(records))
+    group = Group(block.place, 0, len(records), block.follows, tokenised, records.files, records.offsets)
+    return group, block.ended
+
+
+class _Source:
+    """Blocks of one source in the Pool, ahead of use. They are whole fragments, so the next one is known at once."""
+
+    def __init__(self, pool: Pool, source: LoadedSource) -> None:
+        self.held = Held()
+        self._pool = pool
+        self._source = source
+        self._next: BlockTask | None = source.layout.task(Place(0, 0, 0))
+        self._waiting: deque[AsyncResult[tuple[Group, bool]]] = deque()
+        self._submit()
+
+    def more(self) -> None:
+        """One more block."""
+        group, ended = self._waiting.popleft().get()
+        self.held.add(group)
+        self.held.ended = ended
+        self._submit()
+
+    def _submit(self) -> None:
+        while self._next is not None and len(self._waiting) < BLOCKS_AHEAD:
+            assert not self._next.cut
+            arguments = (self._source.spec, self._source.transform, self._next)
+            self._waiting.append(self._pool.apply_async(load, arguments))
+            self._next = self._source.layout.task(self._next.next_fragment)
+
+
+def without_lake(fit: Started, pool: Pool) -> tuple[Used, State]:
+    """What it took, and the state behind the last step."""
+    clock = Clock()
+    planner = Planner(fit.compiled.rules)
+    state = planner.begin()
+    sources = {source.spec.name: _Source(pool, source) for source in fit.sources}
+    making: deque[AsyncResult[Any]] = deque()
+    while not isinstance(
+        planned := planner.next(
+            state, {name: one.held.ahead(sys.maxsize)[0] for name, one in sources.items()}
+        ),
+        End,
+    ):
+        if isinstance(planned, Need):
+            for name in planned.samples:
+                sources[name].more()
+            continue
+        task = task_of(planned, {name: tuple(one.held.groups) for name, one in sources.items()})
+        making.append(pool.apply_async(construct, (fit.payloads, task)))
+        if len(making) > STEPS_AHEAD:
+            making.popleft().get()
+        state = planned.after
+        for name, one in sources.items():
+            one.held.forget_before(state.sources[name])
+    while making:
+        making.popleft().get()
+    return clock.read(), state
+
+
+def main(order: dict[str, Any]) -> dict[str, Any]:
+    plan, workers = Path(order["plan"]), order["workers"]
+    if order["side"] == "lake":
+        used, state = trio.run(with_lake, plan, order["lake"], workers)
+    else:
+        place = plan_at(plan)
+        fit = started(place, trio.run(listed, place))
+        with multiprocessing.Pool(workers, preload) as pool:
+            pool.map(time.sleep, [0.5] * workers, 1)  # all of them are up
+            used, state = without_lake(fit, pool)
+    return used | {"position": state.position()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))
