@@ -24,7 +24,7 @@ def test_a_quick_run_writes_table_plot_and_json(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "bench_plan.json").read_text(encoding="utf-8"))
     assert document["benchmark"] == "bench_plan"
     rows = [row["what"] for row in document["rows"]]
-    assert len(rows) == 4
+    assert len(rows) == 5
     assert all(row in done.stdout for row in rows)
     assert (tmp_path / "bench_plan.png").read_bytes().startswith(b"\x89PNG")
 

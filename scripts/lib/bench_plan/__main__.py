@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.report import ROOT, Report
-from bench_plan import balance, mix, throughput, times
+from bench_plan import balance, memory, mix, throughput, times
 from stepfs.cli.failure import reported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARTS = {"balance": balance.run, "time": times.run, "mix": mix.run, "throughput": throughput.run}
+PARTS = {
+    "balance": balance.run,
+    "time": times.run,
+    "mix": mix.run,
+    "memory": memory.run,
+    "throughput": throughput.run,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import deque
+from functools import partial
 from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     )
     store = open_store(lake)
     try:
-        fit = await start(store, identity, place, None)
+        fit = await start(store, identity, place, await listed(place), None)
         memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
         last: list[State] = []
         running = Running(fit.compiled.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
@@ -82,7 +83,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
                 max_lead_without_groups=False,
                 max_pending_bytes=memory.pending_bytes,
             ) as producer,
-            local_engine(workers, preload=preload) as engine,
+            local_engine(workers, preload=partial(preload, str(plan.parent))) as engine,
         ):
             with trio.fail_after(WARM_S):
                 while engine.idle < workers + SPARES:  # noqa: ASYNC110 - the engine has no event for it
@@ -168,7 +169,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     else:
         place = plan_at(plan)
         fit = started(place, trio.run(listed, place))
-        with multiprocessing.Pool(workers, preload) as pool:
+        with multiprocessing.Pool(workers, preload, [str(plan.parent)]) as pool:
             pool.map(time.sleep, [0.5] * workers, 1)  # all of them are up
             used, state = without_lake(fit, pool)
     return used | {"position": state.position()}

@@ -1,16 +1,21 @@
-"""What it costs to plan a step: CPU milliseconds of the fastest of several turns.
+"""What it costs to plan a step: CPU milliseconds of the fastest of several turns. And how soon a run has its first step.
 
 Other processes slow a turn down even in CPU time, as they share caches and cores; nothing makes one faster.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from bench.report import Report, at_most
+from bench.machine import BIN, drop_caches
+from bench.machine import run as run_command
+from bench.report import Report, at_most, load
+from bench_plan.corpora import parquet_plan, write_parquet
 from bench_plan.lengths import lognormal
 from bench_plan.planned import ahead, rules
 from stepfs_producer.plan.balance.deal import Over
@@ -38,6 +43,25 @@ def run(report: Report, *, quick: bool) -> None:
         ours = f"{planned_ms:.0f} ms of CPU"
         report.add(at_most(120, what, ours, f"{per:.0f} ms for {RANKS} × {SAMPLES}", per, "ms"))
         report.figures["time"][f"{sources} sources"] = planned_ms
+    first_steps(report, quick=quick)
+
+
+def first_steps(report: Report, *, quick: bool) -> None:
+    """From the start of the process to the first commit, page cache dropped."""
+    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+        directory = Path(name)
+        paths = write_parquet(directory / "corpora", 8 if quick else 64, 10)
+        for sources, bound in ((8, 10),) if quick else ((64, 10), (306, 40)):
+            plan = directory / f"{sources}.yaml"
+            plan.write_text(parquet_plan(paths, sources, "8MiB", 65536))
+            cold = drop_caches()
+            began = time.monotonic()
+            lake = f"file://{directory}/lake-{sources}"
+            run_command([str(BIN / "stepfs-produce"), "run", str(plan), lake, "--limit-steps", "1"])
+            took_s = time.monotonic() - began
+            report.figures["time"][f"first step, {sources} sources"] = {"seconds": took_s, "load": load()}
+            what = f"first step, {sources} Parquet sources, {'cold' if cold else 'files in page cache'}"
+            report.add(at_most(bound, what, f"{took_s:.1f} s", f"load {load()}", took_s, "s"))
 
 
 def one_step(sources: int, turns: int) -> tuple[float, int]:
