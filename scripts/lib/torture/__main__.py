@@ -21,6 +21,7 @@ from rich.console import Console
 
 from quickstart.programs import is_mounted, processes_naming
 from torture.audit import Audit, audit_journals, audit_lake
+from torture.planned import run as planned
 from torture.proxy import parse_probabilities
 from torture.records import notes
 from torture.run import COUNTED, Run, inject_faults, prepared_run, run_stepfs, stepfs
@@ -47,6 +48,8 @@ class Outcome:
 
 
 def main() -> int:
+    if "--plan" in sys.argv[1:]:
+        return planned.main([word for word in sys.argv[1:] if word != "--plan"])
     options = _parse()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
@@ -255,6 +258,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--proxy", default=PROXY, help="troubles with probabilities, or 'none' (s3 only)")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.add_argument("--keep", action="store_true", help="keep journals, logs and the lake")
+    parser.add_argument(
+        "--plan", action="store_true", help="planned runs in place of these; see --plan --help"
+    )
     options = parser.parse_args()
     if min(options.kills, options.producers, options.readers) < 1 or min(options.rate, options.every) <= 0:
         parser.error("--kills, --producers and --readers start at 1; --rate and --every are above 0")
