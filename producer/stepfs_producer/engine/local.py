@@ -67,7 +67,7 @@ class LocalEngine:
         except trio_parallel.BrokenWorkerError as error:
             self.died += 1
             self._nursery.start_soon(self._warm_one)
-            return Died(str(error.__cause__ or error))
+            return Died(_how_it_ended(error))
         return result
 
     async def warm(self) -> None:
@@ -94,6 +94,7 @@ async def local_engine(
     """
     if workers < 1:
         raise UsageError(f"--workers {workers}: use at least 1")
+    failure: BaseException | None = None
     try:
         async with (
             trio_parallel.open_worker_context(
@@ -105,10 +106,26 @@ async def local_engine(
             nursery.start_soon(engine.warm)
             try:
                 yield engine
+            except BaseException as error:
+                failure = error
+                raise
             finally:
                 nursery.cancel_scope.cancel()
     except trio_parallel.BrokenWorkerError as error:
+        # Of an idle worker, when all of them are told to end. It took the place of the error that ended the run.
         _log.debug("an idle worker had been killed: %s", error)
+        if failure is not None:
+            raise failure from None
+
+
+def _how_it_ended(error: trio_parallel.BrokenWorkerError) -> str:
+    processes = [
+        one for one in (*error.args, *getattr(error.__cause__, "args", ())) if hasattr(one, "exitcode")
+    ]
+    code = processes[0].exitcode if processes else None
+    if code is None:
+        return "it ended"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _begin(parent: int) -> bool:

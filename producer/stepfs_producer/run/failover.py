@@ -21,12 +21,16 @@ _log = logging.getLogger("stepfs.producer")
 WORKERS_MAX: Final = 3  # that one task may cost
 
 
+class WorkersDiedError(StepfsError):
+    """A task killed every worker that it was given to."""
+
+
 async def carry_out(
     engine: Engine, what: str, give_up_after_s: float, function: Callable[..., T], *arguments: object
 ) -> T:
     """The result of `function(*arguments)`. `what` names the task in messages.
 
-    `StepfsError` after three workers died of it; `StoreUnreachableError` when its store was silent too long.
+    `WorkersDiedError` after three workers died of it; `StoreUnreachableError` when its store was silent too long.
     """
     backoff = Backoff(what, give_up_after_s)
     died = 0
@@ -42,8 +46,8 @@ async def carry_out(
                 return result
             died += 1
             if died == WORKERS_MAX:
-                raise StepfsError(
+                raise WorkersDiedError(
                     f"{what}: {died} workers died of it in a row ({result.reason}). Is the memory too small, or does "
-                    "a library fail on this record? Nothing was committed beyond the steps before it"
+                    "a library fail on these records? Nothing was committed beyond the steps before it"
                 )
             _log.info("%s: its worker died, another one takes over", what)

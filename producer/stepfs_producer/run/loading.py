@@ -23,7 +23,8 @@ from stepfs_producer.engine.api import Engine
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.roles.loader import read, transform
-from stepfs_producer.run.failover import carry_out
+from stepfs_producer.run.culprit import culprit
+from stepfs_producer.run.failover import WorkersDiedError, carry_out
 from stepfs_producer.run.held import Group, Held
 from stepfs_producer.sources.block import Block, Place, Records
 from stepfs_producer.sources.layout import Layout
@@ -131,7 +132,9 @@ class Loading:
             while (task := await trio.to_thread.run_sync(self._source.layout.task, place)) is not None:
                 await self._until(self._wants_more)
                 self.reading = True
-                block = await self._carry_out(f"reading block {tuple(place)}", read, self._source.spec, task)
+                files = ", ".join(sorted({self._file(one.file) for one in task.fragments})[:3])
+                what = f"reading block {tuple(place)} of {files}"
+                block = await self._carry_out(what, read, self._source.spec, task)
                 self.reading = False
                 self.block_bytes += len(block.records.data)
                 await sender.send(block)
@@ -165,15 +168,18 @@ class Loading:
     async def _transform_group(self, block: Block, slot: _Slot) -> None:
         part = block.records.part(slot.first, slot.last)
         where = f"records {slot.first} to {slot.last - 1} of block {tuple(block.place)}"
-        result, seconds = await self._carry_out(
-            f"transforming {where}",
-            timed_transform,
-            self._source.transform,
-            self._source.spec.seed,
-            block.place.epoch,
-            self._source.spec.name,
-            part,
-        )
+        shared = (self._source.transform, self._source.spec.seed, block.place.epoch, self.name)
+        try:
+            result, seconds = await self._carry_out(f"transforming {where}", timed_transform, *shared, part)
+        except WorkersDiedError as error:
+            index = await culprit(self._engine, part, timed_transform, *shared)
+            if index is None:
+                raise
+            raise WorkersDiedError(
+                f"source {self.name}: every worker dies of the record at {part.offsets[index]} of "
+                f"{self._file(int(part.files[index]))} (record {slot.first + index} of block {tuple(block.place)}); remove "
+                "the record, or repair the function or library that fails on it"
+            ) from error
         slot.result = result
         size = slot.last - slot.first
         if size == self._group_records and seconds < GROUP_S:
@@ -232,6 +238,9 @@ class Loading:
         return await carry_out(
             self._engine, f"source {self.name}: {what}", self._give_up_after_s, function, *arguments
         )
+
+    def _file(self, number: int) -> str:
+        return self._source.layout.listing.files[number].name
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():

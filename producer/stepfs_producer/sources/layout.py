@@ -56,7 +56,7 @@ class Layout:
         fragments_max: int = FRAGMENTS_MAX,
     ) -> None:
         self._spec = spec
-        self._listing = listing
+        self.listing = listing
         rule = format_of(spec)
         units = [rule.unit(file.name) for file in listing.files]
         sizes = np.array([file.size for file in listing.files], np.int64)
@@ -85,7 +85,7 @@ class Layout:
         """Per fragment: its listed bytes, and whether it is cut into blocks."""
         sizes = np.zeros(self.fragments_count, np.int64)
         whole = np.zeros(self.fragments_count, bool)
-        for number, (file, unit) in enumerate(zip(self._listing.files, units, strict=True)):
+        for number, (file, unit) in enumerate(zip(self.listing.files, units, strict=True)):
             first, end = int(self._firsts[number]), int(self._firsts[number + 1])
             if unit is Unit.PARTS:
                 sizes[first:end] = [count for _, count in file.parts]
@@ -144,7 +144,7 @@ class Layout:
     def fragment(self, index: int) -> Fragment:
         """Fragment `index` in the order of the listing."""
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        file, unit = self._listing.files[number], self._units[number]
+        file, unit = self.listing.files[number], self._units[number]
         within = index - int(self._firsts[number])
         if unit is Unit.PARTS:
             before = sum(records for records, _ in file.parts[:within])
@@ -153,7 +153,7 @@ class Layout:
             return Fragment(number, _ref(file), 0, file.size)
         begin = within * self.range_bytes
         other = self._names.get(format_of(self._spec).beside(file.name))
-        beside = None if other is None else _ref(self._listing.files[other])
+        beside = None if other is None else _ref(self.listing.files[other])
         return Fragment(number, _ref(file), begin, min(begin + self.range_bytes, file.size), beside=beside)
 
     def _order_of(self, epoch: int) -> list[int]:

@@ -64,6 +64,11 @@ class UserFunction:
             raise StepfsError(
                 f"the function {self.name} failed: {_described(error)}; this is not the record's fault, so the plan stops"
             ) from error
+        except SystemExit as error:
+            raise StepfsError(
+                f"the function {self.name} ended its process ({_described(error)}); let it return a sample, or raise an error "
+                "of the record"
+            ) from error
         except Exception as error:
             raise UnfitRecordError(f"{self.name} raised {_described(error)}") from error
         try:

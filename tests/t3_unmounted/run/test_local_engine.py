@@ -112,3 +112,15 @@ def test_no_worker_outlives_a_command_that_was_killed(tmp_path, busy) -> None:
     while not gone(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+async def test_an_idle_worker_that_was_killed_does_not_hide_the_error_that_ended_the_run() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with local_engine(1) as engine, trio.open_nursery():
+            pid = await engine.submit(worker)
+            assert isinstance(pid, int)
+            os.kill(pid, signal.SIGKILL)
+            while not gone(pid):
+                pass
+            raise KeyboardInterrupt
+    assert caught.group_contains(KeyboardInterrupt)

@@ -67,15 +67,19 @@ def run_plan(run: PlanRun) -> int:
     """Run to the end of the plan, the limit or a signal; the exit code."""
     with Stopping() as stopping:
         summary = trio.run(partial(_run, run, stopping))
-    for bad in summary.totals.bad[:10]:
-        say(
-            f"stepfs-produce: skipped: source {printable(bad.source)}, {printable(bad.file)} at {bad.offset}: "
-            f"{printable(bad.reason)}"
-        )
+    _say_bad(summary.totals, "skipped")
     if summary.skip_log is not None:
         say(f"stepfs-produce: all skipped records are listed in {run.lake}, object {summary.skip_log}")
     typer.echo(summary.as_json() if run.as_json else summary.as_line())
     return stopping.exit_code if summary.ending is Ending.STOPPED else 0
+
+
+def _say_bad(totals: PlanTotals, what: str) -> None:
+    for bad in totals.bad[:10]:
+        say(
+            f"stepfs-produce: {what}: source {printable(bad.source)}, {printable(bad.file)} at {bad.offset}: "
+            f"{printable(bad.reason)}"
+        )
 
 
 async def _run(run: PlanRun, stopping: Stopping) -> PlanSummary:
@@ -147,7 +151,11 @@ class _Commanded:
                 totals = _totals_of(producer, ready)
                 key = skips_key(identity.lake_id, ready.digest, run.producer_id, Epoch(producer.epoch))
                 skip_log = SkipLog(store, key, totals)
-                ending, reason = await self._conduct(producer, ready, totals, skip_log)
+                try:
+                    ending, reason = await self._conduct(producer, ready, totals, skip_log)
+                except Exception:
+                    _say_bad(totals, "bad record")  # it may be the reason
+                    raise
                 logged = await skip_log.write()
         finally:
             with trio.CancelScope(shield=True):
