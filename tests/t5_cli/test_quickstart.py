@@ -15,7 +15,7 @@ SOURCES, DOCUMENTS = "every source byte", "every document is there"
     ("options", "said"),
     [
         (["--brief"], SOURCES),
-        (["--plan", "--brief"], DOCUMENTS),
+        pytest.param(["--plan", "--brief"], DOCUMENTS, marks=pytest.mark.slow),
         pytest.param([], SOURCES, marks=pytest.mark.slow),
         pytest.param(["--s3"], SOURCES, marks=pytest.mark.slow),
         pytest.param(["--plan"], DOCUMENTS, marks=pytest.mark.slow),
