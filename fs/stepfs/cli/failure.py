@@ -117,6 +117,14 @@ def explain(error: BaseException) -> tuple[int, str]:
     return EXIT_FAILURE, _os_error_line(first_leaf)
 
 
+def leading_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception in the group that decides how a program goes on, for those who raise it alone."""
+    leaves = _leaves(group)
+    interruptions = [leaf for leaf in leaves if isinstance(leaf, KeyboardInterrupt)]
+    known = [leaf for leaf in leaves if isinstance(leaf, StepfsError)]
+    return interruptions[0] if interruptions else min(known, key=_severity) if known else leaves[0]
+
+
 def _leaves(error: BaseException) -> list[BaseException]:
     """The exceptions inside nested groups, in the order they were raised; groups are never empty."""
     if isinstance(error, BaseExceptionGroup):

@@ -37,7 +37,7 @@ from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
 from stepfs_producer.run.loading import find_modules_in, preload
 from stepfs_producer.run.memory import Memory, memory_of
-from stepfs_producer.run.starting import Started, listed, plan_at, start, started
+from stepfs_producer.run.starting import PlanInPlace, Started, listed, plan_at, start, started
 from stepfs_producer.run.totals import BadRecord, PlanTotals
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
@@ -46,7 +46,7 @@ from stepfs_producer.settings import GIVE_UP_AFTER_S
 class PlanRun:
     """The command line, parsed."""
 
-    plan: Path
+    plan: Path | PlanInPlace
     lake: str
     producer_id: str
     accept_changes: bool
@@ -62,11 +62,16 @@ class PlanRun:
     metrics_address: str
     as_json: bool
 
+    @property
+    def directory(self) -> str:
+        """Where the user's own modules are."""
+        return self.plan.directory if isinstance(self.plan, PlanInPlace) else str(self.plan.parent)
+
 
 def run_plan(run: PlanRun) -> int:
     """Run to the end of the plan, the limit or a signal; the exit code."""
     with Stopping() as stopping:
-        summary = trio.run(partial(_run, run, stopping))
+        summary = trio.run(partial(conducted, run, stopping))
     _say_bad(summary.totals, "skipped")
     if summary.skip_log is not None:
         say(f"stepfs-produce: all skipped records are listed in {run.lake}, object {summary.skip_log}")
@@ -82,8 +87,8 @@ def _say_bad(totals: PlanTotals, what: str) -> None:
         )
 
 
-async def _run(run: PlanRun, stopping: Stopping) -> PlanSummary:
-    """`KeyboardInterrupt` if a second SIGINT abandoned it."""
+async def conducted(run: PlanRun, stopping: Stopping) -> PlanSummary:
+    """Run until something ends it; `KeyboardInterrupt` if a second SIGINT abandoned it."""
     with trio.CancelScope() as scope:
         commanded = _Commanded(run, _StopsBySignal(stopping, scope))
         return await commanded.run()
@@ -128,7 +133,7 @@ class _Commanded:
     async def run(self) -> PlanSummary:
         """Check, open, conduct, seal."""
         run = self._run
-        place = plan_at(run.plan, held_out=run.held_out)
+        place = run.plan if isinstance(run.plan, PlanInPlace) else plan_at(run.plan, held_out=run.held_out)
         find_modules_in(place.directory)
         files = await listed(place)
         # Before a lake is created on behalf of a mistake.
@@ -218,7 +223,7 @@ class _Commanded:
                 show(totals, {name: loading.held.tokens for name, loading in conductor.loadings.items()})
 
             async with (
-                local_engine(self._workers, preload=partial(preload, str(run.plan.parent))) as engine,
+                local_engine(self._workers, preload=partial(preload, run.directory)) as engine,
                 trio.open_nursery() as nursery,
             ):
                 conductor = Conductor(running, engine, producer, Watching(skipped, appended))

@@ -19,7 +19,7 @@ from stepfs_producer.engine.local import local_engine
 from stepfs_producer.run.loading import find_modules_in, preload
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.simulation import Simulation
-from stepfs_producer.run.starting import listed, plan_at, started
+from stepfs_producer.run.starting import PlanInPlace, listed, plan_at, started
 from stepfs_producer.run.totals import BAD_SHOWN, BadRecord, PlanTotals
 
 
@@ -33,13 +33,18 @@ class _Simulated:
 
 def simulate_plan(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:
     """The report on the first steps of the plan in `path`."""
-    done = trio.run(partial(_simulate, path, steps, workers or len(os.sched_getaffinity(0)), held_out))
+    place = plan_at(path, held_out=held_out)
+    done = trio.run(partial(_simulate, place, steps, workers or len(os.sched_getaffinity(0))))
     return json.dumps(_document(done), ensure_ascii=False) if as_json else "\n".join(_lines(done))
 
 
-async def _simulate(path: Path, steps: int, workers: int, held_out: bool) -> _Simulated:
+async def simulated(place: PlanInPlace, steps: int, workers: int) -> dict[str, object]:
+    """The first steps of a plan, as a JSON document."""
+    return _document(await _simulate(place, steps, workers))
+
+
+async def _simulate(place: PlanInPlace, steps: int, workers: int) -> _Simulated:
     begun_s = time.monotonic()
-    place = plan_at(path, held_out=held_out)
     find_modules_in(place.directory)
     listings = await listed(place)
     found = await trio.to_thread.run_sync(started, place, listings)

@@ -1,0 +1,151 @@
+"""Plans from Python: the names of the plan file, and what the commands do with it.
+
+    from stepfs_producer.plans import Jsonl, Mix, Output, Parquet, Plan, Tokenizer, Until
+
+    if __name__ == "__main__":  # workers import the script
+        plan = Plan(
+            output=Output(mesh="dp=8", sequence_length=4096),
+            tokenizer=Tokenizer(kind="huggingface", file="tokenizer.json"),
+            sources={"code": Parquet("s3://corpora/code/*.parquet", text_field="content"), "prose": Jsonl("web/")},
+            mix=[Mix(weights={"code": 30, "prose": 70})],
+            until=Until(steps=1000),
+        )
+        print(plan.simulate(steps=100)["fill"])
+        plan.run("s3://training/run")
+
+Relative names are below the current directory. A plan that is wrong raises pydantic's `ValidationError`, with all
+mistakes; everything else raises what `stepfs.errors` has.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+
+from stepfs.cli.failure import leading_error
+from stepfs.errors import UsageError
+from stepfs.format.arguments import parse_size
+from stepfs.store.options import StoreOptions
+from stepfs_producer.cli.plans.run_plan import PlanRun, conducted
+from stepfs_producer.cli.plans.simulate_plan import simulated
+from stepfs_producer.cli.stopping import Stopping
+from stepfs_producer.plan.file import schema
+from stepfs_producer.plan.file.problems import PlanError
+from stepfs_producer.plan.file.schema import (
+    Balance,
+    Cost,
+    Defaults,
+    Jsonl,
+    Megatron,
+    Mix,
+    OnError,
+    Output,
+    Pack,
+    Parquet,
+    Shuffle,
+    Source,
+    Stage,
+    Text,
+    Tokenizer,
+    Until,
+)
+from stepfs_producer.run.starting import PlanInPlace
+
+__all__ = [
+    "Balance", "Cost", "Defaults", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet", "Plan", "PlanError",
+    "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
+]  # fmt: skip
+
+_T = TypeVar("_T")
+
+
+class Plan(schema.Plan):
+    """Which sources, in which shares, packed and balanced how. Keywords are the keys of a plan file."""
+
+    def run(
+        self,
+        lake: str,
+        *,
+        producer_id: str = "plan",
+        accept_changes: bool = False,
+        workers: int | None = None,
+        memory: int | str | None = None,
+        max_lead: int | None = 1000,
+        limit_steps: int | None = None,
+        steps_per_second: float | None = None,
+        holdout: bool = False,
+        seal: bool = False,
+        endpoint_url: str | None = None,
+    ) -> dict[str, Any]:
+        """Run the plan into `lake`, created when absent, as `stepfs-produce run` does; run again, it continues exactly.
+
+        Returns the document that `stepfs-produce run --json` prints (fs/JSON.md). `memory`: bytes, or text such as "8G";
+        `max_lead`: steps, None for no bound. In the main thread Ctrl-C ends it between two steps: everything appended is
+        committed, then `KeyboardInterrupt` is raised; SIGTERM the same with `SystemExit`.
+        """
+        _refuse_import_by_worker("run")
+        run = PlanRun(
+            plan=PlanInPlace(self, held_out=holdout),
+            lake=lake,
+            producer_id=producer_id,
+            accept_changes=accept_changes,
+            workers=workers,
+            memory_bytes=parse_size(memory) if isinstance(memory, str) else memory,
+            max_lead=max_lead,
+            limit_steps=limit_steps,
+            steps_per_second=steps_per_second,
+            held_out=holdout,
+            seal=seal,
+            store_options=StoreOptions(endpoint_url),
+            metrics_port=None,
+            metrics_address="127.0.0.1",
+            as_json=True,
+        )
+        stopping = Stopping()
+        in_main = threading.current_thread() is threading.main_thread()
+        with stopping if in_main else nullcontext():
+            summary = _finished(partial(conducted, run, stopping))
+        if stopping.exit_code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        if stopping.requested:
+            raise SystemExit(stopping.exit_code)
+        document: dict[str, Any] = json.loads(summary.as_json())
+        return document
+
+    def simulate(
+        self, *, steps: int = 100, workers: int | None = None, holdout: bool = False
+    ) -> dict[str, Any]:
+        """Plan the first `steps` steps over the real records, without a lake.
+
+        Returns the document that `stepfs-produce simulate --json` prints (fs/JSON.md): shares, fill, balance.
+        """
+        _refuse_import_by_worker("simulate")
+        if steps < 1:
+            raise UsageError(f"steps={steps}: use at least 1")
+        place = PlanInPlace(self, held_out=holdout)
+        return _finished(partial(simulated, place, steps, workers or len(os.sched_getaffinity(0))))
+
+
+def _finished(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """What `work` returns. An error comes without the groups that nurseries wrap it in."""
+    try:
+        return trio.run(work)
+    except BaseExceptionGroup as group:
+        raise leading_error(group) from group
+
+
+def _refuse_import_by_worker(method: str) -> None:
+    """Workers are started by spawning, which imports the main script: it must not run the plan once more."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            f"Plan.{method}() was called while a worker imported this script; call it below `if __name__ == '__main__':`"
+        )
