@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.report import ROOT, Report
-from bench_plan import balance, memory, mix, throughput, times
+from bench_plan import balance, faults, memory, mix, throughput, times
 from stepfs.cli.failure import reported
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ PARTS = {
     "mix": mix.run,
     "memory": memory.run,
     "throughput": throughput.run,
+    "faults": faults.run,
 }
 
 

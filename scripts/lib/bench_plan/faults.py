@@ -1,0 +1,236 @@
+"""What deaths and a jump of weights cost a planned run: the longest gap between steps, and the way back to the next commit.
+
+Steps are timed by their commits' own times, on one clock. Bytes are compared with a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from bench.machine import until
+from bench.report import Report, at_most, load, median
+from quickstart.programs import BIN
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.store.opening import open_store
+from torture.planned.audit import pieces_of
+from torture.planned.command import workers_of
+
+WORKERS = 2
+GAP_S = 1.0
+BACK_S = 5.0
+JUMP_S = 2.0
+_STEPS_PER_SECOND = 20
+_KILL_EVERY_S = 4.0  # longer than a new spare takes to start: what is measured is a death beside a warm spare
+_JUMP_AT = 100  # step
+_AROUND = 20  # steps
+_WAIT_S = 300.0
+_UNDER_WAY = 2 * WORKERS  # steps between a plan and its append
+
+PLAN = """\
+version: 1
+output: {{ext: .safetensors, mesh: "dp=4", sequence_length: 1024, micro_batch_tokens: 4096}}
+defaults: {{shuffle: {{block: 256KiB}}}}
+sources:
+{sources}
+mix:
+{mix}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """Steps of a lake: when each was committed, digests of its payloads, tokens per source."""
+
+    times_s: list[float]
+    digests: list[str]
+    tokens: list[Counter[str]]
+
+    def gaps_s(self, first: int = 0, end: int | None = None) -> list[float]:
+        times = self.times_s[first:end]
+        return [after - before for before, after in itertools.pairwise(times)]
+
+
+def run(report: Report, *, quick: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+        directory = Path(name)
+        _loaders(report, directory, steps=150 if quick else 400)
+        _command(report, directory, rounds=2 if quick else 5)
+        _jump(report, directory)
+
+
+def _loaders(report: Report, directory: Path, *, steps: int) -> None:
+    plan = _plan(directory / "loaders", 4, ["{from: 0, weights: {s00: 1, s01: 2, s02: 3, s03: 4}}"])
+    lakes, killed = {}, 0
+    for name in ("undisturbed", "killed"):
+        with _running(plan, directory / name, steps) as process:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILL_EVERY_S)
+                if name == "killed" and process.poll() is None:
+                    killed += _kill_one_worker(process.pid)
+        lakes[name] = read_lake(directory / name)
+    before, after = lakes["undisturbed"], lakes["killed"]
+    if before.digests != after.digests:
+        raise SystemExit("bench_plan: a killed worker changed or lost a step")
+    longest, undisturbed = max(after.gaps_s()), max(before.gaps_s())
+    report.figures.setdefault("faults", {})["loaders"] = {
+        "kills": killed,
+        "gaps_s": after.gaps_s(),
+        "undisturbed_s": before.gaps_s(),
+        "load": load(),
+    }
+    report.add(
+        at_most(
+            GAP_S,
+            f"loader killed with -9, {killed} times: longest gap between steps",
+            f"{longest:.2f} s",
+            f"undisturbed {undisturbed:.2f} s; {len(after.digests)} steps equal",
+            longest,
+            "s",
+        )
+    )
+
+
+def _command(report: Report, directory: Path, *, rounds: int) -> None:
+    weights = ", ".join(f"s{number:02}: {number + 1}" for number in range(16))
+    plan = _plan(directory / "command", 16, [f"{{from: 0, weights: {{{weights}}}}}"])
+    lake = directory / "again"
+    back, steps = [], 20
+    for _ in range(rounds):
+        with _running(plan, lake, None) as process:
+            until(lambda: process.poll() is not None or _files(lake) >= steps, _WAIT_S)  # noqa: B023 - called here
+            process.kill()
+        started_s = time.time()
+        steps = len(read_lake(lake).times_s) + 20
+        with _running(plan, lake, steps) as process:
+            process.wait()
+        back.append(next(at for at in read_lake(lake).times_s if at > started_s) - started_s)
+        steps = _files(lake) + 20
+    report.figures.setdefault("faults", {})["command"] = {"back_s": back, "load": load()}
+    report.add(
+        at_most(
+            BACK_S,
+            f"command killed with -9 → next commit, 16 sources, {rounds} times",
+            f"{max(back):.2f} s",
+            f"median {median(back):.2f} s, from the start of the next command",
+            max(back),
+            "s",
+        )
+    )
+
+
+def _jump(report: Report, directory: Path) -> None:
+    mix = ["{from: 0, weights: {s00: 5, s01: 95}}", f"{{from: {_JUMP_AT}, weights: {{s00: 60, s01: 40}}}}"]
+    plan = _plan(directory / "jump", 2, mix)
+    with _running(plan, directory / "jumped", _JUMP_AT + 2 * _AROUND) as process:
+        process.wait()
+    lake = read_lake(directory / "jumped")
+    shares = []
+    for first in (_JUMP_AT - _AROUND, _JUMP_AT):
+        tokens = sum(lake.tokens[first : first + _AROUND], Counter())
+        shares.append(tokens["s00"] / tokens.total())
+    visible = lake.times_s[_JUMP_AT] - lake.times_s[_JUMP_AT - _UNDER_WAY - 1]
+    around = lake.gaps_s(_JUMP_AT - 1, _JUMP_AT + _AROUND)
+    report.figures.setdefault("faults", {})["jump"] = {
+        "visible_s": visible,
+        "gaps_s": lake.gaps_s(),
+        "shares": shares,
+        "load": load(),
+    }
+    report.add(
+        at_most(
+            JUMP_S,
+            f"weight jump {shares[0]:.1%} → {shares[1]:.1%}: from room for its step to the step in the lake",
+            f"{visible:.2f} s",
+            f"longest gap of the {_AROUND} steps from it on {max(around):.2f} s, median gap {median(lake.gaps_s()):.2f}",
+            visible,
+            "s",
+        )
+    )
+
+
+def _plan(directory: Path, sources: int, mix: list[str]) -> Path:
+    """A plan over so many sources s00, s01, … of 1 MiB of text each."""
+    directory.mkdir()
+    draw = random.Random(5)
+    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
+    names = [f"s{number:02}" for number in range(sources)]
+    for name in names:
+        (directory / name).mkdir()
+        with (directory / name / "a.jsonl").open("w") as file:
+            while file.tell() < 1 << 20:
+                begin, size = draw.randrange(1 << 15), int(draw.lognormvariate(6, 1)) % 8000
+                file.write(json.dumps({"text": letters[begin : begin + size]}) + "\n")
+    listed = "\n".join(f"  {name}: {{format: jsonl, files: {name}/}}" for name in names)
+    path = directory / "plan.yaml"
+    path.write_text(PLAN.format(sources=listed, mix="\n".join(f"  - {entry}" for entry in mix)))
+    return path
+
+
+@contextmanager
+def _running(plan: Path, lake: Path, steps: int | None) -> Iterator[subprocess.Popen[bytes]]:
+    words = [str(BIN / "stepfs-produce"), "run", str(plan), lake.as_uri(), "--workers", str(WORKERS)]
+    words += ["--steps-per-second", str(_STEPS_PER_SECOND)]
+    words += [] if steps is None else ["--limit-steps", str(steps)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+        if process.wait() not in {0, -signal.SIGKILL}:
+            raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
+
+
+def _files(lake: Path) -> int:
+    return len(list(lake.glob("*/data/*/*.tgb")))
+
+
+def _kill_one_worker(pid: int) -> int:
+    workers = workers_of(pid)
+    for worker in workers[:1]:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+    return len(workers[:1])
+
+
+def read_lake(directory: Path) -> Lake:
+    return trio.run(_read, directory.as_uri())
+
+
+async def _read(url: str) -> Lake:
+    found = Lake([], [], [])
+    store = open_store(url)
+    log = await LogReader.open(store, await open_lake(store))
+    for number in range(log.state.next_step):
+        entry = await log.entry(Step(number))
+        data = await store.get(entry.tgb.key)
+        assert data is not None
+        refs = [entry.tgb.slice(SliceIndex(index)) for index in range(entry.tgb.slices)]
+        payloads = [data[ref.offset : ref.offset + ref.length] for ref in refs]
+        found.times_s.append(entry.time_ms / 1000)
+        found.digests.append(hashlib.sha256(b"".join(payloads)).hexdigest())
+        tokens: Counter[str] = Counter()
+        for payload in payloads:
+            for piece in pieces_of(payload):
+                tokens[piece.address[0]] += len(piece.ids)
+        found.tokens.append(tokens)
+    await store.aclose()
+    return found
