@@ -32,14 +32,17 @@ def check(
 ) -> None:
     """Tell every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing."""
     from stepfs.errors import UsageError  # noqa: PLC0415
+    from stepfs_producer.cli.plan_packages import plan_packages  # noqa: PLC0415
 
     if schema:
-        from stepfs_producer.cli.plans.check_report import schema_text  # noqa: PLC0415
+        with plan_packages():
+            from stepfs_producer.cli.plans.check_report import schema_text  # noqa: PLC0415
 
         typer.echo(schema_text())
         return
     if plan is None:
         raise UsageError("no plan was named; name its YAML file, or give --schema")
-    from stepfs_producer.cli.plans.check_report import check_plan  # noqa: PLC0415
+    with plan_packages():
+        from stepfs_producer.cli.plans.check_report import check_plan  # noqa: PLC0415
 
     typer.echo(check_plan(plan, sources=not no_sources, as_json=as_json))

@@ -24,10 +24,12 @@ async def ensure_lake(
     store_options: StoreOptions,
     *,
     check_ext: Callable[[str], object],
+    advice: tuple[str, str] = ("use --slices", "use --ext"),
 ) -> LakeIdentity:
     """Identity of the lake under `url`. `RefusedError` if it has another number of slices or another extension.
 
-    `check_ext` raises for an extension that cannot be produced, before it becomes that of a new lake.
+    `check_ext` raises for an extension that cannot be produced, before it becomes that of a new lake. `advice`: what
+    gives the right number of slices, and what the right extension.
     """
     async with opened_store(url, store_options) as store:
         try:
@@ -39,10 +41,10 @@ async def ensure_lake(
             identity = await _create_or_open(store, slices, ext or ".pt")
         if slices is not None and identity.slices != slices:
             raise RefusedError(
-                f"{url} has {identity.slices} slices per step, not {slices}; use --slices {identity.slices}"
+                f"{url} has {identity.slices} slices per step, not {slices}; {advice[0]} {identity.slices}"
             )
         if ext is not None and identity.ext != ext:
-            raise RefusedError(f"{url} holds {identity.ext} files, not {ext}; use --ext {identity.ext}")
+            raise RefusedError(f"{url} holds {identity.ext} files, not {ext}; {advice[1]} {identity.ext}")
         check_ext(identity.ext)
         return identity
 

@@ -120,7 +120,10 @@ def run(
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
     from stepfs.errors import UsageError  # noqa: PLC0415
     from stepfs.format.arguments import parse_size  # noqa: PLC0415
-    from stepfs_producer.cli.plans.run_plan import PlanRun, run_plan  # noqa: PLC0415
+    from stepfs_producer.cli.plan_packages import plan_packages  # noqa: PLC0415
+
+    with plan_packages():
+        from stepfs_producer.cli.plans.run_plan import PlanRun, run_plan  # noqa: PLC0415
 
     if steps_per_second is not None and not steps_per_second > 0:
         raise UsageError(f"--steps-per-second {steps_per_second}: use a number above 0")

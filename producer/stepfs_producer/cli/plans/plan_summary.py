@@ -36,6 +36,9 @@ class PlanSummary:
             Ending.LIMIT: "the limit is reached",
             Ending.STOPPED: "stopped; run the same command again to continue",
         }[self.ending]
+        sealed = "; the lake is sealed" if self.sealed else ""
+        if not totals.steps:
+            return f"{self.producer_id}: no further step; {totals.state.step} steps in total; {ended}{sealed}"
         measures = totals.measures()
         shares = ", ".join(
             f"{printable(name)} {one['share']:.2%}"
@@ -45,7 +48,7 @@ class PlanSummary:
         return (
             f"{self.producer_id}: {totals.steps} steps in {self.seconds:.1f} s, all committed; {totals.state.step} steps in "
             f"total; {totals.tokens} tokens ({shares}), fill {measures['fill']:.4f}, slowest ÷ mean rank "
-            f"{measures['slowest_to_mean']:.4f}; {ended}" + ("; the lake is sealed" if self.sealed else "")
+            f"{measures['slowest_to_mean']:.4f}; {ended}{sealed}"
         )
 
     def as_json(self) -> str:

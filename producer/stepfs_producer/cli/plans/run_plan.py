@@ -140,7 +140,15 @@ class _Commanded:
         self._memory_of(await trio.to_thread.run_sync(started, place, files))
         output = place.plan.output
         identity = await ensure_lake(
-            run.lake, output.mesh.slices, output.ext, run.store_options, check_ext=lambda _ext: None
+            run.lake,
+            output.mesh.slices,
+            output.ext,
+            run.store_options,
+            check_ext=lambda _ext: None,
+            advice=(
+                "name another lake, or set output.mesh to one with dp =",
+                "name another lake, or set output.ext to",
+            ),
         )
         # Before the producer is opened, which would fence a healthy run.
         positions = await committed_positions(run.lake, run.store_options)

@@ -1,0 +1,86 @@
+"""Mistakes that somebody makes who runs a plan for the first time: one line that says what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tools
+import typer
+from test_produce_run import PLAN, plan, run  # noqa: F401  (a fixture)
+
+from stepfs_producer.cli.app import app
+
+OPERATIONS = (Path(__file__).parents[2] / "fs/OPERATIONS.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        (
+            ("dp=2", "dp=3"),
+            "2 slices per step, not 3; name another lake, or set output.mesh to one with dp = 2",
+        ),
+        ((".npy", ".pt"), "holds .npy files, not .pt; name another lake, or set output.ext to .npy"),
+    ],
+    ids=["mesh", "ext"],
+)
+def test_a_lake_of_another_shape_names_the_key_of_the_plan(plan, file_url, change, advice):  # noqa: F811
+    assert run(plan, file_url, "--limit-steps", 1).returncode == 0
+    plan.write_text(PLAN.replace(*change))
+    refused = run(plan, file_url, "--accept-changes")
+    assert refused.returncode == 4
+    assert advice in refused.stderr
+    assert "--slices" not in refused.stderr
+
+
+def test_a_plan_that_is_complete_already_shows_no_shares_of_nothing(plan, file_url):  # noqa: F811
+    plan.write_text(PLAN + "until: {steps: 2}\n")
+    assert "2 steps in total" in run(plan, file_url).stdout
+    again = run(plan, file_url)
+    assert again.returncode == 0
+    assert again.stdout == "plan: no further step; 2 steps in total; the number of steps is reached\n"
+
+
+HIDDEN = "import sys; sys.modules[sys.argv.pop(1)] = None; from stepfs_producer.cli import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "command"),
+    [
+        ("yaml", "PyYAML", ["run", "PLAN", "LAKE"]),
+        ("yaml", "PyYAML", ["check", "PLAN"]),
+        ("yaml", "PyYAML", ["check", "--schema"]),
+        ("trio_parallel", "trio-parallel", ["run", "PLAN", "LAKE"]),
+        ("trio_parallel", "trio-parallel", ["simulate", "PLAN", "--steps", "1"]),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, module, package, command):  # noqa: F811
+    words = [{"PLAN": str(plan), "LAKE": file_url}.get(word, word) for word in command]
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN, module, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=tools.environment(),
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"stepfs-produce: plans need the package {package}, which is not installed: pip install 'stepfs[plan]'\n"
+    )
+
+
+def test_every_option_of_a_run_is_in_the_manual():
+    command = typer.main.get_group(app).commands["run"]
+    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")} - {
+        "--json",
+        "--endpoint-url",
+    }
+    section = OPERATIONS[OPERATIONS.index("`stepfs-produce run PLAN LAKE`") : OPERATIONS.index("## Mounts")]
+    assert len(options) > 10
+    assert not {name for name in options if not re.search(rf"`{name}\b", section)}
