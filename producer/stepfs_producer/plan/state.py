@@ -5,7 +5,7 @@ A source that left the plan keeps its entry, and continues from it when it comes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Final
 
@@ -89,13 +89,18 @@ def _malformed(name: object) -> bool:
     raise ValueError(f"source {name}")
 
 
-def position_bytes_max(state: State) -> int:
-    """Bytes that the position of these sources can reach, however long the plan runs."""
+def position_bytes_max(state: State, growing: Collection[str] | None = None) -> int:
+    """Bytes that the position can reach, however long the plan runs. Only `growing` sources change, all by default."""
     texts = [
         text for name, source in state.sources.items() for text in (name, source.identity, source.listing)
     ]
     frame: bytes = msgpack.packb({**state.position(), "sources": {}})
-    integers = (_INTEGERS * len(state.sources) + 1) * _INTEGER_BYTES_MAX
+    integers = _INTEGER_BYTES_MAX  # of the step
+    for name, source in state.sources.items():
+        if growing is None or name in growing:
+            integers += _INTEGERS * _INTEGER_BYTES_MAX
+        else:
+            integers += sum(len(msgpack.packb(number)) for number in astuple(source)[-_INTEGERS:])
     return (
         len(frame) + sum(len(msgpack.packb(text)) for text in texts) + integers + 3 * len(state.sources) + 5
     )

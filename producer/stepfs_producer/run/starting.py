@@ -103,12 +103,7 @@ def started(place: PlanInPlace, listings: Mapping[str, Listing]) -> Started:
         held_out=place.held_out,
         directory=place.directory,
     )
-    position = position_bytes_max(Planner(found.rules).begin())
-    if position > POSITION_BYTES_MAX:
-        raise UsageError(
-            f"the position of {len(listings)} sources can reach {position} bytes, and a commit holds "
-            f"{POSITION_BYTES_MAX}; join sources that have the same weight, or shorten their names"
-        )
+    _refuse_large_position(Planner(found.rules).begin(), found)
     sources = tuple(
         LoadedSource(
             found.specs[name],
@@ -154,9 +149,22 @@ async def start(
             listings[name] = listing
         await keep_listing(store, identity.lake_id, listings[name])
     found = await trio.to_thread.run_sync(started, place, listings)
-    Planner(found.compiled.rules).begin(state)
+    _refuse_large_position(Planner(found.compiled.rules).begin(state), found.compiled)
     await keep_plan(store, identity.lake_id, found.digest, plan_text(place.plan))
     return found
+
+
+def _refuse_large_position(state: State, found: Compiled) -> None:
+    """Hazard P9: a position that outgrows a commit would end the run months from now."""
+    bytes_max = position_bytes_max(state, growing=found.specs.keys())
+    if bytes_max > POSITION_BYTES_MAX:
+        former = len(state.sources) - len(found.specs)
+        raise UsageError(
+            f"the position of {len(state.sources)} sources"
+            + (f", {former} of them no longer in the plan," if former else "")
+            + f" can reach {bytes_max} bytes, and a commit holds {POSITION_BYTES_MAX}; join sources that have the same weight, "
+            "or shorten their names" + (", in a new lake" if former else "")
+        )
 
 
 async def _refuse_changes(

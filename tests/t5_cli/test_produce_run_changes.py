@@ -1,0 +1,136 @@
+"""`stepfs-produce run` into a lake that has seen another plan: what may change does, what may not is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+from test_produce_text import committed
+from typer.testing import CliRunner
+
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.store.opening import open_store
+from stepfs_producer import Producer
+from stepfs_producer.cli.app import app
+from stepfs_producer.plan.state import SourceState, State, read_position
+from stepfs_producer.tgb_writer import unpack_position
+from torture.planned.audit import pieces_of
+
+PLAN = """\
+version: 1
+output: {ext: .safetensors, mesh: "dp=2", micro_batch_tokens: 512}
+stages: [{from: 0, sequence_length: 128}, {from: 4, sequence_length: 512}]
+defaults: {holdout: 10%}
+sources:
+  code:  {format: jsonl, files: code/}
+  prose: {format: text, files: prose.txt}
+mix: {code: 30, prose: 70}
+"""
+WITHOUT_CODE = PLAN.replace("  code:  {format: jsonl, files: code/}\n", "").replace("code: 30, ", "")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    lines = [json.dumps({"text": f"code {number} " + "x" * (number * 137 % 900)}) for number in range(200)]
+    (tmp_path / "code" / "a.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "prose.txt").write_text(
+        "".join(f"prose {number} " + "y" * (number * 131 % 700) + "\n" for number in range(300))
+    )
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN)
+    return path
+
+
+def run(plan: Path, lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = ["run", str(plan), lake, "--workers", "1", *map(str, arguments)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+
+def position(lake: str) -> State:
+    async def read() -> State:
+        store = open_store(lake)
+        log = await LogReader.open(store, await open_lake(store))
+        await store.aclose()
+        return read_position(unpack_position(log.state.producers["plan"].position))
+
+    return trio.run(read)
+
+
+def tokens_read(lake: str) -> dict[tuple, list[tuple[int, int]]]:
+    """(epoch, address) of each record → its spans, in order."""
+    found: dict[tuple, list[tuple[int, int]]] = {}
+    for _, payloads in committed(lake):
+        for payload in payloads:
+            for piece in pieces_of(payload):
+                found.setdefault((piece.epoch, piece.address), []).append((piece.first, len(piece.ids)))
+    return {key: sorted(spans) for key, spans in found.items()}
+
+
+def test_a_source_that_left_and_came_back_goes_on_where_it_was(plan: Path, file_url: str) -> None:
+    assert run(plan, file_url, "--limit-steps", 6).returncode == 0
+    left = position(file_url).sources["code"]
+    plan.write_text(WITHOUT_CODE)
+    assert run(plan, file_url, "--limit-steps", 9, "--accept-changes").returncode == 0
+    dormant = position(file_url).sources["code"]
+    assert (dormant.epoch, dormant.taken, dormant.into, dormant.tokens) == (
+        (left.epoch, left.taken, left.into, left.tokens)
+    )
+    plan.write_text(PLAN)
+    assert run(plan, file_url, "--limit-steps", 15, "--accept-changes").returncode == 0
+    assert position(file_url).sources["code"].tokens > left.tokens
+    cut = Counter()
+    for (_, address), spans in tokens_read(file_url).items():
+        at = 0
+        for first, count in spans:  # also across the stage that changes the sequence length
+            assert first == at, (address, spans)
+            at += count
+        cut[address[0]] += len(spans) > 1
+    assert min(cut["code"], cut["prose"]) > 0
+
+
+def test_a_holdout_does_not_get_into_the_lake_of_its_plan(plan: Path, file_url: str) -> None:
+    assert run(plan, file_url, "--limit-steps", 2).returncode == 0
+    refused = run(plan, file_url, "--limit-steps", 4, "--holdout")
+    assert refused.returncode == 4
+    assert "source code" in refused.stderr
+    assert len(committed(file_url)) == 2
+
+
+def test_former_sources_count_for_what_a_position_can_become(plan: Path, file_url: str) -> None:
+    """P9: small today, it would outgrow a commit after months."""
+    assert run(plan, file_url, "--limit-steps", 1).returncode == 0
+    now = position(file_url)
+    former = {f"former-{number:03}": SourceState("i" * 16, "l" * 32) for number in range(800)}
+    grown = State(now.plan, now.step + 1, {**now.sources, **former})
+    with Producer(file_url, producer_id="plan") as producer:
+        payload = committed(file_url)[0][1][0]
+        producer.append([payload, payload], position=grown.position())
+    names = "".join(f"  new-{number:03}: {{format: text, files: prose.txt}}\n" for number in range(60))
+    weights = "".join(f", new-{number:03}: 1" for number in range(60))
+    plan.write_text(PLAN.replace("mix:", f"{names}mix:").replace("prose: 70", f"prose: 70{weights}"))
+    refused = run(plan, file_url, "--limit-steps", 3, "--accept-changes")
+    assert refused.returncode == 2, refused.stderr
+    assert "800 of them no longer in the plan" in refused.stderr
+
+
+@pytest.mark.parametrize("made", ["fifo", "unreadable"])
+def test_a_source_that_is_no_readable_file_is_refused_by_name(plan: Path, file_url: str, made: str) -> None:
+    import os  # noqa: PLC0415
+
+    if made == "fifo":
+        (plan.parent / "prose.txt").unlink()
+        os.mkfifo(plan.parent / "prose.txt")
+    else:
+        (plan.parent / "prose.txt").unlink()
+        (plan.parent / "prose.txt").symlink_to(plan.parent / "prose.txt")
+    refused = run(plan, file_url, "--limit-steps", 1)
+    assert refused.returncode in {2, 3, 4}
+    assert "prose.txt" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
