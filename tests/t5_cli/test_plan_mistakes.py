@@ -11,6 +11,7 @@ import pytest
 import tools
 import typer
 from test_produce_run import PLAN, plan, run  # noqa: F401  (a fixture)
+from typer.testing import CliRunner
 
 from stepfs_producer.cli.app import app
 
@@ -43,6 +44,16 @@ def test_a_plan_that_is_complete_already_shows_no_shares_of_nothing(plan, file_u
     again = run(plan, file_url)
     assert again.returncode == 0
     assert again.stdout == "plan: no further step; 2 steps in total; the number of steps is reached\n"
+
+
+def test_a_misspelt_sources_is_one_mistake_and_not_one_for_every_name(plan):  # noqa: F811
+    plan.write_text(PLAN.replace("sources:", "source:"))
+    done = CliRunner().invoke(app, ["check", str(plan)], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert [line.partition("plan.yaml:")[2] for line in done.stderr.splitlines()[1:]] == [
+        "1:1: 'sources' is missing",
+        "3:1: unknown key 'source'; did you mean 'sources'?",
+    ]
 
 
 HIDDEN = "import sys; sys.modules[sys.argv.pop(1)] = None; from stepfs_producer.cli import main; main()"

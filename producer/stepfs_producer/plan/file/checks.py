@@ -23,14 +23,17 @@ _NAME_MAX: Final = 200
 
 
 def problems_of_plan(
-    fields: Mapping[str, Any], sources: Mapping[str, Any], weighed: Sequence[Sequence[str]]
+    fields: Mapping[str, Any], sources: Mapping[str, Any] | None, weighed: Sequence[Sequence[str]]
 ) -> list[Problem]:
-    """Problems between fields. `fields`: those that could be parsed; `weighed`: names in each entry of the mix."""
-    problems = [*_names(sources), *_unknown_sources(sources, weighed)]
+    """Problems between fields. `fields`: those that could be parsed; `weighed`: names in each entry of the mix.
+
+    `sources` is None if there are none to compare with, which is a mistake of its own.
+    """
+    problems = [] if sources is None else [*_names(sources), *_unknown_sources(sources, weighed)]
     if "mix" in fields:
         problems += _mix(fields["mix"])
     if "output" in fields and "stages" in fields:
-        problems += _lengths(fields["output"], fields["stages"], len(sources))
+        problems += _lengths(fields["output"], fields["stages"], len(sources or ()))
     if {"until", "defaults", "sources"} <= set(fields):
         problems += _ending(fields["until"], fields["defaults"], fields["sources"])
     return problems

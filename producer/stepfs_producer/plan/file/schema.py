@@ -99,7 +99,7 @@ class Plan(Part):
         if not isinstance(data, Mapping):
             return []
         sources = data.get("sources")
-        known = sources if isinstance(sources, Mapping) else {}
+        known = sources if isinstance(sources, Mapping) else None
         return problems_of_plan(cls.parsed_alone(data), known, _weighed(data.get("mix")))
 
 
