@@ -23,8 +23,7 @@ from stepfs_producer.engine.api import Engine
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.roles.loader import read, transform
-from stepfs_producer.run.culprit import culprit
-from stepfs_producer.run.failover import WorkersDiedError, carry_out
+from stepfs_producer.run.failover import WorkersDiedError, carry_out, culprit
 from stepfs_producer.run.held import Group, Held
 from stepfs_producer.sources.block import Block, Place, Records
 from stepfs_producer.sources.layout import Layout
