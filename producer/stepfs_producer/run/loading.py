@@ -1,17 +1,17 @@
 """Bringing the samples of one source in: blocks are read, groups of records transformed, in any order, kept in theirs.
 
-Two tasks per source: one reads blocks, one ahead of the block that is being transformed; the other submits groups and
-waits for them in order. Both stop at the marks, which follow the source's share of the coming steps. How many groups
+Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
+for them in order. The first two stop at the marks, which follow the source's share of the coming steps. How many groups
 are under way, how large they are and when they come never shows in what is held.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -115,11 +115,14 @@ class Loading:
         ):  # in this order: an error ends the reader first
             nursery.start_soon(self._read_blocks, start, sender.clone())
             await sender.aclose()
-            first = start.taken
-            async for block in receiver:
-                await self._transform_block(block, first)
-                self.block_bytes -= len(block.records.data)
-                first = 0
+            slots, in_order = trio.open_memory_channel[_Slot](math.inf)  # `_parallel` bounds it
+            nursery.start_soon(self._submit_groups, receiver, start.taken, slots, nursery)
+            async for slot in in_order:
+                await slot.done.wait()
+                assert slot.result is not None
+                self.under_way -= 1
+                self._add(slot, slot.result)
+                self._notice()
         self.held.ended = True
         self._changed()
 
@@ -141,31 +144,34 @@ class Loading:
                 if block.ended:
                     return
 
-    async def _transform_block(self, block: Block, first: int) -> None:
-        records = len(block.records)
-        if first >= records:
-            self._add(block, first, records, _EMPTY)
-            return
-        waiting: deque[_Slot] = deque()
-        async with trio.open_nursery() as nursery:
-            while first < records or waiting:
-                while first < records and len(waiting) < self._parallel and self._wants_more():
-                    last = min(first + self._group_records, records)
-                    waiting.append(_Slot(first, last))
+    async def _submit_groups(
+        self,
+        blocks: trio.MemoryReceiveChannel[Block],
+        first: int,
+        slots: trio.MemorySendChannel[_Slot],
+        nursery: trio.Nursery,
+    ) -> None:
+        """Groups of one block after the other, without a pause between two blocks."""
+        with slots:
+            async for block in blocks:
+                records = len(block.records)
+                rest = replace(block, records=replace(block.records, data=b"", mask=None))
+                if first >= records:
+                    slots.send_nowait(_Slot(rest, first, records, _EMPTY))
                     self.under_way += 1
-                    nursery.start_soon(self._transform_group, block, waiting[-1])
+                while first < records:
+                    await self._until(lambda: self.under_way < self._parallel and self._wants_more())
+                    last = min(first + self._group_records, records)
+                    slot = _Slot(rest, first, last)
+                    slots.send_nowait(slot)
+                    self.under_way += 1
+                    nursery.start_soon(self._transform_group, slot, block.records.part(first, last))
                     first = last
-                if not waiting:
-                    await self._until(self._wants_more)
-                    continue
-                await waiting[0].done.wait()
-                slot = waiting.popleft()
-                self.under_way -= 1
-                assert slot.result is not None
-                self._add(block, slot.first, slot.last, slot.result)
+                self.block_bytes -= len(block.records.data)
+                first = 0
 
-    async def _transform_group(self, block: Block, slot: _Slot) -> None:
-        part = block.records.part(slot.first, slot.last)
+    async def _transform_group(self, slot: _Slot, part: Records) -> None:
+        block = slot.block
         where = f"records {slot.first} to {slot.last - 1} of block {tuple(block.place)}"
         shared = (self._source.transform, self._source.spec.seed, block.place.epoch, self.name)
         try:
@@ -199,7 +205,8 @@ class Loading:
             )
         self._epoch_tokens, self._whole_epoch = 0, True
 
-    def _add(self, block: Block, first: int, last: int, tokenised: Tokenised) -> None:
+    def _add(self, slot: _Slot, tokenised: Tokenised) -> None:
+        block, first, last = slot.block, slot.first, slot.last
         records = block.records
         self.held.add(
             Group(
@@ -254,12 +261,14 @@ _EMPTY: Final = Tokenised(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 class _Slot:
-    """A group under way."""
+    """A group under way; its block is without the data, which is let go with the last group that is submitted."""
 
-    def __init__(self, first: int, last: int) -> None:
-        self.first, self.last = first, last
+    def __init__(self, block: Block, first: int, last: int, result: Tokenised | None = None) -> None:
+        self.block, self.first, self.last = block, first, last
         self.done = trio.Event()
-        self.result: Tokenised | None = None
+        self.result = result
+        if result is not None:
+            self.done.set()
 
 
 def timed_transform(

@@ -138,13 +138,13 @@ class _Document:
         edges = tokenizer.edges(record.data, ids)
         self.ids = np.append(ids, np.int32(tokenizer.end))
         self.labels = np.append(self.ids[1:], np.int32(IGNORED))
-        self.edges = None if edges is None else np.append(edges, edges[-1])
+        self.edges = edges
 
     def bytes_of(self, first: int, last: int) -> tuple[int, int]:
         """The record's bytes behind tokens [first, last)."""
         if self.edges is None:
             return 0, len(self.record.data)
-        return int(self.edges[first]), int(self.edges[last])
+        return int(self.edges[first]), int(self.edges[min(last, len(self.edges) - 1)])  # `end` has no byte
 
 
 def pack(

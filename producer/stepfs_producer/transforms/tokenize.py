@@ -78,7 +78,7 @@ class ByteTokenizer:
         return (ids < self.end).astype(np.int64)
 
     def edges(self, _data: bytes, ids: Ids) -> NDArray[np.int64]:
-        return edges_of(self.widths(ids))
+        return np.arange(len(ids) + 1, dtype=np.int64)
 
 
 class BpeTokenizer:
