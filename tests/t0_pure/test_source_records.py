@@ -30,7 +30,7 @@ def test_a_record_that_cannot_be_decoded_says_why_and_the_others_stay(tmp_path) 
     assert reasons[0] == "not UTF-8 (invalid start byte at byte 10)"
     assert reasons[1].startswith("not JSON (Expecting value")
     assert reasons[2:6] == [
-        "no text in the field 'text'",
+        "no field 'text'; it has 'body'",
         "no text in the field 'text'",
         "not a JSON object",
         "not Unicode (surrogates not allowed at character 0)",

@@ -190,13 +190,22 @@ def test_an_absent_source_alone_is_absent(plan):
 
 
 def test_records_that_cannot_be_decoded_are_noted(plan):
-    (plan.parent / "web/0.jsonl").write_text('{"text": 5}\n{"txt": ""}\n' * 50)
+    (plan.parent / "web/0.jsonl").write_text('{"text": 5}\n{"text": "a"}\n' * 50)
     (plan.parent / "web/1.jsonl").unlink()
     done = check(plan, "--json")
     assert done.returncode == 0
     (warning,) = [one for one in json.loads(done.stdout)["warnings"] if "web" in one]
-    assert warning.startswith("source web: 100 of 100 records looked at cannot be decoded (")
+    assert warning.startswith("source web: 50 of 100 records looked at cannot be decoded (")
     assert "on_error: {do: skip}" in warning
+
+
+def test_a_source_of_which_no_record_can_be_decoded_is_refused(plan):
+    (plan.parent / "web/0.jsonl").write_text('{"id": 5, "txt": "a"}\n' * 50)
+    (plan.parent / "web/1.jsonl").unlink()
+    done = check(plan)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "sources.web: none of the 50 records looked at can be decoded" in done.stderr
+    assert "no field 'text'; it has 'id', 'txt'" in done.stderr
 
 
 def test_compressed_files_have_an_unknown_number_of_tokens(plan):

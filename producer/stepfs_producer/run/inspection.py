@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from stepfs.errors import StepfsError
+from stepfs.errors import RefusedError, StepfsError
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.order import record_key
@@ -99,10 +99,20 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         if found.attempt((*where, "files"), lambda: listings.append(list_corpus(spec))):
             work = TransformSpec(tokenizer, source) if sees else None
             found.attempt(where, lambda: found.facts.update(_facts(spec, listings[0], work, sample_bytes)))
+            if (facts := found.facts.get(spec.name)) is not None:
+                found.attempt(where, lambda: _refuse_all_bad(facts))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(look, specs.values()))
     return found
+
+
+def _refuse_all_bad(facts: SourceFacts) -> None:
+    if facts.sampled and len(facts.bad) == facts.sampled:
+        raise RefusedError(
+            f"none of the {facts.sampled} records looked at can be decoded ({next(iter(facts.bad.values()))}); name the right "
+            "field or format, or repair the files"
+        )
 
 
 def _facts(

@@ -15,6 +15,8 @@ from stepfs_producer.sources.spec import SourceSpec
 
 TOKEN_MAX: Final = 2**31 - 1
 IGNORED_LABEL: Final = -100
+_NAMES_SHOWN: Final = 5
+_NAME_SHOWN: Final = 40  # characters
 
 
 class Bad(NamedTuple):
@@ -88,7 +90,9 @@ def _parsed(data: bytes) -> Any:
 def fields_of(spec: SourceSpec, value: dict[str, Any]) -> Value:
     """The text or the tokens of an object or row."""
     if spec.tokens_field is None:
-        return text_of(value.get(spec.text_field), spec.text_field)
+        if spec.text_field not in value:
+            return Bad(f"no field {spec.text_field!r}; it has {_names(value)}")
+        return text_of(value[spec.text_field], spec.text_field)
     columns: list[Any] = []
     for name in (spec.tokens_field, spec.mask_field, spec.labels_field):
         column = value.get(name) if name else None
@@ -96,6 +100,12 @@ def fields_of(spec: SourceSpec, value: dict[str, Any]) -> Value:
             return Bad(f"no list in the field {name!r}")
         columns.append(column)
     return tokens_of(*columns)
+
+
+def _names(value: dict[str, Any]) -> str:
+    """The first fields of a record, for messages."""
+    shown = ", ".join(repr(name[:_NAME_SHOWN]) for name in list(value)[:_NAMES_SHOWN])
+    return (shown or "none") + (", …" if len(value) > _NAMES_SHOWN else "")
 
 
 def text_of(value: object, field: str) -> Value:
