@@ -77,6 +77,7 @@ MUTANTS = [
     ),  # what is on record already is not written, so a late request undoes it
     ("groups", 11, SAME_GROUP | {"OPERATIONS_OF_0": 2}, "needed_deleted"),  # what a GET shows is believed
 ]
+_LONG = {("groups", 11)}  # a search of half a minute
 
 LARGER = [
     ("log", [], KILLED | {"APPENDS": 2, "ROUNDS": 2}),
@@ -224,7 +225,10 @@ def test_every_interleaving_holds_and_every_witness_is_reached(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("model", "mutant", "bounds", "broken"), MUTANTS)
+@pytest.mark.parametrize(
+    ("model", "mutant", "bounds", "broken"),
+    [pytest.param(*one, marks=pytest.mark.slow) if one[:2] in _LONG else one for one in MUTANTS],
+)
 def test_each_mutant_breaks_its_property(
     model: str, mutant: int, bounds: Bounds, broken: str, verifiers: Callable[[str], Verifier]
 ) -> None:

@@ -122,7 +122,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
         no_epoch_guard,
         commits_before_durable,
         no_second_look,
-        group_looks_once,
+        pytest.param(group_looks_once, marks=pytest.mark.slow),  # many seeds; t1 has directed tests
         any_slot,
         deletes_first,
         no_snapshot,

@@ -109,6 +109,7 @@ def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):
     assert len(committed(f"file://{lake}")) >= 2
 
 
+@pytest.mark.slow  # its workers die until the run gives up
 def test_a_script_without_a_guard_is_told_so_and_runs_nothing_twice(plan, tmp_path):  # noqa: F811
     text = f"import json; print(json.dumps(plan.run('file://{tmp_path}/lake', workers=1, limit_steps=2)))\n"
     out, err = script(plan.parent, text).communicate(timeout=100)

@@ -15,6 +15,7 @@ from torture.planned.audit import Piece, PlannedLake, audit_planned
 from torture.planned.corpus import Address, Corpus
 
 
+@pytest.mark.slow  # test_produce_run kills workers and commands, too; the audit's mutants run below
 @pytest.mark.timeout(300)
 def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     command = tools.command("torture", "--plan", "--store", "file", "--kills", "4", "--seed", "3")

@@ -94,6 +94,7 @@ def trained(*arguments: object) -> dict[int, str]:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow  # t1's test_kept_checkpoints has the rules
 @pytest.mark.timeout(300)
 def test_a_training_loop_that_keeps_its_last_two_checkpoints(s3_url, tmp_path):
     assert stepfs("init", s3_url, "--slices", 2, "--ext", ".bin").code == 0

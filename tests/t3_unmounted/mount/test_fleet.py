@@ -32,6 +32,7 @@ async def test_a_thousand_waiting_mounts_settle_and_ask_less_than_a_thousand_tim
     assert {mount.fleet.nodes for mount in fleet.mounts} == {MANY}
 
 
+@pytest.mark.slow
 async def test_a_thousand_idle_mounts_ask_half_as_often_as_alone(autojump_clock, nursery):
     fleet = await Fleet.of(MANY)
     fleet.start(nursery)
