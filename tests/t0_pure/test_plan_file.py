@@ -17,6 +17,9 @@ from stepfs_producer.plan.samples import Long, SkipBudget
 
 PLANS = Path(__file__).parent / "plans"
 FIRST = (PLANS / "first.yaml").read_text()
+OUTPUT = 'output: {mesh: "dp=8", sequence_length: 4096}\n'
+SOURCES = "sources: {a: {format: jsonl, files: x}}\n"
+COMPLETE = OUTPUT + SOURCES
 
 
 def read(text: str) -> Plan:
@@ -157,151 +160,6 @@ def test_all_mistakes_are_told_at_once_in_order_of_their_places():
         ),
         "plan.yaml:14:19: balance.method: unknown method 'gready'; did you mean 'greedy'?",
     ]
-
-
-OUTPUT = 'output: {mesh: "dp=8", sequence_length: 4096}\n'
-SOURCES = "sources: {a: {format: jsonl, files: x}}\n"
-COMPLETE = OUTPUT + SOURCES
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", "1:1: 'output' is missing"),
-        ("- 1\n", "1:1: write keys and values, such as {output: {…}, sources: {…}, mix: {…}}"),
-        ("plan\n", "1:1: write keys and values, such as {output: {…}, sources: {…}, mix: {…}}"),
-        (OUTPUT + "sources: {}\n", "2:10: sources: no source; declare at least one"),
-        (OUTPUT + "sources:\n", "2:9: sources: write keys and values, such as {name: …}"),
-        (
-            OUTPUT + "sources: {a: x}\n",
-            "2:14: sources.a: write keys and values, such as {format: jsonl, files: /data/web/}",
-        ),
-        (
-            OUTPUT + 'sources: {"": {format: text, files: x}}\n',
-            "2:11: sources: '' is no name of a source; use 1 to 200",
-        ),
-        (
-            OUTPUT + "sources: {a: {format: text, files: []}}\n",
-            "2:36: sources.a.files: a list names no files",
-        ),
-        (
-            OUTPUT + "sources: {a: {format: text, files: [x, {}]}}\n",
-            "2:36: sources.a.files: a mapping is no file name",
-        ),
-        (OUTPUT + "sources: {a: {files: x}}\n", "2:14: sources.a: 'format' is missing"),
-        (
-            OUTPUT + "sources: {a: {format: text, files: x, text_field: y}}\n",
-            "2:39: sources.a: unknown key 'text_field'",
-        ),
-        (
-            OUTPUT + "sources: {a: {format: 'm:C d', files: x}}\n",
-            "2:23: sources.a.format: 'm:C d' names no class",
-        ),
-        (
-            OUTPUT + "sources: {a: {format: parquet, files: x, mask_field: m}}\n",
-            "2:54: sources.a.mask_field: mask_field stands",
-        ),
-        (
-            COMPLETE + "mix: {a: 0}\n",
-            "3:6: mix: all weights are zero; give at least one source a positive weight",
-        ),
-        (COMPLETE + "mix: {a: 1, b: 2}\n", "3:13: mix: unknown source 'b'; known: a"),
-        (COMPLETE + "mix: {a: 1e3}\n", "3:10: mix.a: '1e3' is no weight"),
-        (COMPLETE + "mix: [{ramp_to: 5, weights: {a: 1}}]\n", "3:8: mix[0]: a ramp needs an entry before it"),
-        (
-            COMPLETE + "mix: [{from: 5, weights: {a: 1}}]\n",
-            "3:14: mix[0].from: the first entry begins at 0, not at 5",
-        ),
-        (
-            COMPLETE + "mix: [{weights: {a: 1}}, {weights: {a: 1}}]\n",
-            "3:26: mix[1]: say when its weights hold",
-        ),
-        (
-            COMPLETE + "mix: [{weights: {a: 1}}, {from: 0, weights: {a: 1}}]\n",
-            "3:33: mix[1].from: step 0 does not come",
-        ),
-        (
-            COMPLETE + "mix: [{weights: {a: 1}}, {from: 9, ramp_to: 9, weights: {a: 1}}]\n",
-            "3:36: mix[1]: give one of from",
-        ),
-        (COMPLETE + "mix: [{from: 0}]\n", "3:7: mix[0]: 'weights' is missing"),
-        (COMPLETE + "mix: 3\n", "3:6: mix: write a list, such as [a, b]"),
-        (COMPLETE + "stages: [{sequence_length: 8}]\n", "3:1: give one of output.sequence_length and stages"),
-        (
-            "output: {mesh: dp=1}\n" + SOURCES,
-            "1:9: output: sequence_length is missing; add sequence_length: 4096, or stages",
-        ),
-        (
-            "output: {mesh: dp=1, micro_batch_tokens: 4096}\nstages: [{sequence_length: 3000}]\n" + SOURCES,
-            "2:28: stages[0].sequence_length: sequence_length 3000 does not divide micro_batch_tokens 4096",
-        ),
-        (
-            "output: {mesh: dp=1}\nstages: [{from: 3, sequence_length: 8}]\n" + SOURCES,
-            "2:17: stages[0].from: the first stage begins at 0, not at 3",
-        ),
-        (
-            "output: {mesh: dp=1}\nstages: [{sequence_length: 8}, {from: 0, sequence_length: 8}]\n" + SOURCES,
-            "2:39: stages[1].from: step 0 does not come after step 0 of the stage before",
-        ),
-        (
-            "output: {mesh: dp=16385, sequence_length: 8}\n" + SOURCES,
-            "1:16: output.mesh: its data dimensions make 16385 slices",
-        ),
-        (
-            "output: {mesh: 'dp=8,dp=8', sequence_length: 8}\n" + SOURCES,
-            "1:16: output.mesh: a dimension is named twice",
-        ),
-        (
-            "output: {mesh: 8, sequence_length: 8}\n" + SOURCES,
-            "1:16: output.mesh: '8' is no mesh; write it as pp=2,dp=4,tp=2",
-        ),
-        (
-            "output: {mesh: dp=1, sequence_length: 8, ext: pt}\n" + SOURCES,
-            "1:47: output.ext: unknown extension 'pt'",
-        ),
-        (
-            "output: {mesh: dp=8192, sequence_length: 1048576}\n" + SOURCES,
-            "1:9: output: a step of 8589934592 tokens",
-        ),
-        (COMPLETE + "seed: -1\n", "3:7: seed: '-1' is no whole number"),
-        (COMPLETE + "seed: 18446744073709551616\n", "3:7: seed: 18446744073709551616 is out of range"),
-        (COMPLETE + "cost: {linear: -1}\n", "3:16: cost.linear: '-1' is no whole number"),
-        (COMPLETE + "cost: {linear: 0}\n", "3:7: cost: a cost of nothing"),
-        (COMPLETE + "cost: {linear: 1.5}\n", "3:16: cost.linear: '1.5' is no whole number"),
-        (
-            COMPLETE + "cost: {hidden_size: 8, linear: 1}\n",
-            "3:7: cost: give one of hidden_size, linear and quadratic, or call",
-        ),
-        (COMPLETE + "cost: {call: flops}\n", "3:14: cost.call: 'flops' names no function; write module:name"),
-        (COMPLETE + "tokenizer: {kind: huggingface}\n", "3:12: tokenizer: kind: huggingface needs a file"),
-        (COMPLETE + "tokenizer: {file: x}\n", "3:19: tokenizer.file: kind: bytes has no file"),
-        (
-            COMPLETE + "defaults: {shuffle: {block: 8MB}}\n",
-            "3:29: defaults.shuffle.block: '8MB' is no size; write a number",
-        ),
-        (
-            COMPLETE + "defaults: {shuffle: {block: 1KiB}}\n",
-            "3:29: defaults.shuffle.block: '1KiB' is out of range",
-        ),
-        (
-            COMPLETE + "defaults: {holdout: 100%}\n",
-            "3:21: defaults.holdout: '100%' is no share; write one below 100%",
-        ),
-        (COMPLETE + "defaults: {epochs: 0}\n", "3:20: defaults.epochs: '0' is no number of epochs"),
-        (
-            COMPLETE + "until: {exhausted: first}\n",
-            "3:20: until.exhausted: no source ever ends; give one epochs",
-        ),
-        (
-            COMPLETE + "until: {exhausted: all}\n",
-            "3:20: until.exhausted: 'a' never ends; give every source epochs",
-        ),
-        (COMPLETE + "until: 5\n", "3:8: until: write keys and values, such as {steps: 200000}"),
-    ],
-)
-def test_a_mistake_has_its_place_and_says_what_to_do(text, line):
-    found = refusal(text)
-    assert any(one.startswith(f"plan.yaml:{line}") for one in found), found
 
 
 def test_a_source_that_the_mix_forgets_is_named():

@@ -18,20 +18,20 @@ _FIRST = "STEPFS_SIMULATE_FIRST"
 
 # What the seeds must have met to mean anything: how often, at least, over all of a part.
 _MET = {
-    "data commits": 1000,
-    "epoch commits": 450,
-    "seal commits": 20,
-    "kills": 250,
-    "freezes": 100,
-    "fenced": 20,
-    "landed late": 37,
-    "zombie slots": 25,
-    "reclaims": 300,
-    "deleted data": 1250,
-    "withdrawn": 20,
-    "reclaims cut short": 25,
-    "watched changes": 125,
-    "damage reported": 5,
+    "data commits": 1333,
+    "epoch commits": 600,
+    "seal commits": 26,
+    "kills": 333,
+    "freezes": 133,
+    "fenced": 26,
+    "landed late": 50,
+    "zombie slots": 33,
+    "reclaims": 400,
+    "deleted data": 1666,
+    "withdrawn": 26,
+    "reclaims cut short": 33,
+    "watched changes": 166,
+    "damage reported": 6,
 }
 # Too rare for one part: over all parts.
 _MET_RARELY = {"forks": 7, "rotten log": 2, "rotten snapshot": 2}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -132,7 +133,7 @@ def _signature(file: str) -> tuple[int, ...]:
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
 
 
-class _Encoder:
+class _Encoder(ABC):
     """What all kinds share: documents closed by the special tokens."""
 
     identity: str
@@ -141,8 +142,8 @@ class _Encoder:
     bos: int | None
     pad: int
 
-    def encode_plain(self, texts: Sequence[str]) -> Documents:
-        raise NotImplementedError
+    @abstractmethod
+    def encode_plain(self, texts: Sequence[str]) -> Documents: ...
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Integers]:
         closed = self.encode_plain(texts).closed(self.bos, self.eos)
