@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
+from stepfs.follow.fleet_interval import NODES_MIN, SLOWER_MAX, FleetInterval
 from stepfs.lake.fleet import BEAT_S
-from stepfs.mount.follow.fleet_interval import NODES_MIN, SLOWER_MAX, FleetInterval
 
 
 def fleet_of(nodes: int) -> FleetInterval:

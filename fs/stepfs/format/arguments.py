@@ -12,6 +12,9 @@ from typing import Final, SupportsIndex, cast
 from stepfs.errors import UsageError, WrongTypeError
 
 _SIZE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?([KMGT]?)(?:i?B)?", re.IGNORECASE)
+INTERVAL_S_MIN: Final = 0.001
+_DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|)")
+_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SHIFTS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -40,3 +43,21 @@ def parse_size(text: str) -> int:
         raise UsageError(f"size {text!r}: write a number and K, M, G or T, for example 8G")
     thousandths = int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
     return (thousandths << _SHIFTS[match[3].upper()]) // 1000
+
+
+def parse_duration(text: str) -> float:
+    """`100ms`, `5s`, `2m`, `1h`, or a bare number of seconds → seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"duration {text!r}: write seconds, or a number with ms, s, m or h, for example 100ms"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_interval(text: str) -> float:
+    """The interval of a repeated action: at least a millisecond."""
+    interval_s = parse_duration(text)
+    if interval_s < INTERVAL_S_MIN:
+        raise UsageError(f"interval {text!r} is too short: use at least 1ms")
+    return interval_s

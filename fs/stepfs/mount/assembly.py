@@ -14,8 +14,13 @@ from stepfs.data.memory.pressure import MemoryGovernor
 from stepfs.data.pagecache.primer import Primer
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.errors import UsageError
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.follow.changes import Changes
+from stepfs.follow.committed_steps import CommittedSteps
+from stepfs.follow.consumer_group import GroupFollower
+from stepfs.follow.fleet_interval import FleetInterval
+from stepfs.follow.follower import Follower
+from stepfs.follow.waits import Waits
+from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.groups import Group
@@ -24,10 +29,6 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.segments import decode_in_thread
 from stepfs.lake.origins import OriginStores
 from stepfs.mount import documents
-from stepfs.mount.follow.changes import Changes
-from stepfs.mount.follow.consumer_group import GroupFollower
-from stepfs.mount.follow.fleet_interval import FleetInterval
-from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.lookup_counts import LookupCounts
@@ -35,7 +36,7 @@ from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.notify import KernelPageCache, Withdrawal
 from stepfs.mount.fuse.operations import Parts, StepOperations
 from stepfs.mount.fuse.order_directory import OrderDirectory
-from stepfs.mount.fuse.waits import Waits
+from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import metrics
 from stepfs.mount.status.heartbeat import Heartbeat
@@ -45,6 +46,7 @@ from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import RankMap, rank_map
+from stepfs.view.selection import hinted_slices
 from stepfs.view.tree import Tree, ViewOptions
 
 
@@ -77,7 +79,12 @@ class Assembly:
         pages = KernelPageCache(options.directory, self.ranks, reader.identity.ext.encode())
         self.primer = Primer(self.slices, pages) if options.prime else None
         self.waits = Waits(
-            self.tree, reader, self.changes, deadline_s=options.deadline_s, wait_s=options.wait_s
+            self.tree,
+            reader,
+            self.changes,
+            deadline_s=options.deadline_s,
+            wait_s=options.wait_s,
+            has_signal=has_pending_signal,
         )
         self.withdrawal = Withdrawal(self.tree, self.known, self.slices, self.meter)
         self.fleet = FleetInterval(lambda: store.counts.throttled)
@@ -108,9 +115,9 @@ class Assembly:
         steps = self.options.steps
         return Prefetcher(
             self.slices,
-            _CommittedSteps(self.tree, self.reader),
+            CommittedSteps(self.tree, self.reader),
             window=self.options.prefetch_steps,
-            hinted=hinted_slices(self.options, self.ranks),
+            hinted=hinted_slices(self.options.ranks or (), self.ranks),
             start=None if steps is None else Step(steps.start),
         )
 
@@ -249,25 +256,6 @@ def _tree_of(options: MountOptions, reader: LogReader) -> Tree:
     return Tree(reader, view)
 
 
-class _CommittedSteps:
-    """The steps as the prefetcher sees them: this mount's view of them."""
-
-    def __init__(self, tree: Tree, reader: LogReader) -> None:
-        self._tree = tree
-        self._reader = reader
-        self.entry_if_loaded = reader.entry_if_loaded
-        self.entry = reader.entry
-        self.lone_entry = reader.lone_entry
-
-    @property
-    def frontier(self) -> Step:
-        return self._tree.last_visible()
-
-    @property
-    def first_live_step(self) -> Step:
-        return self._tree.first_visible()
-
-
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
     """A store that this mount reads."""
     return open_store(url, options=options.store_options, silence=silence)
@@ -276,13 +264,3 @@ def store_of(options: MountOptions, url: str, silence: Silence | None = None) ->
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
     """The rank map of this lake under these options; refuses what cannot be served."""
     return rank_map(identity.slices, world=options.world, mesh=options.mesh)
-
-
-def hinted_slices(options: MountOptions, ranks: RankMap) -> tuple[SliceIndex, ...]:
-    """The slices that `--ranks` names."""
-    hinted = options.ranks or ()
-    if hinted and hinted[-1] >= ranks.world:
-        raise UsageError(
-            f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})"
-        )
-    return tuple(sorted({ranks.slice_of(rank) for rank in hinted}))

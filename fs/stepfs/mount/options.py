@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
-from stepfs.errors import UsageError
-from stepfs.format.ids import Step
 from stepfs.store.options import StoreOptions
-from stepfs.view.naming import RANK_MAX, STEP_MAX
-
-_DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|)")
-_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 DEADLINE_S: Final = 300.0
-INTERVAL_S_MIN: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,47 +85,3 @@ def redact_url(url: str) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
-def parse_steps(text: str) -> range:
-    """`A:B` → steps A … B-1."""
-    first, colon, end = text.partition(":")
-    if not (colon and _is_number(first) and _is_number(end)) or not int(first) < int(end) <= STEP_MAX + 1:
-        raise UsageError(f"--steps {text!r}: write A:B with A < B, for example 0:1000 (B is not included)")
-    return range(Step(int(first)), Step(int(end)))
-
-
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """`0-3,8` → (0, 1, 2, 3, 8); both ends included."""
-    ranks: set[int] = set()
-    for item in text.split(","):
-        first, dash, last = item.strip().partition("-")
-        last = last if dash else first
-        if not (_is_number(first) and _is_number(last)) or not int(first) <= int(last) <= RANK_MAX:
-            raise UsageError(
-                f"--ranks {text!r}: write ranks and ranges such as 0-7 or 0,2,4-5 (both ends included)"
-            )
-        ranks.update(range(int(first), int(last) + 1))
-    return tuple(sorted(ranks))
-
-
-def parse_duration(text: str) -> float:
-    """`100ms`, `5s`, `2m`, `1h`, or a bare number of seconds → seconds."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(
-            f"duration {text!r}: write seconds, or a number with ms, s, m or h, for example 100ms"
-        )
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def parse_interval(text: str) -> float:
-    """The interval of a repeated action: at least a millisecond."""
-    interval_s = parse_duration(text)
-    if interval_s < INTERVAL_S_MIN:
-        raise UsageError(f"interval {text!r} is too short: use at least 1ms")
-    return interval_s
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 15

@@ -25,10 +25,10 @@ from stepfs import scrape
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
+from stepfs.follow.consumer_group import GroupFollower
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.assembly import Assembly, store_of
-from stepfs.mount.follow.consumer_group import GroupFollower
 from stepfs.mount.fuse import kernel_session
 from stepfs.mount.fuse.kernel_session import interrupted_reads
 from stepfs.mount.health import watchdog
@@ -44,6 +44,7 @@ from stepfs.mount.options import MountOptions
 from stepfs.mount.status.reports import Machine
 from stepfs.store.api import Store
 from stepfs.store.silence import Say, Silence
+from stepfs.view.selection import check_steps
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -119,7 +120,7 @@ class _Session:
         options = self._options
         identity = await open_lake(store)
         reader = await LogReader.open(store, identity)
-        _check_steps(options, reader)
+        check_steps(options.steps, reader.state)
         with cache_directory.claimed(options.cache_dir, identity.lake_id) as cache:
             machine = Machine(cache, *budgets(options))
             disk = None
@@ -233,16 +234,6 @@ class _Session:
             status=mount.reports.line,
             on_stuck=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
-        )
-
-
-def _check_steps(options: MountOptions, reader: LogReader) -> None:
-    """`RefusedError` for steps that will never come: a reader would get ENOENT for them after hours of training."""
-    steps, state = options.steps, reader.state
-    if steps is not None and state.sealed and steps.stop > state.next_step:
-        raise RefusedError(
-            f"--steps {steps.start}:{steps.stop}: the lake is sealed and has {state.next_step} steps; no more will come."
-            f" Mount at most --steps {min(steps.start, state.next_step)}:{state.next_step}"
         )
 
 

@@ -11,15 +11,15 @@ import pytest
 import trio
 from faketable import CREATED_MS, FakeSlices, FakeTable
 
+from stepfs.follow.changes import Changes
+from stepfs.follow.waits import Waits
 from stepfs.format.ids import Step
-from stepfs.mount.follow.changes import Changes
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.operations import Parts, StepOperations
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.fuse.waits import Waits
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import rank_map
 from stepfs.view.tree import Tree, ViewOptions

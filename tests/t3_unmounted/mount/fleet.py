@@ -13,16 +13,16 @@ import trio
 
 from stepfs.clock import TrioClock
 from stepfs.errors import StoreUnreachableError
+from stepfs.follow.changes import Changes
+from stepfs.follow.consumer_group import GroupFollower
+from stepfs.follow.fleet_interval import FleetInterval
+from stepfs.follow.follower import Follower
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.floor import Floor
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.mount.follow.changes import Changes
-from stepfs.mount.follow.consumer_group import GroupFollower
-from stepfs.mount.follow.fleet_interval import FleetInterval
-from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat

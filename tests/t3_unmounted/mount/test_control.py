@@ -18,23 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepfs.data.counters import DataCounts
 from stepfs.errors import UsageError
-from stepfs.format.arguments import parse_size
+from stepfs.format.arguments import parse_duration, parse_interval, parse_size
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.histogram import Histogram
 from stepfs.mount import documents
 from stepfs.mount.fuse.meter import ACCESSLOG_LINES, Meter
-from stepfs.mount.options import (
-    MountOptions,
-    parse_duration,
-    parse_interval,
-    parse_ranks,
-    parse_steps,
-    redact_url,
-)
+from stepfs.mount.options import MountOptions, redact_url
 from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
+from stepfs.view.selection import parse_ranks, parse_steps
 
 
 async def test_the_control_directory_lists_what_it_has():

@@ -12,10 +12,10 @@ from fakemount import Caller, mounted
 from faketable import FakeSlices, FakeTable
 
 from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.follow.changes import Changes
+from stepfs.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
+from stepfs.follow.poll_interval import INTERVAL_S_MAX, PollInterval
 from stepfs.format.ids import Step
-from stepfs.mount.follow.changes import Changes
-from stepfs.mount.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
-from stepfs.mount.follow.poll_interval import INTERVAL_S_MAX, PollInterval
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.notify import Withdrawal

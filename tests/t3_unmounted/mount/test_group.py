@@ -13,6 +13,9 @@ from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.clock import TrioClock
 from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.follow.consumer_group import INTERVAL_S, GroupFollower
+from stepfs.follow.fleet_interval import FleetInterval
+from stepfs.follow.follower import Follower
 from stepfs.format.ids import Step
 from stepfs.format.keys import component, node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
@@ -20,9 +23,6 @@ from stepfs.lake.fleet import BEAT_S, list_nodes, list_nodes_outside, write_node
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.lake.reclaim.run import reclaim
-from stepfs.mount.follow.consumer_group import INTERVAL_S, GroupFollower
-from stepfs.mount.follow.fleet_interval import FleetInterval
-from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat

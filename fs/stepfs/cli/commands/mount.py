@@ -196,20 +196,21 @@ def mount(
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
-    from stepfs.format.arguments import parse_size
-    from stepfs.mount import options as parsing
+    from stepfs.format.arguments import parse_duration, parse_interval, parse_size
     from stepfs.mount.host.mountinfo import real_directory
+    from stepfs.mount.options import MountOptions
+    from stepfs.view.selection import parse_ranks, parse_steps
 
     check_watching(checkpoint_dir, group, next_step, trusts=trust_checkpoints)
-    options = parsing.MountOptions(
+    options = MountOptions(
         lake=lake,
         directory=real_directory(Path(directory)),
         endpoint_url=endpoint_url,
-        ranks=None if ranks is None else parsing.parse_ranks(ranks),
+        ranks=None if ranks is None else parse_ranks(ranks),
         world=world,
         mesh=mesh,
-        steps=None if steps is None else parsing.parse_steps(steps),
-        wait_s=None if wait is None else parsing.parse_duration(wait),
+        steps=None if steps is None else parse_steps(steps),
+        wait_s=None if wait is None else parse_duration(wait),
         stat_waits=stat_waits,
         group=group,
         cache_dir=None if cache_dir is None else Path(cache_dir).absolute(),
@@ -217,7 +218,7 @@ def mount(
         memory_bytes=None if memory_size is None else parse_size(memory_size),
         prefetch_steps=prefetch,
         connections=connections,
-        poll_s=parsing.parse_interval(poll),
+        poll_s=parse_interval(poll),
         show_last=show_last,
         checkpoint_dir=None if checkpoint_dir is None else str(Path(checkpoint_dir).absolute()),
         next_step=next_step or "N",

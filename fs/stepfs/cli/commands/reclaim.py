@@ -65,7 +65,7 @@ def reclaim(
     """
     import trio
 
-    from stepfs.mount.options import parse_duration
+    from stepfs.format.arguments import parse_duration
 
     interval_s = None if every is None else parse_duration(every)
     if interval_s is not None and interval_s < _INTERVAL_S_MIN:

@@ -17,13 +17,14 @@ from typing import Final
 
 import pyfuse3
 
+from stepfs.follow.protocols import Reader
+from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.files import OpenContent, OpenFile
+from stepfs.mount.fuse.guard import refusal
 from stepfs.mount.fuse.order_directory import OrderDirectory
-from stepfs.mount.fuse.waits import WaitOutcome, Waits, refusal
-from stepfs.mount.protocols import Reader
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile

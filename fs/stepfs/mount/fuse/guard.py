@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 import pyfuse3
 
 from stepfs.errors import AbsentError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.follow.waits import WaitOutcome
 from stepfs.mount.fuse.meter import Meter, Subject, shown
 
 _log = logging.getLogger("stepfs.mount")
@@ -46,6 +47,16 @@ def guarded(cls: _Operations) -> _Operations:
 def errno_of(error: StepfsError) -> int:
     """The errno that a caller gets for `error`."""
     return next((code for kind, code in _ERRNOS if isinstance(error, kind)), errno.EIO)
+
+
+def refusal(outcome: WaitOutcome, *, expired_errno: int) -> pyfuse3.FUSEError:
+    """What a caller gets whose wait ended without what it waited for."""
+    codes = {
+        WaitOutcome.NEVER: errno.ENOENT,
+        WaitOutcome.EXPIRED: expired_errno,
+        WaitOutcome.INTERRUPTED: errno.EINTR,
+    }
+    return pyfuse3.FUSEError(codes[outcome])
 
 
 def _wrap(name: str, handler: _Handler) -> _Handler:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from stepfs.follow.protocols import Reader
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.protocols import Reader
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.inodes import (

@@ -19,6 +19,8 @@ from typing import Final
 
 import pyfuse3
 
+from stepfs.follow.protocols import Reader
+from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.control import Control
@@ -32,13 +34,12 @@ from stepfs.mount.fuse.directories import (
 )
 from stepfs.mount.fuse.entries import Replies
 from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
-from stepfs.mount.fuse.guard import guarded, read_only
+from stepfs.mount.fuse.guard import guarded, read_only, refusal
 from stepfs.mount.fuse.known_attributes import KnownAttributes
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.fuse.waits import WaitOutcome, Waits, refusal
-from stepfs.mount.protocols import Reader, Slices
+from stepfs.mount.protocols import Slices
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of

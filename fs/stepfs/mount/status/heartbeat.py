@@ -22,12 +22,12 @@ import trio
 from stepfs import __version__, entropy
 from stepfs.clock import SystemClock
 from stepfs.errors import StepfsError
+from stepfs.follow.fleet_interval import FleetInterval
+from stepfs.follow.follower import Follower
 from stepfs.format.ids import Step
 from stepfs.format.node import PERMILLE, NodeRecord
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.fleet import BEAT_S, FRESH_INTERVALS, count_nodes, remove_node, write_node
-from stepfs.mount.follow.fleet_interval import FleetInterval
-from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.meter import Meter
 from stepfs.store.api import Store
 

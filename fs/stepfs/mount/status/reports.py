@@ -12,16 +12,16 @@ import trio
 from stepfs import __version__
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
+from stepfs.follow.follower import Follower
+from stepfs.follow.protocols import Reader
+from stepfs.follow.waits import Waits
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.mount import documents
-from stepfs.mount.follow.follower import Follower
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.fuse.waits import Waits
 from stepfs.mount.host.procfs import process_start
 from stepfs.mount.options import MountOptions, redact_url
-from stepfs.mount.protocols import Reader
 from stepfs.store.api import Store
 from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Tree

@@ -3,7 +3,7 @@
 The kernel lets one LOOKUP per directory through and parks the others on the directory's lock, so a reader's deadline
 cannot start when its own request arrives: it is absolute per step, from the first waiter, and outlives it by a
 moment, so that the next requests in the queue find it expired and do not start a new one. Callers that were killed or
-signalled are released early (see `procfs`), because the kernel cannot do it.
+signalled are released early (`has_signal`, in a mount `mount/host/procfs`), because the kernel cannot do it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import pyfuse3
 import trio
 
 from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
+from stepfs.follow.changes import Changes
+from stepfs.follow.protocols import Reader
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.histogram import Histogram
-from stepfs.mount.follow.changes import Changes
-from stepfs.mount.host.procfs import has_pending_signal
-from stepfs.mount.protocols import Reader
 from stepfs.view.tree import Tree
 
 SIGNAL_POLL_S: Final = 0.1
@@ -41,16 +39,6 @@ class WaitOutcome(enum.Enum):
     NEVER = "never"  # sealed, or reclaimed: the step will not come
     EXPIRED = "expired"
     INTERRUPTED = "interrupted"  # the caller has a signal pending
-
-
-def refusal(outcome: WaitOutcome, *, expired_errno: int) -> pyfuse3.FUSEError:
-    """What a caller gets whose wait ended without what it waited for."""
-    codes = {
-        WaitOutcome.NEVER: errno.ENOENT,
-        WaitOutcome.EXPIRED: expired_errno,
-        WaitOutcome.INTERRUPTED: errno.EINTR,
-    }
-    return pyfuse3.FUSEError(codes[outcome])
 
 
 @dataclass(slots=True)
@@ -71,10 +59,10 @@ class Waits:
         *,
         deadline_s: float,
         wait_s: float | None = None,
-        has_signal: HasPendingSignal = has_pending_signal,
+        has_signal: HasPendingSignal | None = None,
     ) -> None:
         """`deadline_s` bounds every wait, `wait_s` the waits for a commit: a wait for a committed step may take
-        longer.
+        longer. `has_signal`: of a caller in another process; without it, callers end their waits by cancelling them.
 
         `run` reads the index, so a caller that leaves aborts no request.
         """
@@ -162,9 +150,10 @@ class Waits:
             now = trio.current_time()
             if now >= until:
                 return WaitOutcome.EXPIRED
-            if self._has_signal(pid):
+            if self._has_signal is not None and self._has_signal(pid):
                 return WaitOutcome.INTERRUPTED
-            with trio.move_on_after(min(SIGNAL_POLL_S, until - now)):
+            poll_s = float("inf") if self._has_signal is None else SIGNAL_POLL_S
+            with trio.move_on_after(min(poll_s, until - now)):
                 await event.wait()
         return WaitOutcome.READY
 

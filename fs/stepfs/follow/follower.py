@@ -14,12 +14,12 @@ import trio
 
 from stepfs.clock import SystemClock
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
+from stepfs.follow.changes import Changes
+from stepfs.follow.fleet_interval import FleetInterval
+from stepfs.follow.poll_interval import PollInterval
+from stepfs.follow.protocols import Reader
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
-from stepfs.mount.follow.changes import Changes
-from stepfs.mount.follow.fleet_interval import FleetInterval
-from stepfs.mount.follow.poll_interval import PollInterval
-from stepfs.mount.protocols import Reader
 
 _log = logging.getLogger("stepfs.mount")
 

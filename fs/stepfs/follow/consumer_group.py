@@ -14,11 +14,11 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import Progress
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StepfsError
+from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.format.ids import Step
 from stepfs.format.keys import group_prefix, numbered
 from stepfs.format.records import ConsumerRecord
 from stepfs.lake.groups import Group
-from stepfs.mount.follow.fleet_interval import FleetInterval
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")

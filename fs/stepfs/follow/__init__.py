@@ -1,0 +1,1 @@
+"""Following the lake: how new steps are learned of, how often, how waiting readers wake, and the reader's own group."""
