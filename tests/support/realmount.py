@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import json_schemas
 import trio
 import warm
 
@@ -70,6 +71,7 @@ class Mount:
     pid: int
     cache_dir: Path
     allowed: list[str] = field(default_factory=list)  # parts of log warnings this test provokes
+    checked: set[str] = field(default_factory=set)  # documents that were held against their schemas
 
     def step(self, step: int) -> Path:
         return self.directory / f"step-{step:09d}"
@@ -78,13 +80,16 @@ class Mount:
         return self.step(step) / f"rank-{rank:05d}{ext}"
 
     def status(self) -> dict[str, Any]:
-        return self._document("status")
+        return self._document("status", "status-mount")
 
     def config(self) -> dict[str, Any]:
-        return self._document("config")
+        return self._document("config", "config")
 
-    def _document(self, name: str) -> dict[str, Any]:
+    def _document(self, name: str, schema: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.directory / f".stepfs/{name}.json").read_text())
+        if name not in self.checked:  # once: tests poll
+            json_schemas.check(schema, found)
+            self.checked.add(name)
         return found
 
     def steps(self) -> list[str]:
@@ -113,6 +118,7 @@ def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None 
     mount = None
     try:
         config = json.loads((directory / ".stepfs/config.json").read_text())
+        json_schemas.check("config", config)
         (log,) = [path for path in logs.iterdir() if path.name.startswith(f"{directory.name}-")]
         mount = Mount(directory, log, config["pid"], Path(config["cache_dir"]), allowed or [])
         yield mount

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import json_schemas
 import pytest
 from realmount import make_lake, mounted, payload, produce
 
@@ -57,6 +58,7 @@ def test_a_file_of_step_numbers_and_the_end_of_it(lake, tmp_path):
         assert announce_steps(mount.directory, [1, 2, 3])
         accepted = json.loads((mount.directory / ".stepfs/order/1-none").read_text())
         assert accepted == {"schema": 1, "needed_from": None, "orders": []}
+        json_schemas.check("order", accepted)
         assert announce_none(mount.directory)
         with pytest.raises(FileNotFoundError):
             os.stat(mount.directory / ".stepfs/order/1-nonsense")

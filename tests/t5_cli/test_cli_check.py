@@ -10,6 +10,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import json_schemas
 import jsonschema
 import pytest
 import typer
@@ -97,6 +98,7 @@ def test_the_document_says_what_the_plan_amounts_to(plan):
     assert re.match(r"source notes: the plan takes about 23\.0 epochs of it and it has 2; ", warning)
     fields = set(re.findall(r"`([a-z_0-9]+)`", SECTIONS["stepfs-produce check"])) | {"schema"}
     assert names_in(document) <= fields
+    json_schemas.check("produce-check", document)
 
 
 def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
@@ -127,6 +129,7 @@ def test_the_plans_of_the_design_are_right_by_their_text(name):
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert {source["files"] for source in document["sources"].values()} == {None}
+    json_schemas.check("produce-check", document)
 
 
 def test_the_schema_accepts_the_plans_and_refuses_a_misspelt_one():

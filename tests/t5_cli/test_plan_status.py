@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import json_schemas
 import pytest
 from lakes import SLICES, commit, stepfs
 from test_json_page import fields, named
@@ -42,7 +43,10 @@ def summary(tmp_path, file_url):
 def test_the_page_names_what_a_run_prints_and_a_status_says_of_it(summary, file_url) -> None:
     assert summary["bad_records"], "else their fields are not compared"
     assert fields(summary) <= named("stepfs-produce run")
-    assert fields(stepfs("status", file_url, "--json").document) <= named("stepfs status LAKE")
+    status = stepfs("status", file_url, "--json").document
+    assert fields(status) <= named("stepfs status LAKE")
+    json_schemas.check("produce-run", summary)
+    json_schemas.check("status-lake", status)
 
 
 def test_the_status_of_a_lake_agrees_with_the_run_that_filled_it(summary, file_url) -> None:

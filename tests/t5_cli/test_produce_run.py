@@ -11,6 +11,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+import json_schemas
 import pytest
 from test_json_page import SECTIONS
 from test_produce_text import PROGRAM, committed
@@ -72,6 +73,7 @@ def test_a_run_goes_on_where_the_last_one_ended(plan: Path, file_url: str, undis
     assert committed(parted) == undisturbed[:12]
     assert [json.loads(one.stdout)["run"]["steps"] for one in (first, second)] == [5, 7]
     summary = json.loads(second.stdout)
+    json_schemas.check("produce-run", summary)
     assert summary["total"]["steps"] == 12
     assert summary["ending"] == "limit"
     assert abs(summary["sources"]["code"]["share"] - 0.3) < 0.02

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import json_schemas
 import pytest
 from test_cli_check import check, names_in
 from test_json_page import SECTIONS
@@ -46,6 +47,7 @@ def test_what_it_says_is_what_a_run_says(plan, file_url):  # noqa: F811
     assert simulated["tokens"] == ran["run"]["tokens"]
     fields = set(re.findall(r"`([a-z_0-9]+)`", SECTIONS["stepfs-produce simulate"])) | {"schema"}
     assert names_in(simulated) <= fields
+    json_schemas.check("produce-simulate", simulated)
 
 
 def test_it_ends_where_the_plan_does_and_shows_a_page(plan):  # noqa: F811

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import json_schemas
 import pytest
 import trio
 from typer.testing import CliRunner
@@ -85,6 +86,7 @@ def test_the_lake_holds_exactly_what_was_planned(file_url: str, corpus: Path, ex
     plan = planned(corpus, Shape(2, 3, 64, ext), Shard())
     assert committed(file_url) == [("text-0-of-1", payloads) for payloads in plan]
     summary = json.loads(done.stdout)
+    json_schemas.check("produce-text", summary)
     total = sum(path.stat().st_size for path in corpus.iterdir())
     documents = sum(path.stat().st_size > 0 for path in corpus.iterdir())
     assert summary["ending"] == "complete"

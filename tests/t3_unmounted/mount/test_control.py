@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import json_schemas
 import msgpack
 import pytest
 import trio
@@ -164,10 +165,12 @@ async def test_a_steps_facts_and_its_producers_position():
     document = json.loads(await documents.describe_step(store, lake_id, table.state, entry))
     assert document["position"] == {"file": "a.txt", "b'\\xff'": [1, {"base64": "AAE="}], "3": None}
     assert (document["step"], document["producer"], document["epoch"]) == (0, "tok-0", 1)
+    json_schemas.check("step", document)
     assert document["object"] == entry.tgb.key
     assert [s["crc32c"] for s in document["slices"]] == [f"{entry.tgb.slice(i).crc32c:08x}" for i in (0, 1)]
     gone = await documents.describe_step(OneObject("", b""), lake_id, table.state, entry)
     assert json.loads(gone)["position"] is None
+    json_schemas.check("step", json.loads(gone))
 
 
 options = st.builds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl
+from stepfs.cli.options import EndpointUrl, Json
 from stepfs.cli.target import is_lake
 from stepfs.store.options import StoreOptions
 
@@ -32,6 +33,7 @@ def doctor(
             help="Also write all that helps to understand this machine's mounts into one file, without credentials.",
         ),
     ] = None,
+    as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Find out why it does not work here.
@@ -47,13 +49,12 @@ def doctor(
 
         findings += trio.run(_check_lake, target, StoreOptions(endpoint_url))
     lines = list(_lines(findings))
-    for line in lines:
-        typer.echo(line)
+    failed = [finding for finding in findings if finding.level is Level.FAIL]
+    typer.echo(_document(findings, len(failed)) if as_json else "\n".join(lines))
     if bundle is not None:
         from stepfs.doctor.bundle import write_bundle
 
         write_bundle(Path(bundle), "".join(f"{line}\n" for line in lines))
-    failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
         say(f"{len(failed)} of {len(findings)} checks failed")
         raise typer.Exit(max(finding.exit_code for finding in failed))
@@ -65,6 +66,16 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{finding.level:4}  {finding.subject:{width}}  {finding.detail}"
         if finding.remedy:
             yield f"{'':4}  {'':{width}}  → {finding.remedy}"
+
+
+def _document(findings: Sequence[Finding], failed: int) -> str:
+    from stepfs.format.ids import JSON_SCHEMA
+
+    rows = [
+        {"level": str(one.level), "subject": one.subject, "detail": one.detail, "remedy": one.remedy}
+        for one in findings
+    ]
+    return json.dumps({"schema": JSON_SCHEMA, "failed": failed, "findings": rows}, indent=2)
 
 
 def _check_machine(target: str | None) -> list[Finding]:

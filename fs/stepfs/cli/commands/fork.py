@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepfs.cli.columns import printable
-from stepfs.cli.options import EndpointUrl
+from stepfs.cli.options import EndpointUrl, Json
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.fork_marker import Cut
+    from stepfs.lake.log.left_out import LeftOut
     from stepfs.lake.log.reader import LogReader
 
 _POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
@@ -56,6 +58,7 @@ def fork(
             help="Of a lake whose log cannot be read to its end, take what comes before the damage.",
         ),
     ] = False,
+    as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Create a lake with ALL steps of the parent, except those that --skip or --until leave out.
@@ -70,7 +73,7 @@ def fork(
     if match is None and not until_damage:
         raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
     url, step = (match[1], int(match[2])) if match else (point, None)
-    trio.run(_fork, url, step, new, _skipped(skip), until, until_damage, StoreOptions(endpoint_url))
+    trio.run(_fork, url, step, new, _skipped(skip), until, until_damage, as_json, StoreOptions(endpoint_url))
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:
@@ -101,6 +104,7 @@ async def _fork(
     skip: tuple[int, int | None] | None,
     until: int | None,
     until_damage: bool,
+    as_json: bool,
     store_options: StoreOptions,
 ) -> None:
     from stepfs.cli.target import opened_store
@@ -108,6 +112,7 @@ async def _fork(
     from stepfs.lake.fork import fork as make_fork
     from stepfs.lake.fork import parent_steps
     from stepfs.lake.identity import open_lake
+    from stepfs.lake.log.left_out import left_out
     from stepfs.lake.log.reader import LogReader
 
     async with (
@@ -118,20 +123,39 @@ async def _fork(
         cut = _cut(parent, step, skip, until)
         identity = await make_fork(parent, store, cut, SystemClock())
         count = sum(map(len, parent_steps(cut, parent.first_live_step, parent.state.next_step)))
+        rest = await left_out(parent) if parent.damage is not None else None
+        if as_json:
+            lakes = {"lake": new_url, "lake_id": identity.lake_id, "parent": parent_url}
+            typer.echo(_document(lakes, parent, cut, count, rest))
+            return
         what = f"created lake {identity.lake_id} at {new_url}, a fork of {parent_url} at step {cut.step}"
         typer.echo(f"{what}, with {count} steps")
         if until_damage:
-            await _tell_damage(parent)
+            _tell_damage(parent, rest)
 
 
-async def _tell_damage(parent: LogReader) -> None:
+def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, rest: LeftOut | None) -> str:
+    from stepfs.format.ids import JSON_SCHEMA
+
+    left = None
+    if parent.damage is not None and rest is not None:
+        left = {
+            "version": parent.damage.version,
+            "why": parent.damage.why,
+            "commits": rest.commits,
+            "first_step": parent.state.next_step,
+            "next_step": rest.next_step,
+            "next_seqs": dict(sorted(rest.next_seqs.items())),
+        }
+    steps = {"parent_id": parent.identity.lake_id, "step": cut.step, "steps": count}
+    return json.dumps({"schema": JSON_SCHEMA, **lakes, **steps, "left_out": left}, indent=2)
+
+
+def _tell_damage(parent: LogReader, rest: LeftOut | None) -> None:
     """Print the commits that a fork up to the damage lacks."""
-    from stepfs.lake.log.left_out import left_out
-
-    if parent.damage is None:
+    if parent.damage is None or rest is None:
         typer.echo("the parent's log is whole: nothing was left out because of damage")
         return
-    rest = await left_out(parent)
     first, end = parent.state.next_step, rest.next_step
     steps = f"steps {first} to {end - 1}" if end > first else "what they held"
     version = parent.damage.version

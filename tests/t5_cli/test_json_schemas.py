@@ -1,0 +1,99 @@
+"""fs/schemas: one JSON Schema per document of fs/JSON.md, held against what the commands print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import json_schemas
+import pytest
+from jsonschema import Draft202012Validator
+from lakes import SLICES, commit, stepfs
+from test_json_page import SECTIONS
+
+LINK = re.compile(r"^\[schemas/([a-z-]+)\.json\]\(schemas/\1\.json\)$", re.MULTILINE)
+
+
+@pytest.fixture
+def lake(file_url: str) -> str:
+    stepfs("init", file_url, "--slices", SLICES)
+    commit(file_url, range(5))
+    assert stepfs("checkpoint", file_url, "--group", "run", 1).code == 0
+    return file_url
+
+
+def test_each_section_of_the_page_has_one_schema_and_each_schema_a_section():
+    named = [LINK.findall(text) for text in SECTIONS.values()]
+    assert all(len(names) == 1 for names in named), dict(zip(SECTIONS, named, strict=True))
+    assert sorted(name for names in named for name in names) == json_schemas.NAMES
+
+
+@pytest.mark.parametrize("name", json_schemas.NAMES)
+def test_a_schema_is_one_has_the_number_and_only_names_that_the_page_explains(name):
+    schema = json_schemas.schema(name)
+    Draft202012Validator.check_schema(schema)
+    assert schema["properties"]["schema"] == {"const": 1}
+    assert "schema" in schema["required"]
+    (text,) = [text for text in SECTIONS.values() if f"[schemas/{name}.json]" in text]
+    explained = set(re.findall(r"`([a-z_0-9]+)`", text)) | {"schema"}
+    if "`producers` as above" in text:
+        explained |= set(re.findall(r"`([a-z_0-9]+)`", SECTIONS["stepfs status LAKE"]))
+    assert json_schemas.fields(name) <= explained
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("ls", ["ls"]),
+        ("ls", ["ls", "--step", 3]),
+        ("status-lake", ["status"]),
+        ("verify", ["verify"]),
+        ("checkpoint", ["checkpoint", "--group", "run", "2"]),
+        ("checkpoint", ["checkpoint", "--group", "run", "--retire"]),
+        ("reclaim", ["reclaim", "--dry-run"]),
+        ("reclaim", ["reclaim"]),
+        ("doctor", ["doctor"]),
+    ],
+)
+def test_a_command_prints_what_its_schema_says(lake, name, command):
+    ended = stepfs(command[0], lake, *command[1:], "--json")
+    assert ended.code == 0 or name == "doctor", ended.err
+    json_schemas.check(name, ended.document)
+
+
+def test_an_empty_lake_is_described_by_the_same_schemas(file_url):
+    stepfs("init", file_url, "--slices", 1)
+    for name in ("ls", "verify"):
+        json_schemas.check(name, stepfs(name, file_url, "--json").document)
+    json_schemas.check("status-lake", stepfs("status", file_url, "--json").document)
+
+
+def test_retiring_and_forking_and_damage_are_described(lake, tmp_path):
+    retired = stepfs("retire-producer", lake, "tok-0", "--json").document
+    json_schemas.check("retire-producer", retired)
+    fork = f"file://{tmp_path / 'fork'}"
+    forked = stepfs("fork", f"{lake}@3", fork, "--skip", "3:", "--json").document
+    json_schemas.check("fork", forked)
+    assert (forked["lake"], forked["parent"], forked["step"], forked["steps"]) == (fork, lake, 3, 3)
+    assert forked["lake_id"] == stepfs("ls", fork, "--json").document["lake_id"]
+    assert forked["left_out"] is None
+
+    [newest] = sorted(Path(lake.removeprefix("file://")).glob("*/log/*"))[-2:-1]
+    newest.write_bytes(b"rot")
+    broken = stepfs("verify", lake, "--json")
+    assert broken.code == 5
+    json_schemas.check("verify", broken.document)
+    around = stepfs("fork", lake, f"{fork}-2", "--until-damage", "--json").document
+    json_schemas.check("fork", around)
+    assert around["left_out"]["version"] == int(newest.name)
+
+
+def test_the_check_refuses_a_field_that_nobody_wrote_down_and_one_that_is_gone(lake):
+    document = stepfs("ls", lake, "--json").document
+    with pytest.raises(AssertionError, match="unheard_of"):
+        json_schemas.check("ls", {**document, "unheard_of": 1})
+    with pytest.raises(AssertionError, match="unheard_of"):
+        json_schemas.check("ls", {**document, "steps": [{**document["steps"][0], "unheard_of": 1}]})
+    with pytest.raises(AssertionError, match="'ext' is a required property"):
+        json_schemas.check("ls", {name: value for name, value in document.items() if name != "ext"})
+    assert Draft202012Validator(json_schemas.schema("ls")).is_valid({**document, "unheard_of": 1})
