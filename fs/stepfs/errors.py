@@ -27,6 +27,10 @@ class WrongTypeError(UsageError, TypeError):
     """An argument of the Python API has a wrong type. Correct the call."""
 
 
+class MissingPackageError(UsageError, ImportError):
+    """A package that only an extra brings is not installed: install the extra that the message names."""
+
+
 class PayloadTypeError(WrongTypeError):
     """The appended object is no payload: pass bytes."""
 

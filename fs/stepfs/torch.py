@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +29,14 @@ import trio
 from stepfs.checkpoints.plausible import in_shuffled_order
 from stepfs.checkpoints.record import mounted_lake, record_checkpoint
 from stepfs.control_files import read_status
-from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.errors import (
+    AbsentError,
+    MissingPackageError,
+    RefusedError,
+    StepfsError,
+    StoreUnreachableError,
+    UsageError,
+)
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.identity import open_lake
@@ -45,7 +53,14 @@ _log = logging.getLogger("stepfs.torch")
 
 
 def dump(obj: object) -> bytes:
-    """An object as the bytes of a `.pt` file: uncompressed, so `torch.load(path, mmap=True)` maps its tensors."""
+    """An object as the bytes of a `.pt` file: uncompressed, so `torch.load(path, mmap=True)` maps its tensors.
+
+    `MissingPackageError` if torch is not installed.
+    """
+    if find_spec("torch") is None:
+        raise MissingPackageError(
+            "stepfs.torch.dump needs the package torch, which is not installed: pip install 'stepfs[torch]'"
+        )
     import torch  # noqa: PLC0415 (optional, and heavy)
 
     buffer = io.BytesIO()

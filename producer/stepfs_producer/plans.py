@@ -35,30 +35,33 @@ from stepfs.cli.failure import leading_error
 from stepfs.errors import UsageError
 from stepfs.format.arguments import parse_size
 from stepfs.store.options import StoreOptions
-from stepfs_producer.cli.plans.run_plan import PlanRun, conducted
-from stepfs_producer.cli.plans.simulate_plan import simulated
-from stepfs_producer.cli.stopping import Stopping
-from stepfs_producer.plan.file import schema
-from stepfs_producer.plan.file.problems import PlanError
-from stepfs_producer.plan.file.schema import (
-    Balance,
-    Cost,
-    Defaults,
-    Jsonl,
-    Megatron,
-    Mix,
-    OnError,
-    Output,
-    Pack,
-    Parquet,
-    Shuffle,
-    Source,
-    Stage,
-    Text,
-    Tokenizer,
-    Until,
-)
-from stepfs_producer.run.starting import PlanInPlace
+from stepfs_producer.cli.plan_packages import plan_packages
+
+with plan_packages():
+    from stepfs_producer.cli.plans.run_plan import PlanRun, conducted
+    from stepfs_producer.cli.plans.simulate_plan import simulated
+    from stepfs_producer.cli.stopping import Stopping
+    from stepfs_producer.plan.file import schema
+    from stepfs_producer.plan.file.problems import PlanError
+    from stepfs_producer.plan.file.schema import (
+        Balance,
+        Cost,
+        Defaults,
+        Jsonl,
+        Megatron,
+        Mix,
+        OnError,
+        Output,
+        Pack,
+        Parquet,
+        Shuffle,
+        Source,
+        Stage,
+        Text,
+        Tokenizer,
+        Until,
+    )
+    from stepfs_producer.run.starting import PlanInPlace
 
 __all__ = [
     "Balance", "Cost", "Defaults", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet", "Plan", "PlanError",

@@ -18,7 +18,7 @@ from stepfs.mount.status.reports import Reports
 TREE = Path(__file__).parents[2]
 PAGE = (TREE / "fs/JSON.md").read_text()
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
-NAMES_OF_OTHERS = {"producers", "groups", "sources"}  # maps whose keys are what users chose
+NAMES_OF_OTHERS = {"producers", "groups", "sources", "libraries"}  # maps whose keys are not ours
 
 
 def fields(document) -> set[str]:
@@ -66,6 +66,12 @@ def test_the_page_names_what_retiring_prints(lake):
     document = stepfs("retire-producer", lake, "tok-0", "--json").document
     assert document["schema"] == JSON_SCHEMA
     assert fields(document) <= named("stepfs retire-producer")
+
+
+def test_the_page_names_what_version_prints():
+    document = stepfs("version", "--json").document
+    assert document["schema"] == JSON_SCHEMA
+    assert fields(document) == named("stepfs version")
 
 
 def test_the_page_names_what_a_mount_says():

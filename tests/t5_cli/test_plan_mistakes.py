@@ -86,6 +86,19 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, m
     )
 
 
+def test_plans_from_python_name_the_extra_and_are_an_import_error():
+    code = (
+        "import sys; sys.modules['pydantic'] = None\n"
+        "try: import stepfs_producer.plans\n"
+        "except ImportError as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("MissingPackageError plans need the package pydantic")
+    assert done.stdout.endswith("pip install 'stepfs[plan]'\n")
+
+
 def test_every_option_of_a_run_is_in_the_manual():
     command = typer.main.get_group(app).commands["run"]
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")} - {

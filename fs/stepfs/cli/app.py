@@ -24,6 +24,7 @@ from stepfs.cli.commands import (
     seal,
     status,
     verify,
+    version,
 )
 from stepfs.cli.failure import reported
 from stepfs.cli.variables import warn_of_unknown
@@ -53,6 +54,7 @@ for name, command, summary in (
     ("fork", fork.fork, "Start a new lake from a step of another."),
     ("verify", verify.verify, "Read everything back and check it."),
     ("doctor", doctor.doctor, "Find out why it does not work here."),
+    ("version", version.version, "Show the versions of everything that matters here."),
 ):
     app.command(name, short_help=summary)(reported()(command))
 

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from stepfs.errors import UsageError
+from stepfs.errors import MissingPackageError
 
 _PACKAGES: Final = {"pydantic": "pydantic", "trio_parallel": "trio-parallel", "yaml": "PyYAML"}
 
 
 @contextmanager
 def plan_packages() -> Iterator[None]:
-    """Around the imports of a command about plans. `UsageError` for a package that is not installed."""
+    """Around the imports of what needs plans. `MissingPackageError` for a package that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
         package = _PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:
             raise
-        raise UsageError(
+        raise MissingPackageError(
             f"plans need the package {package}, which is not installed: pip install 'stepfs[plan]'"
         ) from error

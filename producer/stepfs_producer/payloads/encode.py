@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import UsageError
+from stepfs.errors import MissingPackageError, UsageError
 from stepfs_producer.payloads.arrays import SliceBatch
 
 Encoder = Callable[[SliceBatch], bytes]
@@ -46,7 +46,7 @@ def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
         raise UsageError(f"no text batches in {ext} files; the extension is one of {' '.join(encoders)}")
     needed = _LIBRARIES.get(ext)
     if needed is not None and find_spec(needed) is None:
-        raise UsageError(
+        raise MissingPackageError(
             f"{ext} files need the package {needed}, which is not installed: pip install 'stepfs[text]'"
         )
     return encoders[ext]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import UsageError
+from stepfs.errors import MissingPackageError, UsageError
 from stepfs_producer.payloads.encode import torch_bytes
 from stepfs_producer.payloads.planned import RankArrays
 
@@ -34,7 +34,7 @@ def planned_encoder(ext: str) -> PlannedEncoder:
     if ext not in encoders:
         raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
     if ext == ".pt" and find_spec("torch") is None:
-        raise UsageError(
+        raise MissingPackageError(
             ".pt files need the package torch, which is not installed: pip install 'stepfs[text]'"
         )
     return encoders[ext]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
-from stepfs.errors import CorruptError, UsageError
+from stepfs.errors import CorruptError, MissingPackageError
 from stepfs_producer.sources.files.opened import OpenFile, buffered
 
 SUFFIXES: Final = (".gz", ".zst")
@@ -24,7 +24,7 @@ def is_compressed(name: str) -> bool:
 def check(file: OpenFile) -> None:
     """`UsageError` if the library for this file is missing; `CorruptError` if its beginning is damaged."""
     if file.location.endswith(".zst") and find_spec("zstandard") is None:
-        raise UsageError(
+        raise MissingPackageError(
             f"{file.location}: .zst files need the package zstandard: pip install 'stepfs[zstd]'"
         )
     next(pieces(file), b"")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from stepfs.errors import CorruptError, UsageError
+from stepfs.errors import CorruptError, MissingPackageError, UsageError
 from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, kind_of, text_of, tokens_of
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, Stream, open_file
@@ -103,7 +103,9 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 def _parquet(file: OpenFile) -> Iterator[ParquetFile]:
     """The opened file. `CorruptError` names a damaged one; errors of reading pass as they were raised."""
     if find_spec("pyarrow") is None:
-        raise UsageError(f"{file.location}: Parquet needs the package pyarrow: pip install 'stepfs[parquet]'")
+        raise MissingPackageError(
+            f"{file.location}: Parquet needs the package pyarrow: pip install 'stepfs[parquet]'"
+        )
     from pyarrow import ArrowException, ArrowMemoryError  # noqa: PLC0415  (optional, and 0.2 s)
     from pyarrow.parquet import ParquetFile  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
+from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs_producer.transforms.documents import Documents, Ids, Integers, UnfitRecordError
 from stepfs_producer.transforms.model_file import prepared
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
@@ -62,7 +62,7 @@ def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> PlanTo
     if model_json is None:
         raise UsageError(f"a tokenizer of kind {spec.kind} needs a file")
     if find_spec("tokenizers") is None:
-        raise UsageError(
+        raise MissingPackageError(
             f"a tokenizer of kind {spec.kind} needs the package tokenizers, which is not installed: "
             "pip install 'stepfs[text]'"
         )

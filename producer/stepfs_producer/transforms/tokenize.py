@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import AbsentError, StepfsError, UsageError
+from stepfs.errors import AbsentError, MissingPackageError, StepfsError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -198,7 +198,7 @@ def save_once(path: Path, model_json: str) -> None:
 
 def _require_library() -> None:
     if find_spec("tokenizers") is None:
-        raise UsageError(
+        raise MissingPackageError(
             "--tokenizer bpe needs the package tokenizers, which is not installed: pip install 'stepfs[text]'"
         )
 

@@ -1,4 +1,6 @@
-"""The checks of the wheel behind `scripts/test --slow`; exit 1 with the output of what failed."""
+"""The checks of the wheel behind `scripts/test --slow` and `scripts/release --check`; exit 1 with the output of what
+failed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from release_checks.environments import CheckFailedError, Environment, build_wheel, interpreter
+from release.build import build
+from release_checks.environments import ROOT, CheckFailedError, Environment, interpreter
 from release_checks.lowest import lowest_versions
 from release_checks.wheel import check_wheel
 
@@ -15,10 +18,16 @@ PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def main() -> int:
+    """Checks the wheel of the tree as it is, committed or not."""
+    with tempfile.TemporaryDirectory(prefix="stepfs-wheel-") as name:
+        return check(build(ROOT, "wheel", Path(name), int(time.time())))
+
+
+def check(wheel: Path) -> int:
+    """The exit code: 0 if it works in a bare environment on each Python found, and with the lowest versions."""
     with tempfile.TemporaryDirectory(prefix="stepfs-release-") as name:
         directory = Path(name)
         try:
-            wheel = build_wheel(directory / "dist")
             for version in PYTHONS:
                 found = interpreter(version)
                 if found is None:

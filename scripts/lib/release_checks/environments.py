@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +39,6 @@ class Environment:
     def install(self, *what: str, locked: bool) -> None:
         lock = ["-c", str(LOCK)] if locked else []
         run([self.program("python"), "-m", "pip", "install", "-qq", *lock, *what], directory=ROOT)
-
-
-def build_wheel(directory: Path) -> Path:
-    run([sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(directory), str(ROOT)])
-    (wheel,) = directory.glob("stepfs-*.whl")
-    return wheel
 
 
 def interpreter(version: str) -> str | None:
