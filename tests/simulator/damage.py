@@ -14,7 +14,7 @@ from typing import Final
 import trio
 from ledger import Ledger
 
-from stepfs.errors import CorruptError, NewerFormatError, StepfsError
+from stepfs.errors import CorruptError, StepfsError
 from stepfs.format.codec import Kind, decode
 from stepfs.format.ids import Version
 from stepfs.format.keys import index_prefix, log_prefix, number_of, snapshot_prefix
@@ -87,10 +87,9 @@ class Damage:
     def excuses(self, error: StepfsError) -> bool:
         """`CorruptError` while a commit or a segment is rotten, or while no sound snapshot is left.
 
-        A reclaimer that needs a newer snapshot than the sound one may say so, and delete nothing. A flipped bit in the
-        format's version asks for an upgrade: misleading, but no harm.
+        A reclaimer that needs a newer snapshot than the sound one may say so, and delete nothing.
         """
-        if not isinstance(error, CorruptError | NewerFormatError):
+        if not isinstance(error, CorruptError):
             return False
         if trio.current_time() <= self._excused_until_s:
             return True

@@ -57,7 +57,10 @@ maps = st.dictionaries(st.sampled_from(FIELDS), values, max_size=30)
 
 
 def envelope(kind: int, body: bytes, *, version: int = codec.FORMAT_VERSION) -> bytes:
-    return struct.pack("<6sBBII", b"stepfs", kind, version, len(body), crc32c(body)) + body
+    """`version` above 2: as later formats are sealed, with a checksum that covers the header."""
+    header = struct.pack("<6sBBI", b"stepfs", kind, version, len(body))
+    checksum = crc32c(header + body) if version > codec.WIDE_VERSION else crc32c(body)
+    return header + struct.pack("<I", checksum) + body
 
 
 def accepts_or_refuses(decoder: Callable[[bytes], object], data: bytes) -> None:
@@ -87,9 +90,37 @@ def test_a_commit_survives_its_journey(commit: object) -> None:
 def test_any_flipped_byte_of_a_commit_is_noticed(commit: object, data: st.DataObject) -> None:
     stored = bytearray(encode_commit(commit))  # type: ignore[arg-type]
     place = data.draw(st.integers(0, len(stored) - 1))
-    stored[place] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(StepfsError):
+    stored[place] ^= data.draw(
+        st.integers(1, 255).filter(lambda bits: place != 7 or bits != 3)
+    )  # formats 1, 2
+    with pytest.raises(CorruptError):
         decode_commit(bytes(stored), "x")
+
+
+@pytest.mark.parametrize("totals", [(), (2**53 + 1,)], ids=["format 1", "format 2"])
+def test_every_flipped_bit_of_an_envelope_is_damage_and_none_asks_for_an_upgrade(
+    totals: tuple[int, ...],
+) -> None:
+    for kind in [Kind.COMMIT] if totals else DECODERS:
+        stored = codec.encode(kind, {"lake": "0" * 32, "bytes": 5}, totals=totals)
+        assert stored[7] == (2 if totals else 1)
+        for bit in range(8 * len(stored)):
+            flipped = bytearray(stored)
+            flipped[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(CorruptError):
+                codec.decode(kind, bytes(flipped), "x")
+
+
+@pytest.mark.parametrize("version", [3, 7, 255])
+def test_a_later_format_is_believed_only_whole(version: int) -> None:
+    body = msgpack.packb({"invented": "later"})
+    stored = envelope(Kind.COMMIT, body, version=version)
+    with pytest.raises(NewerFormatError, match=f"format {version}, this stepfs reads up to 2; upgrade"):
+        decode_commit(stored, "x")
+    with pytest.raises(CorruptError):
+        decode_commit(stored[:-1], "x")
+    with pytest.raises(CorruptError):
+        decode_commit(stored[:-1] + b"?", "x")
 
 
 def test_a_node_record_survives_its_journey_and_any_name() -> None:
@@ -106,7 +137,7 @@ def test_unknown_keys_are_ignored_and_unknown_kinds_and_versions_stop_the_reader
     more = msgpack.packb({**body, "invented_later": [1, 2]})
     assert records.decode_lake(envelope(Kind.LAKE, more), "x").slices == 1
     with pytest.raises(NewerFormatError, match="upgrade"):
-        records.decode_lake(envelope(Kind.LAKE, more, version=2), "x")
+        records.decode_lake(envelope(Kind.LAKE, more, version=3), "x")
     with pytest.raises(CorruptError, match="kind 2, expected LAKE"):
         records.decode_lake(envelope(Kind.COMMIT, more), "x")
 

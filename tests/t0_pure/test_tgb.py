@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from t0_pure.strategies import payload_lists
 
-from stepfs.errors import CorruptError, StepfsError
+from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format import tgb
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import BLOCK_BYTES, Epoch, SliceIndex
@@ -55,6 +57,20 @@ def test_the_object_reads_without_a_log(payloads: list[bytes]) -> None:
     index = tgb.read_index(data[offset : offset + length], size=len(data), what="x")
     assert (index.producer_id, index.epoch, index.seq) == ("p", 3, 7)
     assert (index.packed_slices, index.packed_blocks) == (image.packed_slices, image.packed_blocks)
+
+
+def test_every_flipped_bit_of_the_magic_and_version_is_damage() -> None:
+    for bit in range(8 * 12):
+        header = bytearray(tgb.HEADER)
+        header[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptError):
+            tgb.read_header(bytes(header), "x")
+
+
+def test_a_later_format_asks_for_an_upgrade() -> None:
+    header = (b"stepfs-tgb\n" + bytes([2])).ljust(tgb.ALIGNMENT_BYTES - 4, b"\0")
+    with pytest.raises(NewerFormatError, match="TGB of format 2; upgrade stepfs"):
+        tgb.read_header(header + struct.pack("<I", crc32c(header)), "x")
 
 
 def test_payloads_are_not_copied() -> None:

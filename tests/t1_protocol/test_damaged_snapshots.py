@@ -5,9 +5,11 @@ Whoever falls back accepts nothing that the chain does not confirm, and never a 
 
 from __future__ import annotations
 
+import struct
 from functools import partial
 
 import pytest
+from crc32c import crc32c
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import (
@@ -75,7 +77,7 @@ async def opens_as_it_was(world: World) -> LogReader:
 
 @UNREADABLE
 def test_one_bit_of_the_format_version_is_damage_of_one_snapshot_as_well() -> None:
-    """No checksum covers it, and it reads like the snapshot of a newer stepfs."""
+    """It reads like the version of a newer stepfs, but the checksum does not cover it, as a newer one's would."""
 
     async def scenario(world: World) -> None:
         for key in snapshots(world):
@@ -86,6 +88,19 @@ def test_one_bit_of_the_format_version_is_damage_of_one_snapshot_as_well() -> No
         for key in snapshots(world):
             whole = world.shared.objects[key]
             world.shared.put(key, whole[:7] + bytes([whole[7] ^ 32]) + whole[8:])
+        with pytest.raises(CorruptError, match="no readable snapshot"):
+            await LogReader.open(process(world, "stranger"), world.identity)
+
+    small(scenario, on=to_the_end)
+
+
+@UNREADABLE
+def test_snapshots_of_a_newer_stepfs_ask_for_an_upgrade() -> None:
+    async def scenario(world: World) -> None:
+        for key in snapshots(world):
+            whole = world.shared.objects[key]
+            header, body = whole[:7] + b"\3" + whole[8:12], whole[16:]
+            world.shared.put(key, header + struct.pack("<I", crc32c(header + body)) + body)
         with pytest.raises(NewerFormatError, match="upgrade stepfs"):
             await LogReader.open(process(world, "stranger"), world.identity)
 

@@ -4,7 +4,7 @@
            6   u8        kind (`Kind`)
            7   u8        format version
            8   u32 LE    body length
-          12   u32 LE    CRC32C of the body
+          12   u32 LE    CRC32C of the body; from format 3 on, of the first 12 bytes and the body
           16   …         body: one msgpack map with string keys
 
 The checksum is verified before msgpack sees a byte. Unknown map keys are ignored within a format version; an
@@ -13,6 +13,9 @@ unknown kind or a higher version stops the reader (FORMAT.md, "The unknown"). An
 
 Format 2 is format 1 with a running total above 2⁵³: only objects that hold such a total are written in it, so that
 readers which cannot handle the number request an upgrade instead of reporting a corrupt object.
+
+The checksum of formats 1 and 2 does not cover the version. So a version that this reader does not know is believed only
+if the checksum covers it, as every later format must; otherwise a flipped bit would ask for an upgrade.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ WIDE_VERSION: Final = 2  # holds a total above INTEGER_MAX
 OBJECT_BYTES_MAX: Final = 256 << 20
 _HEADER = struct.Struct("<6sBBII")
 HEADER_BYTES: Final = _HEADER.size
+_COVERED_BYTES: Final = 12  # of the header, by the checksum of a format above 2
 _CONTAINER_ITEMS_MAX: Final = 1 << 14
 
 T = TypeVar("T")
@@ -95,16 +99,10 @@ def decode(kind: Kind, data: bytes | memoryview, what: str) -> Fields:
     """Open an envelope of the expected kind. `what` names the object in errors (its key)."""
     if len(data) < _HEADER.size:
         raise CorruptError(f"{what}: {len(data)} bytes is too short for a stepfs object")
-    magic, got_kind, version, length, checksum = _HEADER.unpack_from(data)
+    magic, got_kind, _version, length, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise CorruptError(f"{what}: not a stepfs object (magic {magic!r})")
-    newest = WIDE_VERSION if got_kind in _WIDE_KINDS else FORMAT_VERSION
-    if version > newest:
-        raise NewerFormatError(
-            f"{what}: written in format {version}, this stepfs reads up to {newest}; upgrade stepfs"
-        )
-    if version == 0:
-        raise CorruptError(f"{what}: says format 0, which never was")
+    _check_version(data, WIDE_VERSION if got_kind in _WIDE_KINDS else FORMAT_VERSION, what)
     if got_kind != kind:
         raise CorruptError(
             f"{what}: is a stepfs object of kind {got_kind}, expected {kind.name} ({kind.value})"
@@ -140,6 +138,26 @@ def unpack(body: bytes | memoryview, what: str) -> Value:
         # msgpack raises many types here (ValueError, StackError, ExtraData, TypeError for unhashable keys …).
         raise CorruptError(f"{what}: malformed msgpack ({type(error).__name__}: {error})") from error
     return value
+
+
+def _check_version(data: bytes | memoryview, newest: int, what: str) -> None:
+    """Refuse an object of a format above `newest`: `NewerFormatError` if its checksum covers the version it claims,
+    `CorruptError` if not."""
+    *_, version, length, checksum = _HEADER.unpack_from(data)
+    if 0 < version <= newest:
+        return
+    body = memoryview(data)[_HEADER.size :]
+    if (
+        version == 0
+        or len(body) != length
+        or crc32c(body, crc32c(memoryview(data)[:_COVERED_BYTES])) != checksum
+    ):
+        raise CorruptError(
+            f"{what}: its header is damaged (format {version}, and the checksum does not cover that)"
+        )
+    raise NewerFormatError(
+        f"{what}: written in format {version}, this stepfs reads up to {newest}; upgrade stepfs"
+    )
 
 
 class Fields:

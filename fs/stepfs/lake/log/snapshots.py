@@ -57,7 +57,7 @@ class PassedOver:
 
     newest: Version | None = None
     why: str = ""
-    newer_format: NewerFormatError | None = None  # a flipped bit in a header looks the same
+    newer_format: NewerFormatError | None = None
 
     def note(self, version: Version, error: CorruptError | NewerFormatError) -> None:
         if self.newest is None or version > self.newest:
