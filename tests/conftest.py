@@ -27,6 +27,9 @@ os.environ["STEPFS_GRACE"] = (
     "0"  # a reclaim in a test deletes at once, unless the test is about second chances
 )
 
+# torch's threads wait for each other in loops, which the tests beside them pay.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # A script that runs the tests with `&` has SIGINT ignored, here and in every process the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

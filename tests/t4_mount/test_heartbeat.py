@@ -18,7 +18,7 @@ from realmount import clear, make_lake, produce, until
 
 from stepfs.mount.host import mountinfo
 
-ROUNDS, CLIENTS = 12, 4
+ROUNDS, CLIENTS = 8, 4
 SILENCE_S = 0.8
 FROZEN_S_MAX = 0.1  # what the timer guarantees; one more is forgiven to the machine beneath this one
 SERVE = """
