@@ -1,5 +1,7 @@
 """A proxy that gives a store the bandwidth and the latency of a network. Prints its URL; ends with its input.
 
+Each line of its input is answered with what clients were sent so far, as JSON.
+
     python -m bench.slow_store UPSTREAM_PORT BYTES_PER_S LATENCY_S
 
 One token bucket for all connections, taken in turns of 128 KiB, so that parallel GETs share the bandwidth as they do on
@@ -9,6 +11,7 @@ with what is measured. Every message of the client waits for `LATENCY_S` before 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -26,11 +29,13 @@ class TokenBucket:
         self._bytes_per_s = bytes_per_s
         self._burst_s = burst_s
         self._free_at = 0.0
+        self.taken_bytes = 0
         self._lock = threading.Lock()
 
     def reserve(self, size: int, now: float) -> float:
         """When `size` bytes may go. In order of the calls."""
         with self._lock:
+            self.taken_bytes += size
             self._free_at = max(self._free_at, now - self._burst_s) + size / self._bytes_per_s
             return self._free_at
 
@@ -92,7 +97,8 @@ def main() -> None:
             threading.Thread(target=serve, args=(client, port, latency_s, bucket), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    sys.stdin.read()
+    for _ in sys.stdin:
+        print(json.dumps({"sent_bytes": bucket.taken_bytes}), flush=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="show that it works; measures nothing")
     parser.add_argument("--only", nargs="+", choices=list(STAGES), metavar="ROW", help="these rows")
     parser.add_argument(
-        "--peers", action="store_true", help="install JuiceFS into .bench/peers and measure it"
+        "--peers", action="store_true", help="install JuiceFS (under ~/.cache/stepfs-bench) and measure it"
     )
     parser.add_argument(
         "--long",

@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.bed import Bed
 from bench.machine import MIB, program, run
 from bench.report import Row, at_most, busy_share, cpu_ticks, load, median
+from bench.slowed import slowed
 
 STALL_PERCENT_MAX = 1.0
 LATENCY_S = 0.02
@@ -63,21 +62,6 @@ def judge(waits: Sequence[float], copies: Sequence[float], *, period_s: float, b
     )
 
 
-@contextmanager
-def slowed(upstream_url: str, bytes_per_s: float, latency_s: float) -> Iterator[str]:
-    """The URL of the store behind a token bucket."""
-    port = upstream_url.rpartition(":")[2]
-    command = program("bench.slow_store", port, str(bytes_per_s), str(latency_s))
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.stdin.close()
-            process.wait(10)
-
-
 def accelerator(bed: Bed, pace: Pace) -> None:
     """Two rows per bandwidth: the stall after the beginning, and what the beginning costs."""
     draw = random.Random(9)
@@ -106,8 +90,8 @@ def _train(
     bed: Bed, url: str, pace: Pace, bandwidth: float, period_s: float
 ) -> tuple[list[float], list[float]]:
     with (
-        slowed(bed.server.endpoint_url, bandwidth, LATENCY_S) as endpoint_url,
-        bed.mounted(url, "--endpoint-url", endpoint_url, "--memory-size", "1G") as mount,
+        slowed(bed.server.endpoint_url, bandwidth, LATENCY_S) as store,
+        bed.mounted(url, "--endpoint-url", store.url, "--memory-size", "1G") as mount,
     ):
         order = {
             "paths": [[str(mount.path(step, 0))] for step in range(pace.steps)],

@@ -16,11 +16,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-EDGE = 224
+from bench_train.augment import EDGE, augmented
+
 _JPEG_SIZE = (500, 375)
 _JPEG_QUALITY = 90
 _IMAGES = 64
@@ -61,17 +61,7 @@ class Images:
             (self.directory / f"{number}.jpg").write_bytes(out.getvalue())
 
     def sample(self, number: int) -> torch.Tensor:
-        draw = random.Random(number)
-        with Image.open(self.directory / f"{number % _IMAGES}.jpg") as image:
-            width, height = image.size
-            side = draw.uniform(0.5, 1.0) * min(width, height)
-            left, top = draw.uniform(0, width - side), draw.uniform(0, height - side)
-            box = (left, top, left + side, top + side)
-            cropped = image.convert("RGB").resize((EDGE, EDGE), Image.Resampling.BILINEAR, box=box)
-        pixels: NDArray[np.uint8] = np.asarray(cropped)
-        if draw.random() < 0.5:
-            pixels = pixels[:, ::-1]
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        return augmented(self.directory / f"{number % _IMAGES}.jpg", number)
 
 
 @dataclass

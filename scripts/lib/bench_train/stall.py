@@ -21,7 +21,6 @@ from bench.machine import MIB, program, run, touch_memory
 from bench.report import Row, at_most, busy_share, cpu_ticks, median
 from bench_train.preprocessing import WORKS, Work, batch
 
-SHARES = (0.5, 0.8, 0.95)
 WARM_STEPS = 8
 WORKERS = 2
 THREADS = 4

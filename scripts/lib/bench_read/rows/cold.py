@@ -13,8 +13,9 @@ import servers
 
 from bench.bed import Bed, Mount, data_objects
 from bench.machine import MIB, drop_caches, touch_memory
+from bench.peer_mounts import PeerMount
 from bench.report import Row
-from bench_read.peers import PREFIX, PeerMount, Peers
+from bench_read.peers import PREFIX, Peers
 from bench_read.rows.large_files import RAW, Large
 
 THREADS = (4, 8)

@@ -17,9 +17,10 @@ from typing import Any
 
 from bench.bed import Bed, Mount, encoded
 from bench.machine import MIB, touch_memory, until
+from bench.peer_mounts import PeerMount
 from bench.probe import KINDS
 from bench.report import Row, at_most, median
-from bench_read.peers import PeerMount, Peers
+from bench_read.peers import Peers
 
 READERS = tuple(KINDS)  # reader of rank r
 RAW = 0

@@ -1,0 +1,1 @@
+"""One training job on stepfs and on what people use today."""

@@ -1,0 +1,64 @@
+"""LitData: chunks of 64 MB made by `optimize`, `StreamingDataLoader.state_dict` and `load_state_dict`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench_train.peers import samples
+from bench_train.peers.job import Batch, Order
+
+
+def imports() -> None:
+    from litdata.streaming import downloader  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    # What it passes to obstore, through which it gets chunks, cannot be set from outside and refuses stores without TLS.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
+
+
+def write(order: Order) -> None:
+    from litdata import optimize  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    optimize(
+        fn=partial(samples.sample, order.data),
+        inputs=list(range(order.data.samples)),
+        output_dir=order.cache,
+        num_workers=1,
+        chunk_bytes="64MB",
+    )
+    samples.upload_directory(order, Path(order.cache))
+
+
+class Streaming:
+    """A `Stream`."""
+
+    def __init__(self, order: Order, state: Any) -> None:
+        from litdata import StreamingDataLoader, StreamingDataset  # noqa: PLC0415
+
+        class Decoded(StreamingDataset):  # type: ignore[misc]
+            def __getitem__(self, at: Any) -> Any:
+                return samples.decoded_sample(super().__getitem__(at))
+
+        dataset = Decoded(
+            f"s3://{order.bucket}/{order.place}",
+            cache_dir=order.cache,
+            shuffle=False,
+            drop_last=False,
+            storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL_S3"]},
+        )
+        self._loader = StreamingDataLoader(dataset, batch_size=order.data.batch, num_workers=order.workers)
+        if state is not None:
+            self._loader.load_state_dict(state)
+
+    def batches(self) -> Iterator[Batch]:
+        return iter(self._loader)
+
+    def state(self) -> object:
+        return self._loader.state_dict()
+
+
+def train(order: Order, state: Any) -> Streaming:
+    return Streaming(order, state)

@@ -1,0 +1,61 @@
+"""`bench_train --peers` from end to end at its smallest: ours alone, killed and resumed, into table, JSON and picture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import tools
+
+
+def bench(*arguments, **options):
+    return subprocess.run(
+        tools.command("bench_train", "--peers", *arguments),
+        env=tools.environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("peer", "kind", "sample_bytes", "bound", "pss_mib"),
+    [
+        ("stepfs-loop", "text", 16 << 10, 1.1, 20),
+        # torch, imported four times
+        pytest.param("stepfs", "text", 16 << 10, 1.1, 100, marks=pytest.mark.slow),
+        pytest.param("stepfs", "images", 15 << 10, 2.0, 100, marks=pytest.mark.slow),
+    ],
+)
+def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
+    tmp_path, peer, kind, sample_bytes, bound, pss_mib
+):
+    copy = tmp_path / "copy.json"
+    done = bench("--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path), "--json", str(copy))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(copy.read_text(encoding="utf-8"))
+    assert document == json.loads((tmp_path / "bench_train_peers.json").read_text(encoding="utf-8"))
+    (result,) = document["figures"]["peers"]
+    assert result["trouble"] == ""
+    assert (result["resume"], result["other_workers"]) == ("exact", "exact")
+    assert sample_bytes <= result["bytes_per_sample"] < bound * sample_bytes
+    assert result["samples_per_s"] > 0
+    assert 0 <= result["stall"] <= 1
+    assert result["cpu_s_per_1000"] > 0
+    assert result["pss_mib"] > pss_mib
+    assert "stepfs" in result["versions"]
+    assert "torch" in result["versions"]
+    page = (tmp_path / "bench_train_peers.md").read_text(encoding="utf-8")
+    assert f"| {peer} |" in page
+    assert (tmp_path / "bench_train_peers.png").read_bytes().startswith(b"\x89PNG")
+    assert {row["what"].partition(": ")[0] for row in document["rows"]} == {f"{kind}, {peer}"}
+
+
+def test_a_peer_that_nobody_knows_is_a_mistake_of_usage():
+    done = bench("--only", "stepfs,tensorflow")
+    assert done.returncode == 2
+    assert "tensorflow" in done.stderr
+    assert "mosaicml" in done.stderr
