@@ -20,7 +20,7 @@ import yaml
 from stepfs.cli.app import app
 
 DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MANIFESTS = [DEPLOY / "kubernetes" / name for name in ("daemonset.yaml", "sidecar.yaml")]
 UNIT = DEPLOY / "stepfs@.service"
 
 

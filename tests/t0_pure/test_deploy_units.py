@@ -1,0 +1,84 @@
+"""The systemd units: sandboxed as far as a mount that others must see can be, and a timer for reclaim."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
+MOUNT, RECLAIM, TIMER = "stepfs@.service", "stepfs-reclaim@.service", "stepfs-reclaim@.timer"
+EXPOSURE_MAX = {MOUNT: 5.0, RECLAIM: 2.0}
+
+# Directives of [Service] that leave the mount namespace alone. One that is missing here belongs here only after a look
+# at what it does to mounts: under a namespace of its own the daemon's mount would be seen by nobody.
+KEEPS_THE_NAMESPACE = {
+    "Type", "NotifyAccess", "EnvironmentFile", "ExecStartPre", "ExecStart", "TimeoutStopSec", "KillMode", "WatchdogSec",
+    "Restart", "RestartSec", "RestartPreventExitStatus", "MemoryMax", "LimitNOFILE", "LimitCORE", "UMask",
+    "NoNewPrivileges", "CapabilityBoundingSet", "DevicePolicy", "DeviceAllow", "SystemCallFilter",
+    "SystemCallErrorNumber", "SystemCallArchitectures", "RestrictAddressFamilies", "RestrictNamespaces",
+    "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute", "ProtectClock",
+    "ProtectHostname",
+}  # fmt: skip
+
+
+def sections(unit: str) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for line in (DEPLOY / unit).read_text().splitlines():
+        if line.startswith("["):
+            settings = found.setdefault(line.strip("[]"), [])
+        elif line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            settings.append((name, value))
+    return found
+
+
+def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    assert shutil.which("systemd-analyze"), "scripts/setup installs it"
+    return subprocess.run(
+        ["systemd-analyze", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+    )
+
+
+def test_nothing_gives_the_mount_a_namespace_of_its_own():
+    names = {name for name, _ in sections(MOUNT)["Service"]}
+    assert names <= KEEPS_THE_NAMESPACE
+
+
+@pytest.mark.parametrize("unit", EXPOSURE_MAX)
+def test_a_unit_is_hardened(unit):
+    said = analyze("security", "--offline=true", DEPLOY / unit).stdout
+    (exposure,) = re.findall(r"Overall exposure level for .*: ([0-9.]+)", said)
+    assert float(exposure) <= EXPOSURE_MAX[unit]
+
+
+def test_systemd_finds_no_mistake_in_reclaim_and_its_timer(tmp_path):
+    for unit in (RECLAIM, TIMER):
+        text = (DEPLOY / unit).read_text()
+        stepfs = shutil.which("stepfs", path=sysconfig.get_path("scripts"))
+        (tmp_path / unit.replace("@", "@run")).write_text(text.replace("/usr/local/bin/stepfs", str(stepfs)))
+    done = analyze("verify", "--man=no", *sorted(tmp_path.iterdir()))
+    said = [line for line in done.stderr.splitlines() if "stepfs" in line]
+    assert (done.returncode, said) == (0, [])
+
+
+def test_reclaim_runs_once_with_credentials_of_its_own():
+    service = dict(sections(RECLAIM)["Service"])
+    assert service["Type"] == "oneshot"
+    assert shlex.split(service["ExecStart"])[1:] == ["reclaim", "${STEPFS_LAKE}"]
+    (mounts,) = [value for name, value in sections(MOUNT)["Service"] if name == "EnvironmentFile"]
+    assert service["EnvironmentFile"] != mounts
+    assert service["CapabilityBoundingSet"] == ""
+    timer = dict(sections(TIMER)["Timer"])
+    assert {"OnBootSec", "OnUnitInactiveSec"} <= set(timer), "runs never overlap, however long one takes"
