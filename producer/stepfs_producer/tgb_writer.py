@@ -19,6 +19,9 @@ from stepfs.format.codec import unpack
 from stepfs.format.descriptor import Descriptor, descriptor_bytes
 from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX
 from stepfs.format.keys import data_key
+from stepfs.format.payload.check import PayloadCheck
+from stepfs.format.payload.excerpt import Excerpt
+from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import TgbImage, build
@@ -80,6 +83,17 @@ def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
         if problem is not None:
             raise UsageError(
                 f"payload {number} {problem}; append what the lake promises (it was made with --check-payload)"
+            )
+
+
+def check_schema(payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema) -> None:
+    """`UsageError` names the first payload that is not what the lake's schema says, and the first array in it."""
+    check = PayloadCheck(ext, schema)
+    for number, payload in enumerate(payloads):
+        problem = check.problem(Excerpt.of(payload))
+        if problem is not None:
+            raise UsageError(
+                f"payload {number} {problem}; append what the schema says, or fork the lake with another"
             )
 
 

@@ -6,12 +6,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from payload_samples import pt
 
 from stepfs.format import tgb
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import BLOCK_BYTES, Epoch
+from stepfs.format.payload.check import PayloadCheck
+from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX
+from stepfs.format.payload.schema import given_schema
 from stepfs.lake.verify.tgb_check import TgbCheck
 
 
@@ -84,3 +89,18 @@ def test_an_object_of_another_step_is_told_from_the_right_one(other):
     _, descriptor = built([b"a", b"b"])
     data, _ = built(**{"payloads": [b"a", b"b"], **other})
     assert check(data, descriptor)
+
+
+@pytest.mark.parametrize("piece_bytes", [100_003, 1 << 20, 8 << 20])
+def test_a_schema_is_checked_by_the_ends_of_each_slice_wherever_the_pieces_are_cut(piece_bytes):
+    large, small = pt({"a": torch.zeros(1_000_000, dtype=torch.int32)}), pt({"a": torch.zeros(3)})
+    data, descriptor = built([large, small, b"raw", large])
+    schema = given_schema('{"arrays": {"a": {"dtype": "int32", "shape": [null]}}}', ".pt", "schema")
+    checker = TgbCheck(descriptor, content=PayloadCheck(".pt", schema))
+    for start in range(0, len(data), piece_bytes):
+        checker.feed(memoryview(data)[start : start + piece_bytes])
+        assert len(checker._first) <= HEAD_BYTES_MAX
+        assert len(checker._last) <= TAIL_BYTES_MAX
+    problems = dict(checker.finish())
+    assert problems.keys() == {1, 2}
+    assert problems[1] == "content: has 'a' as float32 [3], the lake's schema says int32 [?]"

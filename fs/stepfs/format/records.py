@@ -12,6 +12,7 @@ from stepfs.errors import CorruptError, UsageError
 from stepfs.format.arguments import check_text
 from stepfs.format.codec import Kind, Value, decode, encode, readable
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX, Step, Version
+from stepfs.format.payload.schema import SCHEMA_BYTES_MAX
 
 RECORD_ID_BYTES: Final = 16
 KEPT_CHECKPOINTS_MAX: Final = 4096
@@ -32,6 +33,7 @@ class LakeIdentity:
     ext: str
     created_ms: int
     check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
+    payload_schema: str | None = None  # what slices hold, as `format/payload/schema.py` reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ def encode_lake(identity: LakeIdentity) -> bytes:
     }
     if identity.check_payload:  # written only if set: older readers do not know the key
         body["check_payload"] = True
+    if identity.payload_schema is not None:
+        body["payload_schema"] = identity.payload_schema
     return readable(Kind.LAKE, encode(Kind.LAKE, body), identity, decode_lake)
 
 
@@ -116,7 +120,8 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
         raise CorruptError(f"{what}: lake id {lake_id!r} with extension {ext!r}")
     slices = fields.integer("slices", low=1, high=SLICES_MAX)
     check_payload = "check_payload" in fields and fields.boolean("check_payload")
-    return LakeIdentity(lake_id, slices, ext, fields.integer("created"), check_payload)
+    schema = fields.text("payload_schema", bytes_max=SCHEMA_BYTES_MAX) if "payload_schema" in fields else None
+    return LakeIdentity(lake_id, slices, ext, fields.integer("created"), check_payload, schema)
 
 
 def encode_floor(lake_id: str, record: FloorRecord) -> bytes:

@@ -73,13 +73,20 @@ def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
     return [range(first_live, kept_until), range(kept_from, end)]
 
 
-async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeIdentity:
+async def fork(
+    parent: LogReader, store: Store, cut: Cut, clock: Clock, *, payload_schema: str | None = None
+) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
+
+    `payload_schema`: in place of the parent's.
 
     An earlier fork to the same place that was killed is finished or undone. If the parent was opened with
     `until_damage`, the fork has the steps before the damage.
     """
+    schema = parent.identity.payload_schema if payload_schema is None else payload_schema
     finished = await _finish_former(parent, store, cut, clock)
+    if finished is not None and finished.payload_schema != schema:
+        await refuse_existing(store)
     if finished is not None:
         return finished
     # Report mistakes before anything is written.
@@ -96,6 +103,7 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeI
             slices=parent.identity.slices,
             ext=parent.identity.ext,
             check_payload=parent.identity.check_payload,
+            payload_schema=schema,
             clock=clock,
             lake_id=marker.lake_id,
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepfs.cli.columns import printable
+from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Json
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
@@ -58,6 +60,8 @@ def fork(
             help="Of a lake whose log cannot be read to its end, take what comes before the damage.",
         ),
     ] = False,
+    payload_schema: PayloadSchemaOption = None,
+    from_payload: FromPayload = None,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -65,7 +69,8 @@ def fork(
 
     LAKE@STEP alone leaves out nothing: `stepfs fork LAKE@20 NEW --until 20` keeps steps 0 to 19. Steps before STEP keep
     their numbers; what follows a left-out stretch is renumbered. The new lake shares the parent's data, which its group
-    in the parent keeps alive; nothing is copied. A fork that was killed is finished or undone by the same command.
+    in the parent keeps alive; nothing is copied. A fork that was killed is finished or undone by the same command. The
+    new lake has the parent's payload schema, unless an option gives another.
     """
     import trio
 
@@ -73,7 +78,25 @@ def fork(
     if match is None and not until_damage:
         raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
     url, step = (match[1], int(match[2])) if match else (point, None)
-    trio.run(_fork, url, step, new, _skipped(skip), until, until_damage, as_json, StoreOptions(endpoint_url))
+    wanted = _Wanted(
+        url, step, new, _skipped(skip), until, until_damage, payload_schema, from_payload, as_json
+    )
+    trio.run(_fork, wanted, StoreOptions(endpoint_url))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The command line, parsed."""
+
+    parent: str
+    step: int | None
+    new: str
+    skip: tuple[int, int | None] | None
+    until: int | None
+    until_damage: bool
+    payload_schema: str | None
+    from_payload: str | None
+    as_json: bool
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:
@@ -97,16 +120,7 @@ def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | Non
     return Cut(Step(step), Step(first), NO_END if last is None else Step(last), end)
 
 
-async def _fork(
-    parent_url: str,
-    step: int | None,
-    new_url: str,
-    skip: tuple[int, int | None] | None,
-    until: int | None,
-    until_damage: bool,
-    as_json: bool,
-    store_options: StoreOptions,
-) -> None:
+async def _fork(wanted: _Wanted, store_options: StoreOptions) -> None:
     from stepfs.cli.target import opened_store
     from stepfs.clock import SystemClock
     from stepfs.lake.fork import fork as make_fork
@@ -116,21 +130,24 @@ async def _fork(
     from stepfs.lake.log.reader import LogReader
 
     async with (
-        opened_store(parent_url, store_options) as above,
-        opened_store(new_url, store_options) as store,
+        opened_store(wanted.parent, store_options) as above,
+        opened_store(wanted.new, store_options) as store,
     ):
-        parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
-        cut = _cut(parent, step, skip, until)
-        identity = await make_fork(parent, store, cut, SystemClock())
+        parent = await LogReader.open(above, await open_lake(above), until_damage=wanted.until_damage)
+        schema = schema_text(wanted.payload_schema, wanted.from_payload, parent.identity.ext)
+        cut = _cut(parent, wanted.step, wanted.skip, wanted.until)
+        identity = await make_fork(parent, store, cut, SystemClock(), payload_schema=schema)
         count = sum(map(len, parent_steps(cut, parent.first_live_step, parent.state.next_step)))
         rest = await left_out(parent) if parent.damage is not None else None
-        if as_json:
-            lakes = {"lake": new_url, "lake_id": identity.lake_id, "parent": parent_url}
+        if wanted.as_json:
+            lakes = {"lake": wanted.new, "lake_id": identity.lake_id, "parent": wanted.parent}
             typer.echo(_document(lakes, parent, cut, count, rest))
             return
-        what = f"created lake {identity.lake_id} at {new_url}, a fork of {parent_url} at step {cut.step}"
+        what = (
+            f"created lake {identity.lake_id} at {wanted.new}, a fork of {wanted.parent} at step {cut.step}"
+        )
         typer.echo(f"{what}, with {count} steps")
-        if until_damage:
+        if wanted.until_damage:
             _tell_damage(parent, rest)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Lake
 from stepfs.store.options import StoreOptions
 
@@ -32,6 +33,8 @@ def init(
             help="Record that slices are files of this extension; producers check their first batch.",
         ),
     ] = False,
+    payload_schema: PayloadSchemaOption = None,
+    from_payload: FromPayload = None,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Create a lake.
@@ -41,10 +44,16 @@ def init(
     """
     import trio
 
-    trio.run(_init, lake, slices, ext, check_payload, StoreOptions(endpoint_url))
+    from stepfs.format.records import check_ext
+
+    check_ext(ext)
+    schema = schema_text(payload_schema, from_payload, ext)
+    trio.run(_init, lake, slices, ext, check_payload, schema, StoreOptions(endpoint_url))
 
 
-async def _init(lake: str, slices: int, ext: str, check_payload: bool, store_options: StoreOptions) -> None:
+async def _init(
+    lake: str, slices: int, ext: str, check_payload: bool, schema: str | None, store_options: StoreOptions
+) -> None:
     from stepfs.cli.failure import say
     from stepfs.cli.target import opened_store
     from stepfs.doctor.lakes import note_versions
@@ -52,7 +61,9 @@ async def _init(lake: str, slices: int, ext: str, check_payload: bool, store_opt
     from stepfs.store.versioning import keeps_versions
 
     async with opened_store(lake, store_options) as store:
-        identity = await create_lake(store, slices=slices, ext=ext, check_payload=check_payload)
+        identity = await create_lake(
+            store, slices=slices, ext=ext, check_payload=check_payload, payload_schema=schema
+        )
         files = f"rank-00000{identity.ext}" + (
             f" … rank-{slices - 1:05d}{identity.ext}" if slices > 1 else ""
         )

@@ -71,6 +71,7 @@ def _file_names(log: LogReader) -> Iterator[str]:
 async def _print_document(log: LogReader, only: int | None) -> None:
     """Print one JSON document step by step: a lake of 10⁶ steps is read segment by segment, never held in memory."""
     from stepfs.format.ids import JSON_SCHEMA, Step
+    from stepfs.format.payload.schema import schema_document
 
     identity = log.identity
     head = {
@@ -78,6 +79,7 @@ async def _print_document(log: LogReader, only: int | None) -> None:
         "lake_id": identity.lake_id,
         "slices": identity.slices,
         "ext": identity.ext,
+        "payload_schema": schema_document(identity.payload_schema),
         "first_step": log.first_live_step,
         "next_step": log.state.next_step,
     }

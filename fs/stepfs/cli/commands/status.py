@@ -91,6 +91,7 @@ def lake_document(
 ) -> dict[str, object]:
     """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
     from stepfs.format.ids import JSON_SCHEMA
+    from stepfs.format.payload.schema import schema_document
     from stepfs.mount.documents import describe_producers
 
     state = log.state
@@ -99,6 +100,7 @@ def lake_document(
         "lake_id": state.lake_id,
         "slices": state.slices,
         "ext": log.identity.ext,
+        "payload_schema": schema_document(log.identity.payload_schema),
         "head": state.version,
         "time": state.time_ms / 1000 if state.version >= 0 else None,
         "first_step": log.first_live_step,
@@ -163,6 +165,7 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterator[str]:
     from stepfs.cli.plan_lines import plan_lines
     from stepfs.clock import SystemClock
+    from stepfs.format.payload.schema import schema_text
     from stepfs.mount.documents import describe_producers
 
     now_ms = SystemClock().now_ms()
@@ -170,6 +173,8 @@ def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterato
     live = state.next_step - log.first_live_step
     span = f"{log.first_live_step}…{state.next_step - 1}" if live else "none yet"
     yield f"lake      {state.lake_id}  ({state.slices} slices, {log.identity.ext}{', sealed' if state.sealed else ''})"
+    if log.identity.payload_schema is not None:
+        yield f"schema    {schema_text(log.identity.payload_schema)}"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps"

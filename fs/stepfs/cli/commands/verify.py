@@ -18,6 +18,7 @@ from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
+    from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.records import LakeIdentity
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.verify.lake import Damage, Verification
@@ -31,7 +32,7 @@ def verify(
         typer.Option(
             "--content",
             envvar="STEPFS_CONTENT",
-            help="Check too that each slice begins like a file of the lake's extension.",
+            help="Check too that each slice is what the lake's schema says, or begins like a file of its extension.",
         ),
     ] = False,
     as_json: Json = False,
@@ -113,7 +114,6 @@ async def _found(
 ) -> Verification:
     """All damage. `opened` receives the log if a reader reaches its head."""
     from stepfs.cli.target import opened_store, watched_store
-    from stepfs.format.payload_kind import is_checkable
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.verify.lake import Damage, Verification, verify_lake
@@ -123,10 +123,7 @@ async def _found(
     try:
         async with opened_store(lake, store_options) as store:
             identity = await open_lake(store)
-            if content and not is_checkable(identity.ext):
-                raise UsageError(
-                    f"--content: nothing tells a {identity.ext} file from other bytes; verify without it"
-                )
+            check = _content_check(identity, lake) if content else None
             found = await verify_metadata(store, identity)
             log = await LogReader.open(store, identity)
             opened.append(log)
@@ -136,7 +133,7 @@ async def _found(
                     log,
                     origin_store=lambda url: watched_store(url, store_options),
                     progress=advance,
-                    content=content,
+                    content=check,
                 )
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
@@ -147,6 +144,19 @@ async def _found(
             result.damaged(Damage(None, None, "", line))
     result.errors[:0] = found
     return result
+
+
+def _content_check(identity: LakeIdentity, lake: str) -> PayloadCheck:
+    from stepfs.format.payload.check import PayloadCheck
+    from stepfs.format.payload_kind import is_checkable
+    from stepfs.lake.identity import payload_schema
+
+    schema = payload_schema(identity, lake)
+    if not is_checkable(identity.ext) and (schema is None or schema.arrays is None):
+        raise UsageError(
+            f"--content: nothing tells a {identity.ext} file from other bytes; verify without it"
+        )
+    return PayloadCheck(identity.ext, schema)
 
 
 def _damage_line(damage: Damage) -> str:

@@ -17,6 +17,7 @@ import trio
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
+from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.verify.tgb_check import TgbCheck
@@ -58,18 +59,18 @@ async def verify_lake(
     *,
     origin_store: OriginStore,
     progress: Callable[[Verification], None] | None = None,
-    content: bool = False,
+    content: PayloadCheck | None = None,
 ) -> Verification:
     """Check all steps that are live now. Never raises `CorruptError`: the result lists damage.
 
     Steps that are reclaimed meanwhile count as no damage. An unreadable object is damaged if other objects of its
     store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a
-    slice that cannot be a file of the lake's extension is damage, too.
+    slice that is not what this check asks for is damage, too.
     """
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):
         stores[number] = origin_store(origin.url)
-    scan = _Scan(log, stores, progress or (lambda _: None), log.identity.ext if content else None)
+    scan = _Scan(log, stores, progress or (lambda _: None), content)
     try:
         await scan.run(log.first_live_step, log.state.next_step)
         await scan.retry()
@@ -94,9 +95,9 @@ class _Scan:
         log: LogReader,
         stores: dict[int, Store],
         progress: Callable[[Verification], None],
-        ext: str | None,
+        content: PayloadCheck | None,
     ) -> None:
-        self._ext = ext
+        self._content = content
         self.result = Verification()
         self._log = log
         self._stores = stores
@@ -122,7 +123,7 @@ class _Scan:
         window = memoryview(bytearray(WINDOW_BYTES))
         for entry in self._unread:
             try:
-                damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._ext)
+                damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._content)
             except (RefusedError, StoreUnreachableError) as error:
                 if entry.tgb.origin not in self._answered:
                     raise
@@ -154,7 +155,9 @@ class _Scan:
         async with receive:
             async for entry in receive:
                 try:
-                    damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._ext)
+                    damages = await _verify_object(
+                        self._stores[entry.tgb.origin], entry, window, self._content
+                    )
                 except (RefusedError, StoreUnreachableError):
                     self._unread.append(entry)
                     self._unread_in_a_row += 1
@@ -173,10 +176,12 @@ class _Scan:
         self._progress(self.result)
 
 
-async def _verify_object(store: Store, entry: StepEntry, window: memoryview, ext: str | None) -> list[Damage]:
+async def _verify_object(
+    store: Store, entry: StepEntry, window: memoryview, content: PayloadCheck | None
+) -> list[Damage]:
     """One TGB, front to back."""
     tgb = entry.tgb
-    check = TgbCheck(tgb, ext=ext)
+    check = TgbCheck(tgb, content=content)
     offset = 0
     while offset < tgb.size:
         size = min(len(window), tgb.size - offset)

@@ -18,6 +18,7 @@ from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnr
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, Version
 from stepfs.format.keys import (
+    LAKE,
     component,
     consumers_prefix,
     entries_prefix,
@@ -36,6 +37,7 @@ from stepfs.format.records import LakeIdentity, decode_consumer, decode_floor
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.format.step_records import decode_step_records
 from stepfs.lake.floor import Floor
+from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.tail import read_versions
 from stepfs.lake.verify.lake import Damage
 from stepfs.store.api import Store
@@ -81,11 +83,21 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
         index_prefix(lake_id): segment,
         entries_prefix(lake_id): step_records,
     }
-    damages = []
+    damages = _check_schema(identity)
     for prefix, check in checks.items():
         damages += [damage async for damage in _check_each(store, prefix, check)]
     damages += await _check_floors(store, floor_prefix(lake_id))
     return damages + await _check_log(store, identity)
+
+
+def _check_schema(identity: LakeIdentity) -> list[Damage]:
+    """A schema of a newer version is no damage: a newer stepfs wrote it."""
+    try:
+        with suppress(NewerFormatError):
+            payload_schema(identity, "")
+    except CorruptError as error:
+        return [_damage(LAKE, str(error).removeprefix(f"/{LAKE}: "))]
+    return []
 
 
 async def group_names(store: Store, identity: LakeIdentity) -> dict[str, str]:

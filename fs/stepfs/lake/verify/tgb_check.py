@@ -15,7 +15,8 @@ from crc32c import crc32c
 from stepfs.errors import StepfsError
 from stepfs.format.descriptor import Descriptor, SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
-from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
+from stepfs.format.payload.check import PayloadCheck
+from stepfs.format.payload.excerpt import Excerpt
 from stepfs.format.tgb import ALIGNMENT_BYTES, FOOTER_BYTES, HEADER, read_footer, read_header, read_index
 
 Problem = tuple[int | None, str]  # (slice, or None for the object as a whole; description)
@@ -26,13 +27,15 @@ _EMPTY: Final = crc32c(b"")
 class TgbCheck:
     """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
 
-    `ext`: the kind of file that each slice must be; None accepts any bytes.
+    `content`: what each slice must be; None accepts any bytes.
     """
 
-    def __init__(self, tgb: Descriptor, *, ext: str | None = None) -> None:
+    def __init__(self, tgb: Descriptor, *, content: PayloadCheck | None = None) -> None:
         self._tgb = tgb
-        self._ext = ext
-        self._head = b""  # of the current slice
+        self._content = content
+        self._head_bytes = 0 if content is None else content.head_bytes
+        self._tail_bytes = 0 if content is None else content.tail_bytes
+        self._first, self._last = bytearray(), bytearray()  # the ends of the current slice
         slices = [(tgb.slice(SliceIndex(index)), index) for index in range(tgb.slices)]
         self._slices = sorted(slices, key=lambda pair: (pair[0].offset, pair[1]))
         self._tail_from = max(ref.offset + ref.length for ref, _ in slices)
@@ -78,8 +81,11 @@ class TgbCheck:
     def _fold(self, ref: SliceRef, bytes_in: memoryview, at: int) -> None:
         """Bytes [at, at + len) of the current slice."""
         self._crc = crc32c(bytes_in, self._crc)
-        if at < HEAD_BYTES:
-            self._head += bytes_in[: HEAD_BYTES - at]
+        if at < self._head_bytes:
+            self._first += bytes_in[: self._head_bytes - at]
+        if self._tail_bytes:
+            self._last += bytes_in[-self._tail_bytes :]
+            del self._last[: -self._tail_bytes]
         if not ref.blocks:
             return
         while bytes_in:
@@ -97,11 +103,12 @@ class TgbCheck:
             self._problems.append((index, "checksum mismatch"))
         elif tuple(self._blocks) != ref.blocks:
             self._problems.append((index, "the log's block checksums do not match a slice that is intact"))
-        elif self._ext is not None:
-            problem = payload_problem(self._ext, self._head, ref.length)
+        elif self._content is not None:
+            ends = memoryview(bytes(self._first)), memoryview(bytes(self._last))
+            problem = self._content.problem(Excerpt(*ends, ref.length))
             if problem is not None:
                 self._problems.append((index, f"content: {problem}"))
-        self._head = b""
+        self._first, self._last = bytearray(), bytearray()
         self._crc = self._block_crc = _EMPTY
         self._blocks = []
         self._end = max(self._end, ref.offset + ref.length)

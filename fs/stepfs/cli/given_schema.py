@@ -1,0 +1,98 @@
+"""The options that give a lake a payload schema: its text, a file of it, or a sample payload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from stepfs.errors import AbsentError, RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from stepfs.format.payload.excerpt import Excerpt
+    from stepfs.format.payload.schema import PayloadSchema
+
+PayloadSchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--payload-schema",
+        envvar="STEPFS_PAYLOAD_SCHEMA",
+        metavar="FILE|JSON",
+        help="Record the arrays of a slice (JSON); producers check every batch, `verify --content` every slice.",
+    ),
+]
+FromPayload = Annotated[
+    str | None,
+    typer.Option(
+        "--from-payload",
+        envvar="STEPFS_FROM_PAYLOAD",
+        metavar="FILE",
+        help="Record the arrays of this file, with its dtypes and shapes, as those of every slice.",
+    ),
+]
+_FILE_BYTES_MAX: Final = 1 << 20
+
+
+def schema_text(given: str | None, sample: str | None, ext: str) -> str | None:
+    """The text to be stored for a lake of `ext` files; None if neither option is given. `UsageError` for mistakes."""
+    if given is not None and sample is not None:
+        raise UsageError("give --payload-schema or --from-payload, not both")
+    if sample is not None:
+        return _of_sample(Path(sample), ext).text()
+    if given is None:
+        return None
+    from stepfs.format.payload.schema import given_schema
+
+    if given.lstrip().startswith("{"):
+        return given_schema(given, ext, "--payload-schema").text()
+    return given_schema(_text_of(Path(given)), ext, given).text()
+
+
+def _of_sample(path: Path, ext: str) -> PayloadSchema:
+    from stepfs.format.payload.arrays import read_arrays
+    from stepfs.format.payload.excerpt import UnreadablePayloadError
+    from stepfs.format.payload.schema import ArraySpec, PayloadSchema, format_of, given_schema
+
+    what = f"--from-payload {path}"
+    try:
+        found = read_arrays(format_of(ext), ends_of(path)).arrays
+    except UnreadablePayloadError as error:
+        raise UsageError(f"{what}: {error}") from error
+    arrays = {array.name: ArraySpec(array.dtype, array.shape) for array in found}
+    # Through the parser: a dtype or a name that no schema can have is reported here.
+    return given_schema(PayloadSchema(format_of(ext), arrays).text(), ext, what)
+
+
+def ends_of(path: Path) -> Excerpt:
+    """The first and last bytes of a file. `AbsentError`, `RefusedError` if it cannot be read."""
+    from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt
+
+    with _reading(path), path.open("rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        head = file.read(HEAD_BYTES_MAX)
+        file.seek(max(0, length - TAIL_BYTES_MAX))
+        return Excerpt(memoryview(head), memoryview(file.read(TAIL_BYTES_MAX)), length)
+
+
+def _text_of(path: Path) -> str:
+    with _reading(path), path.open("rb") as file:
+        data = file.read(_FILE_BYTES_MAX)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is no JSON in UTF-8 ({error}); write the schema as text") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise AbsentError(f"{path}: no such file; name one that exists") from error
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror or error}; name a readable file") from error

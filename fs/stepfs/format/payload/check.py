@@ -1,0 +1,87 @@
+"""Whether a payload is what its lake promises: the schema if there is one, else the signature of its extension.
+
+`init --check-payload` compares first bytes (`payload_kind`). A schema is the stronger form: it names arrays, their dtypes
+and shapes. Producers check every payload that they append, `verify --content` checks every slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepfs.format.payload.arrays import ArrayInfo, array_bytes, raw_array, read_arrays
+from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt, UnreadablePayloadError
+from stepfs.format.payload.schema import ArraySpec, PayloadSchema, array_text
+from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadCheck:
+    """What a slice of a lake must be: a file of `ext`, and, if `schema` is given, with its arrays."""
+
+    ext: str
+    schema: PayloadSchema | None = None
+
+    @property
+    def head_bytes(self) -> int:
+        """How much of a slice's beginning `problem` looks at."""
+        return HEAD_BYTES_MAX if self._has_arrays else HEAD_BYTES
+
+    @property
+    def tail_bytes(self) -> int:
+        """How much of a slice's end `problem` looks at."""
+        return TAIL_BYTES_MAX if self._has_arrays else 0
+
+    @property
+    def _has_arrays(self) -> bool:
+        return self.schema is not None and self.schema.arrays is not None
+
+    def problem(self, excerpt: Excerpt) -> str | None:
+        """What is wrong with a slice, in words that follow its name; None if nothing is."""
+        if self.schema is not None and self.schema.arrays is not None:
+            return _arrays_problem(self.schema, excerpt)
+        return payload_problem(self.ext, bytes(excerpt.head[:HEAD_BYTES]), excerpt.length)
+
+
+def payload_arrays(schema: PayloadSchema, excerpt: Excerpt) -> tuple[ArrayInfo, ...]:
+    """The arrays of a payload of this schema's format. `UnreadablePayloadError` if it has another."""
+    if schema.format == "bin" and schema.arrays:
+        [(name, spec)] = schema.arrays.items()
+        return (raw_array(name, spec.dtype, spec.shape, excerpt.length),)
+    return read_arrays(schema.format, excerpt).arrays
+
+
+def _arrays_problem(schema: PayloadSchema, excerpt: Excerpt) -> str | None:
+    assert schema.arrays is not None
+    try:
+        found = {array.name: array for array in payload_arrays(schema, excerpt)}
+    except UnreadablePayloadError as error:
+        return str(error)
+    sizes: dict[str, tuple[int, str]] = {}  # of named dimensions: size, and the array that has it
+    for name, spec in schema.arrays.items():
+        array = found.get(name)
+        if array is None:
+            others = ", ".join(map(repr, list(found)[:8])) or "none"
+            return f"has no array {name!r}, the lake's schema says {spec}; its arrays: {others}"
+        problem = _array_problem(array, spec, sizes)
+        if problem is not None:
+            return problem
+    more = next((array for name, array in found.items() if name not in schema.arrays), None)
+    if more is not None:
+        return f"has an array {more.name[:80]!r}, {array_text(more.dtype, more.shape)}, that the lake's schema does not name"
+    return None
+
+
+def _array_problem(array: ArrayInfo, spec: ArraySpec, sizes: dict[str, tuple[int, str]]) -> str | None:
+    said = f"has {array.name!r} as {array_text(array.dtype, array.shape)}, the lake's schema says {spec}"
+    if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
+        return said
+    for size, wanted in zip(array.shape, spec.shape, strict=True):
+        if isinstance(wanted, int) and size != wanted:
+            return said
+        if isinstance(wanted, str):
+            known, where = sizes.setdefault(wanted, (size, array.name))
+            if size != known:
+                return f"{said}, and {wanted} is {known} in {where!r}"
+    if array_bytes(array.dtype, array.shape) != array.nbytes:
+        return f"{said}, and {array.nbytes} bytes are not that"
+    return None
