@@ -35,6 +35,10 @@ class PayloadTypeError(WrongTypeError):
     """The appended object is no payload: pass bytes."""
 
 
+class ClosedError(UsageError, ValueError):
+    """The `Lake` of `stepfs.reader` was closed. Open another one."""
+
+
 class AbsentError(StepfsError):
     """A named lake, bucket, directory or object does not exist: name another, or create it first."""
 
@@ -43,6 +47,15 @@ class AbsentError(StepfsError):
 
 class ReclaimedError(AbsentError):
     """The steps were reclaimed during the request: no kept checkpoint needs them. Continue with live steps."""
+
+
+class NoSuchStepError(AbsentError, IndexError):
+    """The step, or the rank, is not there: not committed (yet), beyond a sealed end, or outside the view. Wait for it,
+    or name another."""
+
+
+class WaitExpiredError(StepfsError, TimeoutError):
+    """The step was not committed within the deadline. Look at the producers, or wait again."""
 
 
 class RefusedError(StepfsError):

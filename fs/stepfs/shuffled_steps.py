@@ -97,6 +97,13 @@ class ShuffledSteps:
             )
         self.set_epoch(state["epoch"], position=position)
 
+    def part(self, worker: int, workers: int) -> tuple[ShuffledOrder, int]:
+        """What one of a loader's workers reads of the steps that are left, and its place there: every `workers`-th."""
+        turn, place = (self._position + worker) % workers, (self._position + worker) // workers
+        order = self._order()
+        shard, shards = turn * order.shards + order.shard, workers * order.shards
+        return ShuffledOrder(order.seed, order.epoch, order.first, order.stop, shard, shards), place
+
     def _order(self) -> ShuffledOrder:
         return ShuffledOrder(
             self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards

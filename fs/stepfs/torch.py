@@ -41,13 +41,15 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.reader.dataset import StepDataset
+from stepfs.reader.lake import Lake
 from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.store.opening import open_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["CheckpointHook", "ShuffledSteps", "StreamState", "dump"]
+__all__ = ["CheckpointHook", "ShuffledSteps", "StepDataset", "StreamState", "dump"]
 
 _log = logging.getLogger("stepfs.torch")
 
@@ -94,6 +96,12 @@ class StreamState:
             )
         return cls(lake_id=document["lake_id"], slices=document["slices"])
 
+    @classmethod
+    def of_lake(cls, lake: Lake) -> Self:
+        """The identity of a lake that is read without a mount."""
+        assert lake.lake_id is not None
+        return cls(lake_id=lake.lake_id, slices=lake.slices)
+
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint: the same on every rank, for any world size."""
         return {
@@ -136,17 +144,20 @@ class CheckpointHook:
 
     def __init__(
         self,
-        where: str | Path,
+        where: str | Path | Lake,
         *,
         group: str | None = None,
         keep: int | None = None,
         endpoint_url: str | None = None,
     ) -> None:
-        """`where`: a mount, whose group is used unless `group` is given, or a lake's URL. `keep`: the number of newest
-        checkpoints that the trainer keeps; None if it keeps all, or calls `dropped`.
+        """`where`: a mount or a `Lake`, whose group is used unless `group` is given, or a lake's URL. `keep`: the number
+        of newest checkpoints that the trainer keeps; None if it keeps all, or calls `dropped`.
 
         `UsageError` without a group, `AbsentError` if `where` is not a mount.
         """
+        if isinstance(where, Lake):
+            group, endpoint_url = group or where.group, endpoint_url or where.options.endpoint_url
+            where = where.url
         self._lake, self._endpoint_url = str(where), endpoint_url
         self._mounted: Path | None = None
         if "://" not in self._lake:

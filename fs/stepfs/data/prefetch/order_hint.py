@@ -77,6 +77,47 @@ class ShuffledOrder:
         )
 
 
+@dataclass(frozen=True)
+class StridedOrder:
+    """Steps in order, from `first` on: `block` of every `period` steps, as one of several loader processes reads them.
+
+    `turn` tells one pass over them from the next. No file name announces it: it is for readers in this process.
+    """
+
+    first: Step
+    stop: Step
+    block: int = 1
+    period: int = 1
+    turn: int = 0
+
+    def __len__(self) -> int:
+        periods, rest = divmod(max(0, self.stop - self.first), self.period)
+        return periods * self.block + min(rest, self.block)
+
+    @property
+    def lowest(self) -> Step:
+        """As of other orders; steps in order release each other, so no checkpoint asks for it."""
+        return self.first
+
+    def step_at(self, place: int) -> Step:
+        periods, rest = divmod(place, self.block)
+        return Step(self.first + periods * self.period + rest)
+
+    def place_of(self, step: Step) -> int | None:
+        if not self.first <= step < self.stop:
+            return None
+        periods, rest = divmod(step - self.first, self.period)
+        return periods * self.block + rest if rest < self.block else None
+
+    def follows(self, other: Order) -> bool:
+        """Whether this is another pass of the same readers."""
+        return isinstance(other, StridedOrder) and (other.stop, other.block, other.period) == (
+            self.stop,
+            self.block,
+            self.period,
+        )
+
+
 class ListedOrder:
     """The announced step numbers, in that order."""
 
@@ -113,14 +154,14 @@ class ListedOrder:
         return isinstance(other, ListedOrder)
 
 
-Order = ShuffledOrder | ListedOrder
+Order = ShuffledOrder | StridedOrder | ListedOrder
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleHint:
-    """Readers are at place `at` of an order."""
+    """Readers are at place `at` of an order that is computed."""
 
-    order: ShuffledOrder
+    order: ShuffledOrder | StridedOrder
     at: int
 
 

@@ -59,9 +59,11 @@ class Prefetcher:
         window: int | None = None,
         hinted: Collection[SliceIndex] = (),
         start: Step | None = None,
+        guesses: bool = True,
     ) -> None:
         """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
-        where reading will begin, fetched before the first open; default the first live step."""
+        where reading will begin, fetched before the first open; default the first live step. `guesses`: whether opens
+        that were not announced say what comes next; not so in one of several processes that take turns."""
         self.window = WINDOW_MIN if window is None else window  # in use now
         self.position = AccessHistory()
         self.hints = HintedStreams()
@@ -71,6 +73,7 @@ class Prefetcher:
         self._fixed = window is not None
         self._hinted = frozenset(hinted)
         self._start = start
+        self._guesses = guesses
         self._alone: set[Step] = set()  # announced ones in the newest plan
         self._learned = set(self._hinted)
         self._learned_at = float("-inf")
@@ -81,7 +84,7 @@ class Prefetcher:
         """A reader opened this file. Never waits."""
         fresh = self.hints.note_open(step, index, trio.current_time())
         if fresh is None:  # not announced: is there an order all the same?
-            fresh = self.position.note(step, index)
+            fresh = self._guesses and self.position.note(step, index)
         if fresh:
             self._pace.note(trio.current_time())
         if index not in self._learned:

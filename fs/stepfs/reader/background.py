@@ -1,0 +1,242 @@
+"""A trio loop in a thread of its own, and calls into it from any other thread.
+
+The calling thread sleeps in a plain lock, which a signal interrupts: Ctrl-C in a waiting main thread raises at once and
+takes the call back. Rejected: `trio.from_thread.run`. It cannot be taken back, and its caller would not learn how the loop
+ended.
+
+`fork` copies the memory and one thread, never this one. So a loop belongs to a *generation* of the process: a child of a
+fork is in another one, finds `is_here` false, leaves the dead loop alone (its locks may be held for ever) and starts its
+own. A number from `os.register_at_fork` rather than the pid, which a grandchild may have inherited. Nothing of a dead
+loop is finalized in the child, because its sockets are the parent's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final, Generic, TypeVar, cast
+
+import trio
+
+from stepfs.errors import ClosedError, StepfsError
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+_END_S: Final = 8.0  # at the end of the interpreter: what a group still has to record may take so long
+_generation = 0
+_alive: set[BackgroundLoop[object]] = set()
+_of_parents: list[object] = []  # never finalized here
+_numbers = itertools.count(1)
+
+
+def generation() -> int:
+    """How many forks lie between this process and the one that imported this module."""
+    return _generation
+
+
+class _Call(Generic[T]):
+    """One coroutine that a thread waits for."""
+
+    def __init__(self, run: Callable[[], Awaitable[T]]) -> None:
+        self._run = run
+        self._scope = trio.CancelScope()
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._outcome: tuple[T] | BaseException | None = None
+
+    def result(self) -> T:
+        """Wait for it; KeyboardInterrupt comes through."""
+        self._done.acquire()
+        outcome = self._outcome
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome
+                self._outcome = None  # a cycle: error → traceback → frame → call
+        assert outcome is not None
+        return outcome[0]
+
+    async def run(self) -> None:
+        try:
+            with self._scope:
+                self.end((await self._run(),))
+        except Exception as error:  # noqa: BLE001 - the waiting thread gets it
+            self.end(error)
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    def end(self, outcome: tuple[T] | BaseException) -> None:
+        """Wake the thread, once."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._done.release()
+
+
+class BackgroundLoop(Generic[P]):
+    """Runs `open_parts()` as a context in its loop until `stop`; `parts` is what it gave."""
+
+    def __init__(self, open_parts: Callable[[], AbstractAsyncContextManager[P]]) -> None:
+        """Start, and return once the parts are open. Raises what opening raised."""
+        self.generation = _generation
+        self._open_parts = open_parts
+        self._opened = threading.Lock()
+        self._opened.acquire()
+        self._parts: P | None = None
+        self._was_open = False
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._ended = False
+        self._calls: set[_Call[object]] = set()
+        self._nursery: trio.Nursery | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._thread = threading.Thread(
+            target=self._main, name=f"stepfs reader {next(_numbers)}", daemon=True
+        )
+        self._thread.start()
+        _alive.add(cast("BackgroundLoop[object]", self))
+        try:
+            self._opened.acquire()
+        except BaseException:  # Ctrl-C while the store is silent
+            self.stop(join_s=0)
+            raise
+        if not self._was_open:
+            self._thread.join()
+            raise self._reason()
+
+    @property
+    def parts(self) -> P:
+        """What `open_parts` gave. Only calls may use it, but for what it allows to other threads."""
+        parts = self._parts
+        if parts is None:
+            raise self._reason()
+        return parts
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the loop runs in this process: not in the child of a fork."""
+        return self.generation == _generation
+
+    def call(self, run: Callable[[], Awaitable[T]]) -> T:
+        """The result of a coroutine that runs in the loop. `ClosedError` when the loop was stopped."""
+        call: _Call[T] = _Call(run)
+        try:
+            self._submit(lambda: self._start(cast("_Call[object]", call)))
+            return call.result()
+        except BaseException:
+            with suppress(StepfsError):
+                self._submit(call.cancel)  # Ctrl-C; without effect on a call that has ended
+            raise
+
+    def post(self, run: Callable[[], None]) -> None:
+        """Run a function in the loop some time soon. Its errors are the loop's: it must not raise."""
+        self._submit(run)
+
+    def stop(self, *, join_s: float | None = None) -> None:
+        """End the loop: calls under way raise `ClosedError`. Waits `join_s` seconds for the thread, or as long as it
+        takes. Idempotent; any thread may call it."""
+        if not self.is_here:
+            return
+        self._stopping = True
+        with suppress(StepfsError):
+            self._submit(self._scope.cancel)
+        if threading.current_thread() is not self._thread:  # the collector may run anywhere
+            self._thread.join(join_s)
+
+    def _submit(self, run: Callable[[], None]) -> None:
+        token = self._token
+        if token is None or self._ended:
+            raise self._reason()
+        try:
+            token.run_sync_soon(run)
+        except trio.RunFinishedError:
+            raise self._reason() from None
+
+    def _reason(self) -> StepfsError:
+        """Why there is no loop."""
+        failure = self._failure
+        while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+            failure = failure.exceptions[0]
+        if isinstance(failure, StepfsError):
+            return failure
+        if failure is not None:
+            error = StepfsError(f"reading the lake has failed for good ({failure!r}); open it again")
+            error.__cause__ = failure
+            return error
+        return ClosedError("the lake is closed: open it again")
+
+    def _start(self, call: _Call[object]) -> None:
+        if self._stopping:
+            call.end(self._reason())
+            return
+        self._calls.add(call)  # `_main` ends those that do not end by themselves
+        if self._nursery is not None:
+            self._nursery.start_soon(self._run_call, call)
+
+    async def _run_call(self, call: _Call[object]) -> None:
+        try:
+            await call.run()
+        finally:
+            if self._stopping:
+                call.end(self._reason())  # at once: leaving the parts may take a while
+                self._calls.discard(call)
+        self._calls.discard(call)
+
+    def _main(self) -> None:
+        try:
+            trio.run(self._serve)
+        except BaseException as error:  # noqa: BLE001 - every caller gets it
+            self._failure = error
+        finally:
+            self._ended = True
+            reason = self._reason()
+            for call in list(self._calls):
+                call.end(reason)
+            self._calls.clear()
+            _alive.discard(cast("BackgroundLoop[object]", self))
+            self._parts = None  # its memory goes with the loop
+            if not self._was_open:
+                self._opened.release()
+
+    async def _serve(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        if self._stopping:
+            return
+        with self._scope:
+            async with self._open_parts() as parts, trio.open_nursery() as nursery:
+                self._nursery, self._parts, self._was_open = nursery, parts, True
+                self._opened.release()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None  # it is about to close
+
+
+def _end_all() -> None:
+    """The interpreter ends: loops that were not closed end now, within a bound."""
+    until = time.monotonic() + _END_S
+    loops = list(_alive)
+    for loop in loops:
+        loop.stop(join_s=0)
+    for loop in loops:
+        loop.stop(join_s=max(0.0, until - time.monotonic()))
+
+
+def _forked() -> None:
+    """In the child of a fork: every loop is another process's."""
+    global _generation, _alive  # noqa: PLW0603 - there is one process
+    _generation += 1
+    _of_parents.extend(_alive)
+    _alive = set()
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_forked)

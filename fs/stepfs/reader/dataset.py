@@ -1,0 +1,220 @@
+"""`StepDataset`: the steps of one rank for torch's DataLoader, read without a mount.
+
+    dataset = StepDataset("s3://training/run", rank=3, start=stream.next_step, group="pretrain")
+    for step, batch in enumerate(DataLoader(dataset, batch_size=None, num_workers=4), stream.next_step):
+        ...
+        stream.next_step = step + 1
+
+A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader hands them out in that order. Each
+worker is a process with a reader of its own. If each fetched ahead what follows its own opens, every byte would be fetched
+N times. So a worker fetches only what it was told to read: here, from torch's own account of worker and number.
+
+Not shared: slices that several ranks of a node read (tensor parallelism without `--world` in one process), and the log,
+which every worker follows. A mount fetches them once per node.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
+from stepfs.errors import NoSuchStepError, UsageError
+from stepfs.format.arguments import check_integer
+from stepfs.format.ids import Step
+from stepfs.reader.background import generation
+from stepfs.reader.lake import Lake
+from stepfs.view.naming import STEP_MAX
+
+if TYPE_CHECKING:
+    from stepfs.shuffled_steps import ShuffledSteps
+
+Decode = Callable[[memoryview], Any]
+_turns = itertools.count()
+
+
+class StepDataset:
+    """What rank `rank` reads in each step, from `start` on, decoded.
+
+    With `stop` it is map-style: item i is step `start + i`, for any sampler. Without, it is iterable: the steps in order, to
+    the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. Steps that are not committed yet are waited for, as in
+    a mount under `--steps`.
+    """
+
+    def __new__(
+        cls, *_args: Any, stop: int | None = None, iterable: bool | None = None, **_options: Any
+    ) -> Self:
+        kind: type[StepDataset] = cls
+        if cls is StepDataset:
+            kind = _Stream if iterable or (iterable is None and stop is None) else _Items
+        if kind is _Stream:
+            from torch.utils.data import IterableDataset  # noqa: PLC0415 - heavy, and only a loader asks for it
+
+            IterableDataset.register(kind)
+        return cast("Self", super().__new__(kind))
+
+    def __init__(
+        self,
+        lake: Lake | str,
+        *,
+        rank: int,
+        start: int = 0,
+        stop: int | None = None,
+        iterable: bool | None = None,
+        batch_size: int | None = None,
+        decode: Decode | None = None,
+        sampler: ShuffledSteps | None = None,
+        **options: Any,
+    ) -> None:
+        """`lake`: a `Lake`, or a URL and its `options`. `iterable`: that style also with `stop`. `batch_size`: the loader's, if
+        it has one and the dataset is iterable; without it batches would hold the steps of one worker. `decode`: payload →
+        item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by the lake's extension, or `bytes`.
+        `sampler`: the `ShuffledSteps` that the loader gets, so that its order is fetched ahead; its `first` is `start`.
+
+        `UsageError` for a rank or a range that the lake does not have.
+        """
+        del iterable
+        self._start, self._stop = (
+            check_integer(start, "start"),
+            None if stop is None else check_integer(stop, "stop"),
+        )
+        self._rank = check_integer(rank, "rank")
+        self._block = 1 if batch_size is None else check_integer(batch_size, "batch_size")
+        if not 0 <= self._start <= (STEP_MAX if self._stop is None else self._stop) <= STEP_MAX + 1:
+            raise UsageError(f"steps {start} to {stop}: start must not be beyond stop")
+        if self._block < 1:
+            raise UsageError(f"batch_size {batch_size}: give 1 or more, or None")
+        if sampler is not None and sampler.next_step != self._start:
+            raise UsageError(
+                f"the sampler begins at step {sampler.next_step}, the dataset at {start}: give both one `first`"
+            )
+        if isinstance(lake, Lake):
+            if options:
+                raise UsageError(f"{', '.join(options)}: these options belong to the Lake")
+            self.lake = lake
+        else:
+            self.lake = Lake(lake, **({"ranks": self._rank} | options))
+            self.lake.rest()  # mostly it is workers that read
+        if not 0 <= self._rank < self.lake.world:
+            raise UsageError(f"rank {rank}: this lake has ranks 0 to {self.lake.world - 1}")
+        self._decode = decode or _decoder(self.lake.ext)
+        self._sampler = sampler
+        self._place = (0, 1)  # (worker, workers) of the loader in this process
+        self._generation = -1
+
+    def _enter(self) -> tuple[int, int]:
+        """(this worker, number of workers) of the loader in this process; (0, 1) where there is none."""
+        if self._generation != generation():
+            self._generation = generation()
+            data = sys.modules.get("torch.utils.data")
+            found = None if data is None else data.get_worker_info()
+            self._place = (0, 1) if found is None else (found.id, found.num_workers)
+            if found is not None:
+                self.lake.as_worker(found.num_workers)
+        return self._place
+
+    def _read(self, step: int) -> Any:
+        return self._decode(self.lake.read(step, self._rank, waits=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_generation": -1}
+
+
+class _Stream(StepDataset):
+    """The iterable style."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = self._enter()
+        stop = STEP_MAX + 1 if self._stop is None else self._stop
+        first = self._start + worker * self._block
+        order = StridedOrder(Step(first), Step(stop), self._block, workers * self._block, next(_turns))
+        self.lake.announce(ShuffleHint(order, 0))
+        for place in range(len(order)):
+            step = order.step_at(place)
+            if not self.lake.can_follow_to(step):
+                return
+            yield self._read(step)
+
+
+class _Items(StepDataset):
+    """The map style: says what comes next as soon as its own requests show it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._stop is None:
+            raise UsageError("a map-style dataset has a length: give `stop`")
+        self._next: int | None = None  # the item that begins the next request, if they go on in order
+        self._announced = False
+
+    def __len__(self) -> int:
+        assert self._stop is not None
+        return self._stop - self._start
+
+    def __getitem__(self, item: int) -> Any:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[Any]:
+        """What a loader with a batch size asks for at once."""
+        numbers = [self._number(item) for item in items]
+        if numbers:
+            self._look_ahead(numbers)
+        return [self._read(self._start + number) for number in numbers]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[item] for item in range(len(self)))
+
+    def _number(self, item: int) -> int:
+        number = check_integer(item, "item")
+        number += len(self) if number < 0 else 0
+        if not 0 <= number < len(self):
+            raise NoSuchStepError(f"item {item}: this dataset has {len(self)}")
+        return number
+
+    def _look_ahead(self, numbers: list[int]) -> None:
+        worker, workers = self._enter()
+        if self._sampler is not None:
+            self._look_ahead_shuffled(self._sampler, numbers[0], worker, workers)
+            return
+        first, count = numbers[0], len(numbers)
+        in_order = numbers == list(range(first, first + count))
+        goes_on, begins = first == self._next, first == worker * count
+        self._next = first + workers * count
+        if in_order and (goes_on or begins):
+            if not (goes_on and self._announced):
+                self._announced = True
+                begin, stop = Step(self._start + first), Step(self._start + len(self))
+                order = StridedOrder(begin, stop, count, workers * count, next(_turns))
+                self.lake.announce(ShuffleHint(order, 0))
+        else:
+            self._announced = False
+
+    def _look_ahead_shuffled(self, sampler: ShuffledSteps, number: int, worker: int, workers: int) -> None:
+        """Announce the sampler's order once a pass through it begins."""
+        order, at = sampler.part(worker, workers)
+        if at < len(order) and order.step_at(at) == self._start + number:
+            self.lake.announce(ShuffleHint(order, at))
+
+
+def _decoder(ext: str) -> Decode:
+    return {".pt": _load_torch, ".npy": _load_numpy, ".safetensors": _load_safetensors}.get(ext, bytes)
+
+
+def _load_torch(payload: memoryview) -> Any:
+    import torch  # noqa: PLC0415 - heavy
+
+    return torch.load(io.BytesIO(payload))
+
+
+def _load_numpy(payload: memoryview) -> Any:
+    import numpy as np  # noqa: PLC0415 - heavy
+
+    return np.load(io.BytesIO(payload))
+
+
+def _load_safetensors(payload: memoryview) -> Any:
+    from safetensors.torch import load  # noqa: PLC0415 - heavy, and of the extra `text`
+
+    return load(bytes(payload))

@@ -1,0 +1,291 @@
+"""`Lake`: a lake as a sequence of steps, and a step as a sequence of ranks' bytes, for programs that cannot mount.
+
+Any thread may use a `Lake`; its work is done in one background thread (`background`). In another process, made by fork
+or by spawn, it opens itself again when it is first used.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from stepfs.data.prefetch.order_hint import Hint
+from stepfs.errors import ClosedError, NoSuchStepError
+from stepfs.format.arguments import check_integer
+from stepfs.format.ids import Step
+from stepfs.reader.assembly import Assembly
+from stepfs.reader.background import BackgroundLoop, generation
+from stepfs.reader.options import DEADLINE_S, LakeOptions, lake_options
+from stepfs.reader.session import open_reader
+from stepfs.view.naming import STEP_MAX
+from stepfs.view.ranks import RankMap, rank_map
+
+T = TypeVar("T")
+_Loop = BackgroundLoop[Assembly]
+
+
+class LakeStep(int):
+    """A step of a lake: its number, and `step[rank]`, the bytes of each rank. For a tensor of numbers write `int(step)`."""
+
+    _lake: Lake
+
+    def __new__(cls, lake: Lake, number: int) -> Self:
+        step = super().__new__(cls, number)
+        step._lake = lake
+        return step
+
+    def __getitem__(self, rank: int) -> memoryview:
+        """The payload of a rank: read-only, contiguous, verified, valid as long as it is held.
+
+        `NoSuchStepError` for a rank that the lake does not have, `ReclaimedError` if the step has left the lake meanwhile,
+        `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within `deadline_s`.
+        """
+        return self._lake.read(self, rank)
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)  # elsewhere it is a number
+
+
+class Lake:
+    """The steps of the lake at a URL.
+
+        with Lake("s3://training/run", ranks=3, group="pretrain") as lake:
+            for step in lake.follow(start):  # waits for steps to come
+                batch = numpy.frombuffer(step[3], dtype="uint16")
+
+    The bytes, their order and the waiting are those of `stepfs mount`, without /dev/fuse, privileges or a second process.
+    """
+
+    lake_id: str | None = None  # unknown until it was opened for the first time
+    slices: int
+    ext: str
+    _ranks: RankMap
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ranks: str | int | Iterable[int] | None = None,
+        world: int | None = None,
+        mesh: str | None = None,
+        steps: str | range | None = None,
+        wait: str | float | None = None,
+        group: str | None = None,
+        prefetch_steps: int | None = None,
+        memory: str | int | None = None,
+        deadline_s: float = DEADLINE_S,
+        poll: str | float = 0.1,
+        connections: int | None = None,
+        endpoint_url: str | None = None,
+    ) -> None:
+        """Open a lake. The words mean what they mean to `stepfs mount` (fs/OPERATIONS.md).
+
+        `ranks`: what this process reads, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: ranks that share slices. `steps`:
+        only these (`"A:B"`); those to come are waited for. `wait`: seconds that a step beyond the newest is waited for;
+        without it, it is a `NoSuchStepError` at once. `group`: the training run whose checkpoints keep steps, registered
+        here. `prefetch_steps`: a fixed number of steps to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in
+        bytes; by default a part of what is available. `deadline_s`: of every read and wait. `poll`: the shortest interval
+        between looks for new steps. `endpoint_url`: an S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own
+        variables.
+
+        `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`.
+        """
+        self._setup(
+            lake_options(
+                url,
+                endpoint_url=endpoint_url,
+                ranks=ranks,
+                world=world,
+                mesh=mesh,
+                steps=steps,
+                wait=wait,
+                group=group,
+                memory=memory,
+                prefetch_steps=prefetch_steps,
+                connections=connections,
+                poll=poll,
+                deadline_s=deadline_s,
+            )
+        )
+        identity = self._parts().log.identity
+        self.lake_id, self.slices, self.ext = identity.lake_id, identity.slices, identity.ext
+        self._ranks = self._parts().ranks
+
+    def _setup(self, options: LakeOptions) -> None:
+        self.options = options
+        self._closed = False
+        self._loop: _Loop | None = None
+        self._collected: weakref.finalize[[], Lake] | None = None
+        self._locks: dict[int, threading.Lock] = {}  # by generation: a parent's may be held for ever
+
+    def __getitem__(self, step: int) -> LakeStep:
+        """A committed step. Beyond the newest one: `NoSuchStepError`, or waits, as `wait` and `steps` say.
+
+        `ReclaimedError` for a step that has left the lake, or that this reader's group gave up.
+        """
+        number = Step(check_integer(step, "step"))
+        if not 0 <= number <= STEP_MAX:
+            raise NoSuchStepError(f"step {number}: steps count from 0; the newest is `lake.next_step - 1`")
+        if not self._parts().tree.readable(number):
+            self._call(lambda parts: partial(parts.wait_for, number, waits=False))
+        return LakeStep(self, number)
+
+    def follow(self, start: int | None = None) -> Iterator[LakeStep]:
+        """The steps from `start` on (default: the oldest), each once, in order, as they are committed.
+
+        Ends behind the last step of `steps`, or of a sealed lake. A step that has left the lake raises `ReclaimedError`: none
+        is skipped. A step that does not come in time raises `WaitExpiredError`, under `wait` `NoSuchStepError`.
+        """
+        number = self.first_step if start is None else Step(check_integer(start, "start"))
+        while self.can_follow_to(number):
+            yield LakeStep(self, number)
+            number = Step(number + 1)
+
+    def can_follow_to(self, step: Step) -> bool:
+        """Wait until the step can be read; False if the view ends before it. Raises as `follow`."""
+        if not 0 <= step <= STEP_MAX:
+            raise NoSuchStepError(f"step {step}: steps count from 0")
+        return self._parts().tree.readable(step) or self._call(
+            lambda parts: partial(parts.wait_for, step, waits=True)
+        )
+
+    def read(self, step: int, rank: int, *, waits: bool = False) -> memoryview:
+        """As `lake[step][rank]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
+        number, rank = Step(check_integer(step, "step")), check_integer(rank, "rank")
+        if not 0 <= rank < self.world:
+            raise NoSuchStepError(f"rank {rank}: this lake has ranks 0 to {self.world - 1}")
+        if not 0 <= number <= STEP_MAX:
+            raise NoSuchStepError(f"step {number}: steps count from 0")
+        index = self._ranks.slice_of(rank)
+        return self._call(lambda parts: partial(parts.read, number, index, waits=waits))
+
+    def announce(self, hint: Hint) -> None:
+        """Fetch these steps ahead, in this order: advice, as `stepfs.announce` gives it to a mount."""
+        loop = self._running()
+        loop.post(partial(loop.parts.announce, hint))
+
+    @property
+    def url(self) -> str:
+        return self.options.url
+
+    @property
+    def group(self) -> str | None:
+        return self.options.group
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return self._ranks.world
+
+    @property
+    def first_step(self) -> Step:
+        """The oldest step that can be read."""
+        return self._parts().tree.first_visible()
+
+    @property
+    def next_step(self) -> Step:
+        """The number of committed steps, as far as this reader has seen: the step that comes next."""
+        return self._parts().tree.next_step
+
+    @property
+    def frontier(self) -> Step:
+        """The newest committed step; -1 before the first."""
+        return Step(self.next_step - 1)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether no more steps will come."""
+        return self._parts().log.state.sealed
+
+    @property
+    def steps(self) -> range:
+        """The steps that a mount would list now."""
+        return self._parts().tree.listed()
+
+    def __len__(self) -> int:
+        """The number of steps that a mount would list now."""
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[LakeStep]:
+        """The steps that a mount would list now, in order."""
+        return (self[step] for step in self.steps)
+
+    def __bool__(self) -> bool:
+        return True  # also before the first step
+
+    def counts(self) -> dict[str, int]:
+        """What the data layer of this process did: requests, bytes fetched, delivered …, as `data` of a mount's status."""
+        return self._parts().slices.counts.as_dict()
+
+    def close(self) -> None:
+        """End the background thread and free the memory; views that were given out stay valid. Idempotent.
+
+        A thread that waits in this `Lake` gets a `ClosedError`.
+        """
+        self._closed = True
+        self.rest()
+
+    def rest(self) -> None:
+        """End the background thread until the next use: before a fork, or for hours without reading."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop()
+            if self._collected is not None:
+                self._collected.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("options", "lake_id", "slices", "ext", "_closed")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._setup(state["options"])
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._ranks = rank_map(self.slices, world=self.options.world, mesh=self.options.mesh)
+
+    def as_worker(self, workers: int) -> None:
+        """This process is one of `workers` that read different steps: they share one budget, and none fetches what was
+        not announced to it. Before the first use in this process; without effect later."""
+        loop = self._loop
+        if loop is None or not loop.is_here:
+            self.options = self.options.of_worker(workers)
+
+    def _call(self, bind: Callable[[Assembly], Callable[[], Awaitable[T]]]) -> T:
+        while True:
+            loop = self._running()
+            try:
+                return loop.call(bind(loop.parts))
+            except ClosedError:
+                if self._closed or loop is self._loop:
+                    raise  # else another thread let this lake rest
+
+    def _parts(self) -> Assembly:
+        return self._running().parts
+
+    def _running(self) -> _Loop:
+        """The loop of this process, started when there is none."""
+        loop = self._loop
+        if loop is not None and loop.is_here:
+            return loop
+        with self._locks.setdefault(generation(), threading.Lock()):
+            loop = self._loop
+            if loop is None or not loop.is_here:
+                if self._closed:
+                    raise ClosedError("the lake is closed: open it again")
+                loop = BackgroundLoop(partial(open_reader, self.options, self.lake_id))
+                self._collected = weakref.finalize(self, loop.stop, join_s=0)
+                self._collected.atexit = False  # `background` ends all loops at exit
+                self._loop = loop
+            return loop
