@@ -28,6 +28,12 @@ PLANTED = {
             "stepfs.format.upwards -> stepfs.mount.session",
         ),
         ("stepfs/unnamed/__init__.py", "", "- stepfs.unnamed"),
+        (
+            "stepfs/reader/mounts.py",
+            "import stepfs.mount.options",
+            "stepfs.reader.mounts -> stepfs.mount.options",
+        ),
+        ("stepfs/mount/fuse/reads.py", "import stepfs.reader", "stepfs.mount.fuse.reads -> stepfs.reader"),
     ],
     "rooms of stepfs.lake, highest first": [
         (
@@ -44,6 +50,9 @@ PLANTED = {
             "stepfs.mount.host.upwards -> stepfs.mount.fuse",
         ),
         ("stepfs/mount/unnamed.py", "", "- stepfs.mount.unnamed"),
+    ],
+    "rooms of stepfs.reader, highest first": [
+        ("stepfs/reader/unnamed.py", "", "- stepfs.reader.unnamed"),
     ],
     "rooms of stepfs.data, highest first": [
         (

@@ -101,12 +101,16 @@ class BackgroundLoop(Generic[P]):
         self._thread = threading.Thread(
             target=self._main, name=f"stepfs reader {next(_numbers)}", daemon=True
         )
-        self._thread.start()
-        _alive.add(cast("BackgroundLoop[object]", self))
+        _alive.add(cast("BackgroundLoop[object]", self))  # first: a loop that cannot open ends at once
         try:
+            self._thread.start()
             self._opened.acquire()
-        except BaseException:  # Ctrl-C while the store is silent
-            self.stop(join_s=0)
+        except BaseException:  # Ctrl-C while the store is silent, or no thread to be had
+            self._stopping = True
+            if self._thread.ident is None:
+                _alive.discard(cast("BackgroundLoop[object]", self))
+            else:
+                self.stop(join_s=0)
             raise
         if not self._was_open:
             self._thread.join()

@@ -180,7 +180,8 @@ class _Items(StepDataset):
             return
         first, count = numbers[0], len(numbers)
         in_order = numbers == list(range(first, first + count))
-        goes_on, begins = first == self._next, first == worker * count
+        is_fresh = self._next is None or self._next >= len(self)  # nothing was read, or a pass has ended
+        goes_on, begins = first == self._next, is_fresh and first == worker * count
         self._next = first + workers * count
         if in_order and (goes_on or begins):
             if not (goes_on and self._announced):

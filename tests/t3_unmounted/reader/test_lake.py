@@ -1,0 +1,307 @@
+"""`Lake` from the threads of one process: real time, a lake on disk, the background thread and its end."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+from shelf import SMALL, commit_on_disk, lake_on_disk, payload, seal_on_disk
+
+from stepfs.errors import (
+    AbsentError,
+    ClosedError,
+    NoSuchStepError,
+    RefusedError,
+    StepfsError,
+    UsageError,
+    WrongTypeError,
+)
+from stepfs.reader import Lake, background
+from stepfs.torch import CheckpointHook, StreamState
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def url(file_url):
+    lake_on_disk(file_url)
+    commit_on_disk(file_url, range(5))
+    return file_url
+
+
+def background_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("stepfs reader")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    gc.collect()
+    until(lambda: not background_threads())
+
+
+def until(condition) -> None:
+    """Poll a fact of another thread, which cannot tell of it."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def in_thread(function) -> tuple[threading.Thread, list]:
+    """Runs beside the test; its result, or its exception, in the list."""
+    found: list = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:  # noqa: BLE001
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def is_waiting(lake: Lake) -> bool:
+    return lake._parts()._waits.waiting > 0
+
+
+def test_steps_and_ranks(url):
+    with Lake(url) as lake:
+        assert (len(lake), lake.next_step, lake.frontier, lake.first_step, lake.world) == (5, 5, 4, 0, 2)
+        assert lake.steps == range(5)
+        assert not lake.sealed
+        view = lake[3][1]
+        assert isinstance(view, memoryview)
+        assert view == payload(3, 1, SMALL)
+        assert [int(step) for step in lake] == [0, 1, 2, 3, 4]
+        step = lake[2]
+        assert step == 2
+        assert f"{step:09d}" == "000000002"
+        assert step[0] == lake[2][0] == payload(2, 0, SMALL)
+        assert pickle.loads(pickle.dumps(step)).__class__ is int
+
+
+def test_what_is_not_there_says_so(url):
+    with Lake(url) as lake:
+        for wrong in (5, -1, 2**60):
+            with pytest.raises(IndexError):
+                lake[wrong]
+        for rank in (2, -1):
+            with pytest.raises(NoSuchStepError, match="ranks 0 to 1"):
+                lake[0][rank]
+        with pytest.raises(WrongTypeError):
+            lake["0"]
+        with pytest.raises(WrongTypeError):
+            lake[True]
+
+
+def test_ranks_of_a_world_share_slices(url):
+    with Lake(url, world=4) as lake:
+        assert lake[1][0] == lake[1][1] == payload(1, 0, SMALL)
+        assert lake[1][3] == payload(1, 1, SMALL)
+    with pytest.raises(UsageError, match="--world 3"):
+        Lake(url, world=3)
+    with pytest.raises(UsageError, match="rank 7"):
+        Lake(url, ranks="0-7")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wait": "soon"}, {"poll": 0}, {"memory": "1M"}, {"steps": "5"}, {"steps": range(0, 9, 2)}, {"deadline_s": 0},
+        {"prefetch_steps": -1}, {"ranks": -1}, {"connections": 0}, {"ranks": "a"}, {"mesh": "dp"}, {"group": ""},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_a_mount_would_refuse_are_refused(url, options):
+    with pytest.raises(UsageError):
+        Lake(url, **options)
+    assert not background_threads()
+
+
+def test_a_lake_that_is_not_there_says_so(tmp_path):
+    with pytest.raises(AbsentError, match="is not a lake"):
+        Lake((tmp_path / "none").as_uri())
+    with pytest.raises(UsageError, match="has no scheme"):
+        Lake(str(tmp_path))
+
+
+def test_following_gives_each_step_once_as_it_is_committed_and_ends_with_the_lake(url):
+    with Lake(url) as lake:
+        seen: list[int] = []
+
+        def follow() -> None:
+            for step in lake.follow(1):
+                assert step[0] == payload(step, 0, SMALL)
+                seen.append(int(step))
+
+        thread, found = in_thread(follow)
+        until(lambda: len(seen) == 4)
+        until(lambda: is_waiting(lake))
+        commit_on_disk(url, range(5, 8))
+        until(lambda: len(seen) == 7)
+        seal_on_disk(url)
+        thread.join(WAIT_S)
+        assert found == [None]
+        assert seen == [1, 2, 3, 4, 5, 6, 7]
+        assert list(lake.follow()) == list(range(8))
+        assert lake.sealed
+
+
+def test_closing_ends_who_waits_and_frees_thread_and_memory(url):
+    lake = Lake(url)
+    thread, found = in_thread(lambda: list(lake.follow(5)))
+    until(lambda: is_waiting(lake))
+    parts = weakref.ref(lake._parts())
+    view = lake[0][0]
+    lake.close()
+    thread.join(WAIT_S)
+    assert isinstance(found[0], ClosedError)
+    assert not background_threads()
+    found.clear()
+    gc.collect()
+    assert parts() is None
+    assert view == payload(0, 0, SMALL), "what was given out stays"
+    lake.close()
+    for use in (
+        lambda: lake[0],
+        lambda: lake.next_step,
+        lambda: lake.read(0, 0),
+        lambda: next(lake.follow()),
+    ):
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+    assert issubclass(ClosedError, ValueError)
+    assert lake.lake_id
+
+
+def test_a_lake_nobody_holds_ends_by_itself(url):
+    lake = Lake(url)
+    assert lake[0][0]
+    assert len(background_threads()) == 1
+    del lake
+    gc.collect()
+    until(lambda: not background_threads())
+
+
+def test_a_lake_that_rests_goes_on_when_it_is_used(url):
+    with Lake(url) as lake:
+        lake.rest()
+        assert not background_threads()
+        commit_on_disk(url, range(5, 6))
+        assert lake[5][0] == payload(5, 0, SMALL)
+
+
+def test_ctrl_c_ends_a_wait_of_the_main_thread_at_once(url):
+    class InterruptedByTestError(Exception):
+        pass
+
+    def interrupt(number, frame):
+        raise InterruptedByTestError
+
+    with Lake(url) as lake:
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            main = threading.main_thread().ident
+            assert main is not None
+
+            def strike() -> None:
+                until(lambda: is_waiting(lake))
+                signal.pthread_kill(main, signal.SIGUSR1)
+
+            thread, found = in_thread(strike)
+            began = time.monotonic()
+            with pytest.raises(InterruptedByTestError):
+                next(lake.follow(5))
+            assert time.monotonic() - began < WAIT_S
+            thread.join()
+            assert found == [None]
+            until(lambda: not is_waiting(lake))  # nothing goes on waiting in its place
+            assert lake[4][0] == payload(4, 0, SMALL)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+def test_eight_threads_share_one_fetch_of_a_slice(url):
+    commit_on_disk(url, range(5, 6), 3 << 20)
+    with Lake(url, prefetch_steps=0) as lake:
+        together = threading.Barrier(8)
+
+        def read() -> bool:
+            together.wait()
+            return lake[5][1] == payload(5, 1, 3 << 20)
+
+        threads = [in_thread(read) for _ in range(8)]
+        for thread, found in threads:
+            thread.join(WAIT_S)
+            assert found == [True]
+        assert lake.counts()["requests"] == 1
+        assert lake.counts()["bytes_fetched"] == 3 << 20
+
+
+def test_two_lakes_at_once_have_nothing_in_common(url, tmp_path):
+    other = (tmp_path / "other").as_uri()
+    lake_on_disk(other)
+    commit_on_disk(other, range(2), 77)
+    with Lake(url) as first, Lake(other) as second, Lake(url) as third:
+        assert first[0][0] == third[0][0] == payload(0, 0, SMALL)
+        assert second[0][0] == payload(0, 0, 77)
+        second.close()
+        assert first[1][0] == payload(1, 0, SMALL)
+        assert len(background_threads()) == 2
+
+
+def test_it_travels_as_its_options_and_opens_where_it_is_used(url):
+    with Lake(url, world=4, wait="5s") as lake:
+        copy = pickle.loads(pickle.dumps(lake))
+    assert (copy.world, copy.lake_id, copy.options) == (4, lake.lake_id, lake.options)
+    assert not background_threads()
+    with pickle.loads(pickle.dumps(Lake(url))) as again:
+        assert again[0][0] == payload(0, 0, SMALL)
+
+
+def test_a_copy_refuses_another_lake_under_the_url(url, tmp_path):
+    with Lake(url) as lake:
+        copy = pickle.loads(pickle.dumps(lake))
+    (tmp_path / "lake").rename(tmp_path / "before")
+    lake_on_disk(url)
+    with pytest.raises(RefusedError, match="was replaced"):
+        assert copy.next_step
+
+
+def test_state_and_checkpoints_of_a_training_loop(url):
+    """The same as with files: one integer, one hook."""
+    with Lake(url, group="train") as lake:
+        stream = StreamState.of_lake(lake)
+        durable = CheckpointHook(lake, keep=2)
+        for step in lake.follow(stream.next_step):
+            stream.next_step = step + 1
+            if stream.next_step == 4:
+                durable(stream.next_step)
+                break
+        until(lambda: lake.first_step == 4)
+        saved = stream.state_dict()
+    with Lake(url, group="train") as lake:
+        resumed = StreamState.of_lake(lake)
+        resumed.load_state_dict(saved)
+        assert next(lake.follow(resumed.next_step)) == 4 == lake.first_step
+
+
+def test_a_loop_that_failed_says_why_for_good(url):
+    with Lake(url) as lake:
+        waiting, found = in_thread(lambda: next(lake.follow(5)))
+        until(lambda: is_waiting(lake))
+        lake._running().post(lambda: 1 / 0)  # as a bug inside would
+        waiting.join(WAIT_S)
+        assert "failed for good" in str(found[0])
+        for _ in range(2):
+            with pytest.raises(StepfsError, match="failed for good"):
+                assert lake[0][0]
+    assert not background._alive
