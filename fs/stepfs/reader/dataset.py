@@ -9,8 +9,11 @@ A loader's workers take turns: worker w of N gets the items w, w + N, …, and t
 worker is a process with a reader of its own. If each fetched ahead what follows its own opens, every byte would be fetched
 N times. So a worker fetches only what it was told to read: here, from torch's own account of worker and number.
 
-Not shared: slices that several ranks of a node read (tensor parallelism without `--world` in one process), and the log,
-which every worker follows. A mount fetches them once per node.
+Not shared between the processes of a node: slices that several of its ranks read (tensor parallelism), which each of them
+fetches, and the log, which each worker follows. A mount fetches both once. Fetching through the socket of a mount, or
+through one process of the node, was left out: workers that take turns have no slice in common (counted in
+`test_workers_take_turns_and_fetch_each_byte_once`: bytes fetched / delivered 1.00), and where a mount may run, it is
+what to use.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ import io
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
-from stepfs.errors import NoSuchStepError, UsageError
+from stepfs.errors import MissingPackageError, NoSuchStepError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
 from stepfs.reader.background import generation
@@ -51,6 +55,7 @@ class StepDataset:
         if cls is StepDataset:
             kind = _Stream if iterable or (iterable is None and stop is None) else _Items
         if kind is _Stream:
+            _need("torch", "torch", "an iterable StepDataset")
             from torch.utils.data import IterableDataset  # noqa: PLC0415 - heavy, and only a loader asks for it
 
             IterableDataset.register(kind)
@@ -199,7 +204,18 @@ class _Items(StepDataset):
             self.lake.announce(ShuffleHint(order, at))
 
 
+def _need(package: str, extra: str, what: str) -> None:
+    if find_spec(package) is None:
+        raise MissingPackageError(
+            f"{what} needs the package {package}, which is not installed: pip install 'stepfs[{extra}]'"
+        )
+
+
 def _decoder(ext: str) -> Decode:
+    if ext == ".pt":
+        _need("torch", "torch", "decoding .pt files")
+    if ext == ".safetensors":
+        _need("safetensors", "text", "decoding .safetensors files")
     return {".pt": _load_torch, ".npy": _load_numpy, ".safetensors": _load_safetensors}.get(ext, bytes)
 
 
