@@ -64,6 +64,7 @@ KNOWN: Final = frozenset(
         "PREFETCH",
         "PRIME",
         "PRODUCER_ID",
+        "RANK",
         "RANKS",
         "RESUMED",
         "RETIRE",

@@ -34,6 +34,7 @@ _SAFETENSORS: Final = MappingProxyType(
         "C64": "complex64",
     }
 )
+FORMATS: Final = ("safetensors", "npy", "pt")  # those with a table of their arrays
 _NPY_KINDS: Final = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _NPY_HEADER_BYTES_MAX: Final = 10_000  # numpy's own limit for untrusted files
 _LENGTH_BYTES: Final = 8  # in front of a safetensors header

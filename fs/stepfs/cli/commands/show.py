@@ -1,0 +1,281 @@
+"""`stepfs show`: what is in a payload: its arrays, a few of their values, and text where a tokenizer is at hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from stepfs.cli.columns import printable, size_text, table
+from stepfs.cli.options import EndpointUrl, Json
+from stepfs.cli.target import is_lake, lake_of
+from stepfs.errors import AbsentError, CorruptError, UsageError
+from stepfs.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepfs.cli.payload_bytes import PayloadBytes
+    from stepfs.format.payload.arrays import ArrayInfo, PayloadArrays
+    from stepfs.format.payload.excerpt import Excerpt
+    from stepfs.format.payload.schema import PayloadSchema
+    from stepfs.lake.log.reader import LogReader
+    from stepfs.lake.origins import OriginStores
+
+_VALUES: Final = 8
+_FACT_CHARACTERS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """One payload, and what is known of it before it is read."""
+
+    name: str
+    ext: str
+    data: PayloadBytes
+    schema: PayloadSchema | None = None
+    place: Mapping[str, object] = field(default_factory=dict)  # for the document
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Everything that is shown."""
+
+    payload: _Payload
+    format: str
+    arrays: tuple[ArrayInfo, ...]
+    values: tuple[list[Any] | None, ...]
+    facts: Mapping[str, object]
+    text: str | None
+    problem: str | None
+
+
+def show(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="LAKE|DIR|FILE", help="A lake, the directory it is mounted on, or a payload."),
+    ],
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--step", envvar="STEPFS_STEP", metavar="N", min=0, help="Of a lake; the newest by default."
+        ),
+    ] = None,
+    rank: Annotated[
+        int, typer.Option("--rank", envvar="STEPFS_RANK", metavar="R", min=0, help="Of a lake: which slice.")
+    ] = 0,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            envvar="STEPFS_TOKENIZER",
+            metavar="bytes|FILE",
+            help="Show input_ids as text: a model's tokenizer.json, or bytes; by default what the lake says.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Show what is in a payload: arrays with dtype, shape and first values, and text.
+
+    Only headers and a few values are read; nothing is unpickled. Names .safetensors, .npy and .pt files, and .bin of a
+    lake with a payload schema.
+    """
+    import trio
+
+    options = StoreOptions(endpoint_url)
+    wanted = _Wanted(target, step, rank, tokenizer)
+    shown = trio.run(_of_file if _is_file(target) else _of_lake, wanted, options)
+    typer.echo(json.dumps(_document(shown), indent=2) if as_json else "\n".join(_lines(shown)))
+    if shown.problem is not None:
+        raise CorruptError(f"{shown.payload.name}: {shown.problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    target: str
+    step: int | None
+    rank: int
+    tokenizer: str | None
+
+
+def _is_file(target: str) -> bool:
+    return not is_lake(target) and not Path(target).is_dir()
+
+
+async def _of_file(wanted: _Wanted, _options: StoreOptions) -> _Shown:
+    from stepfs.cli.payload_bytes import FilePayload
+
+    path = Path(wanted.target)
+    if wanted.step is not None:
+        raise UsageError(f"--step is for lakes; {path} is one payload")
+    payload = _Payload(str(path), path.suffix, FilePayload.at(path), place={"file": str(path)})
+    return await _shown(payload, wanted)
+
+
+async def _of_lake(wanted: _Wanted, options: StoreOptions) -> _Shown:
+    from stepfs.cli.target import opened_log, watched_store
+    from stepfs.lake.origins import OriginStores
+
+    lake, options = lake_of(wanted.target, options)
+    async with opened_log(lake, options) as log:
+        origins = OriginStores(log.store, lambda url: watched_store(url, options))
+        try:
+            return await _shown(await _slice(log, lake, origins, wanted), wanted)
+        finally:
+            await origins.aclose()
+
+
+async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Wanted) -> _Payload:
+    from stepfs.cli.payload_bytes import slice_payload
+    from stepfs.format.ids import SliceIndex, Step
+    from stepfs.lake.identity import payload_schema
+    from stepfs.view.naming import rank_name, step_name
+
+    identity, newest = log.identity, log.state.next_step - 1
+    if newest < log.first_live_step:
+        raise AbsentError(f"{lake}: has no step yet")
+    if wanted.rank >= identity.slices:
+        raise UsageError(f"--rank {wanted.rank}: the lake has {identity.slices} slices, from 0 on")
+    entry = await log.entry(Step(newest if wanted.step is None else wanted.step))
+    ref = entry.tgb.slice(SliceIndex(wanted.rank))
+    data = await slice_payload(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
+    name = f"{step_name(entry.step).decode()}/{rank_name(wanted.rank, identity.ext.encode()).decode()}"
+    place = {
+        "lake": lake,
+        "lake_id": identity.lake_id,
+        "step": entry.step,
+        "rank": wanted.rank,
+        "producer": entry.producer_id,
+    }
+    return _Payload(name, identity.ext, data, payload_schema(identity, lake), place)
+
+
+async def _shown(payload: _Payload, wanted: _Wanted) -> _Shown:
+    from stepfs.cli.payload_bytes import ends_of
+    from stepfs.cli.payload_text import TOKENS, decoder, ids_array
+    from stepfs.format.payload.check import PayloadCheck
+    from stepfs.format.payload.schema import format_of
+    from stepfs.format.payload.values import plain
+
+    decode = decoder(wanted.tokenizer, payload.schema.tokenizer if payload.schema is not None else {})
+    ends = await ends_of(payload.data)
+    problem = None
+    if payload.schema is not None:
+        problem = PayloadCheck(payload.ext, payload.schema).problem(ends)
+    found = _found(payload, ends)
+    values = [await _values(payload.data, array, _VALUES) for array in found.arrays]
+    ids = ids_array(found.arrays) if decode is not None else None
+    tokens = None if ids is None else await _values(payload.data, ids, TOKENS)
+    return _Shown(
+        payload,
+        format_of(payload.ext),
+        found.arrays,
+        tuple(None if each is None else plain(each) for each in values),
+        found.facts,
+        None if decode is None or tokens is None else decode(tokens.tolist()),
+        problem,
+    )
+
+
+def _found(payload: _Payload, ends: Excerpt) -> PayloadArrays:
+    """The arrays. `UsageError` for a format without any, `CorruptError` for a file that is not of its format."""
+    from stepfs.format.payload.arrays import FORMATS, PayloadArrays, read_arrays
+    from stepfs.format.payload.check import payload_arrays
+    from stepfs.format.payload.excerpt import UnreadablePayloadError
+    from stepfs.format.payload.schema import format_of
+
+    name = format_of(payload.ext)
+    schema = payload.schema
+    try:
+        if schema is not None and schema.arrays is not None and schema.format == "bin":
+            return PayloadArrays(payload_arrays(schema, ends), {})
+        if name not in FORMATS:
+            raise UsageError(
+                f"{payload.name}: stepfs finds arrays in {' '.join(f'.{each}' for each in FORMATS)} files, and in .bin of a lake "
+                f"with a payload schema, not in {payload.ext or 'a file without extension'}"
+            )
+        return read_arrays(name, ends)
+    except UnreadablePayloadError as error:
+        raise CorruptError(f"{payload.name}: {error}") from error
+
+
+async def _values(data: PayloadBytes, array: ArrayInfo, count: int) -> NDArray[Any] | None:
+    from stepfs.format.payload.values import LOCAL_HEADER_BYTES, decode, member_values_at, values_bytes
+
+    size = values_bytes(array, count)
+    if size is None:
+        return None
+    at = array.offset
+    if array.member_at is not None:
+        at += array.member_at + member_values_at(await data.read(array.member_at, LOCAL_HEADER_BYTES))
+    return decode(array.dtype, await data.read(at, size)) if at + size <= data.length else None
+
+
+def _document(shown: _Shown) -> dict[str, Any]:
+    from stepfs.format.ids import JSON_SCHEMA
+    from stepfs.format.payload.schema import ArraySpec, PayloadSchema
+
+    schema = shown.payload.schema
+    if schema is None:  # what `init --payload-schema` takes
+        arrays = {array.name: ArraySpec(array.dtype, array.shape) for array in shown.arrays}
+        schema = PayloadSchema(shown.format, arrays)
+    nothing = dict.fromkeys(("file", "lake", "lake_id", "step", "rank", "producer"))
+    return {
+        "schema": JSON_SCHEMA,
+        **nothing,
+        **shown.payload.place,
+        "format": shown.format,
+        "bytes": shown.payload.data.length,
+        "arrays": [
+            {
+                "name": array.name,
+                "dtype": array.dtype,
+                "shape": list(array.shape),
+                "bytes": array.nbytes,
+                "values": values,
+            }
+            for array, values in zip(shown.arrays, shown.values, strict=True)
+        ],
+        "facts": _plain_facts(shown.facts),
+        "text": shown.text,
+        "payload_schema": schema.document(),
+        "problem": shown.problem,
+    }
+
+
+def _plain_facts(facts: Mapping[str, object]) -> dict[str, Any]:
+    """JSON has no NaN: such numbers become text."""
+    found: dict[str, Any] = json.loads(json.dumps(facts, default=str), parse_constant=str)
+    return found
+
+
+def _lines(shown: _Shown) -> Iterator[str]:
+    where = shown.payload.place.get("lake")
+    yield f"{printable(shown.payload.name)}  {shown.format}, {size_text(shown.payload.data.length)}" + (
+        f", by {printable(str(shown.payload.place['producer']))}" if where is not None else ""
+    )
+    rows = [
+        [printable(array.name), array.dtype, str(list(array.shape)), _few(array, values)]
+        for array, values in zip(shown.arrays, shown.values, strict=True)
+    ]
+    yield from table(["ARRAY", "DTYPE", "SHAPE", "VALUES"], rows)
+    for name, fact in shown.facts.items():
+        line = printable(f"{name}: {fact}")
+        yield line if len(line) <= _FACT_CHARACTERS else f"{line[: _FACT_CHARACTERS - 1]}…"
+    if shown.text is not None:
+        yield ""
+        yield from map(printable, shown.text.splitlines())
+
+
+def _few(array: ArrayInfo, values: list[Any] | None) -> str:
+    if values is None:
+        return "-"
+    count = len(values)
+    more = " …" if count < math.prod(array.shape) else ""
+    return " ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values) + more
