@@ -115,6 +115,10 @@ from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
             "3:7: cost: give one of hidden_size, linear and quadratic, or call",
         ),
         (COMPLETE + "cost: {call: flops}\n", "3:14: cost.call: 'flops' names no function; write module:name"),
+        (
+            COMPLETE + "tokenizer: tokenizer.json\n",
+            "3:12: tokenizer: 'tokenizer.json' is a file; write {kind: huggingface, file: tokenizer.json}",
+        ),
         (COMPLETE + "tokenizer: {kind: huggingface}\n", "3:12: tokenizer: kind: huggingface needs a file"),
         (COMPLETE + "tokenizer: {file: x}\n", "3:19: tokenizer.file: kind: bytes has no file"),
         (

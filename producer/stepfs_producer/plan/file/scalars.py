@@ -165,6 +165,18 @@ def choice(what: str, known: Iterable[str] | type[StrEnum]) -> Parsed:
     return Parsed(parse, {"enum": list(members)})
 
 
+def tokenizer_kind() -> Parsed:
+    """A `choice` that knows what a file name in its place means."""
+    known = choice("kind of tokenizer", ("bytes", "bpe", "huggingface"))
+
+    def parse(value: object) -> object:
+        if isinstance(value, str) and value.endswith(".json"):
+            raise ValueError(f"{shown(value)} is a file; write {{kind: huggingface, file: {value}}}")
+        return known.parse(value)
+
+    return Parsed(parse, known.schema)
+
+
 def file_names(value: object) -> tuple[str, ...]:
     """One name or several: files, directories, globs, s3:// URLs of them."""
     names = [value] if isinstance(value, str) else value

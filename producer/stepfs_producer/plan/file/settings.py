@@ -14,7 +14,17 @@ from stepfs_producer.plan.balance.partition import Method
 from stepfs_producer.plan.file.mesh import Mesh, parse_mesh
 from stepfs_producer.plan.file.part import Part
 from stepfs_producer.plan.file.problems import Problem
-from stepfs_producer.plan.file.scalars import Parsed, choice, decimal, share, size, text, user_code, whole
+from stepfs_producer.plan.file.scalars import (
+    Parsed,
+    choice,
+    decimal,
+    share,
+    size,
+    text,
+    tokenizer_kind,
+    user_code,
+    whole,
+)
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import SkipBudget
 
@@ -72,9 +82,7 @@ class Tokenizer(Part):
     short: ClassVar[str | None] = "kind"
     example: ClassVar[str] = "{kind: huggingface, file: tokenizer.json}"
 
-    kind: Annotated[
-        Literal["bytes", "bpe", "huggingface"], choice("kind of tokenizer", (_BYTES, "bpe", "huggingface"))
-    ] = "bytes"
+    kind: Annotated[Literal["bytes", "bpe", "huggingface"], tokenizer_kind()] = "bytes"
     """huggingface: a model's own tokenizer.json; bpe: one that `stepfs-produce text` trained; bytes: none."""
     file: Annotated[str, text("file name")] | None = None
     """Of huggingface and bpe."""
