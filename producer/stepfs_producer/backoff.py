@@ -2,6 +2,8 @@
 
 An outage of minutes must not cost a fleet of producers its in-memory pipelines, so nothing fails before the limit; the
 byte budget holds appends back meanwhile. Giving up is safe at any time: a restart reads the committed state.
+
+An outage meets every upload that is under way, so only the first task of a producer that fails says so.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
+from weakref import WeakSet
 
 import trio
 
@@ -23,12 +26,32 @@ PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 10.0
 
 
+class Outage:
+    """The tasks of one producer that fail now. One that was cancelled while it failed leaves by itself."""
+
+    def __init__(self) -> None:
+        self._failing: WeakSet[Backoff] = WeakSet()
+
+    def join(self, task: Backoff) -> bool:
+        """Whether `task` is the first."""
+        first = not self._failing
+        self._failing.add(task)
+        return first
+
+    def leave(self, task: Backoff) -> bool:
+        """Whether `task` was the last."""
+        self._failing.discard(task)
+        return not self._failing
+
+
 class Backoff:
     """One task's requests to one store; it gives up after `limit_s` seconds of consecutive failures."""
 
-    def __init__(self, what: str, limit_s: float) -> None:
+    def __init__(self, what: str, limit_s: float, outage: Outage | None = None) -> None:
+        """`outage`: shared by the tasks that one failing store stops together."""
         self._what = what
         self._limit_s = limit_s
+        self._outage = outage or Outage()
         self._failing_since_s: float | None = None
         self._failures = 0
 
@@ -50,7 +73,8 @@ class Backoff:
         now_s = trio.current_time()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-            _log.warning("%s: %s; trying on for %.0f s", self._what, error, self._limit_s)
+            level = logging.WARNING if self._outage.join(self) else logging.DEBUG
+            _log.log(level, "%s: %s; trying on for %.0f s", self._what, error, self._limit_s)
         if now_s - self._failing_since_s >= self._limit_s:
             raise error
         pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** min(self._failures, 10))
@@ -59,7 +83,7 @@ class Backoff:
 
     def succeeded(self) -> None:
         """Note an answer of the store: failures count from zero again."""
-        if self._failing_since_s is not None:
+        if self._failing_since_s is not None and self._outage.leave(self):
             _log.info("%s: the store answers again after %d failures", self._what, self._failures)
         self._failing_since_s = None
         self._failures = 0

@@ -13,7 +13,7 @@ import trio
 
 from stepfs.errors import StepfsError
 from stepfs.store.api import Store
-from stepfs_producer.backoff import Backoff
+from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.commit_loop import CommitLoop
 from stepfs_producer.lead.limit import Lead
 from stepfs_producer.pace import Pacer
@@ -35,6 +35,7 @@ class RunningProducer:
         self.pending = Pending(started.state.next_seq, memory_bytes_max=settings.max_pending_bytes)
         self.snapshots = SnapshotWriter(store, started.identity, started.committer.reader)
         self._who = f"producer {started.me.producer_id!r}"
+        self._outage = Outage()
         self._settings = settings
         self._nursery = nursery
         self._failure: StepfsError | None = None
@@ -102,7 +103,7 @@ class RunningProducer:
         self.changed.unpark_all()
 
     def _backoff(self, what: str) -> Backoff:
-        return Backoff(f"{self._who}: {what}", self._settings.give_up_after)
+        return Backoff(f"{self._who}: {what}", self._settings.give_up_after, self._outage)
 
     async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run a background task; its failure becomes the producer's."""
