@@ -28,6 +28,7 @@ class Peer:
 _ALL = (
     Peer("stepfs", "stepfs_mount", mount="stepfs", ours=True),
     Peer("stepfs-loop", "stepfs_loop", mount="stepfs", kinds=("text",), ours=True),
+    Peer("reader", "stepfs_reader", part="stepfs.reader", ours=True),
     Peer("mosaicml", "mosaicml", ("mosaicml-streaming==0.13.0",)),
     Peer("litdata", "litdata", ("litdata==0.2.76",)),
     Peer(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.machine import SCRIPTS, family
+from bench.machine import SCRIPTS, family, until
 from bench_train.peers.driver import KILL_ME
 from bench_train.peers.job import Order
 from bench_train.peers.judgement import Journal
@@ -18,6 +18,7 @@ from bench_train.peers.nodes import Node
 from bench_train.peers.usage import peak_pss
 
 _PATIENCE_S = 240.0
+_TRACKER_S = 10.0
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(:|$)")
 
 
@@ -58,13 +59,20 @@ class Trainer:
         return journal, journal.cpu_s + node.cpu_s() - before, peak.bytes
 
     def killed(self, order: Order) -> Journal:
-        """Until it asks to be killed; then it and all its workers get SIGKILL."""
+        """Until it asks to be killed; then it and all its workers get SIGKILL. Python's tracker of shared memory lives
+        on, as it does when memory runs out on a node, and removes what they left.
+        """
         process = self._start(order)
         assert process.stdout is not None
         try:
             if process.stdout.readline().strip() != KILL_ME:
                 self._end(process)
                 raise FailedError("the data ended before the kill")
+            trackers = [pid for pid in family(process.pid) if is_tracker(pid)]
+            for pid in set(family(process.pid)) - set(trackers):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+            until(lambda: not any(map(is_alive, trackers)), _TRACKER_S)
         finally:
             _kill(process)
         return _journal(order)
@@ -93,6 +101,21 @@ class Trainer:
         if process.returncode != 0:
             said = self.log.read_text(encoding="utf-8", errors="replace")
             raise FailedError(reason(said) or f"ended with {process.returncode}", said)
+
+
+def is_tracker(pid: int) -> bool:
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    """A process that has ended and waits for its parent is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

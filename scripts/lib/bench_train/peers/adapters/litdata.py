@@ -20,6 +20,8 @@ def imports() -> None:
 
 
 def write(order: Order) -> None:
+    for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
+        os.environ[name] = f"{order.cache}-of-optimize/{name}"  # not in /tmp, for all runs together
     from litdata import optimize  # type: ignore[import-not-found]  # noqa: PLC0415
 
     optimize(
