@@ -64,6 +64,34 @@ def test_names_and_attributes_of_steps_to_come_are_answered_at_once(lake, tmp_pa
         assert mount.file(2, 1).stat().st_size == len(payload(2, 1))
 
 
+def test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its_length(lake, tmp_path):
+    """A trainer that resumes makes its data set again: a shorter list would give every index another file."""
+
+    def globbed():
+        return sorted(glob.glob(f"{mount.directory}/step-*/rank-*.bin"))
+
+    with mounted(lake, tmp_path / "m", "--steps", "0:4", "--group", "g") as mount:
+        before = globbed()
+        held = mount.file(0, 0).open("rb")
+        assert held.read() == payload(0, 0)
+        assert stepfs("checkpoint", lake, "--group", "g", "2").returncode == 0
+        until(lambda: mount.status()["need"] == 2, 30, "the checkpoint does not arrive")
+        assert globbed() == before
+        assert len(before) == 4 * 2
+        assert sorted(os.listdir(mount.step(1))) == ["rank-00000.bin", "rank-00001.bin"]
+        assert mount.file(1, 0).stat().st_size == 0
+        assert not mount.file(1, 2).exists()  # there is no such rank
+        with pytest.raises(FileNotFoundError):
+            mount.file(1, 0).read_bytes()
+        assert [os.path.getsize(path) for path in before[:2]] == [len(payload(0, 0)), 0], (
+            "an open file is whole"
+        )
+        assert os.pread(held.fileno(), SIZE, 0) == payload(0, 0)
+        held.close()
+    with mounted(lake, tmp_path / "m", "--steps", "0:4", "--group", "g") as mount:
+        assert globbed() == before
+
+
 READERS = {
     "read": "open(path, 'rb').read()",
     "pread": "os.pread(os.open(path, os.O_RDONLY), 1 << 20, 0)",

@@ -40,7 +40,7 @@ class Presence(enum.Enum):
 
     COMMITTED = "committed"  # a directory whose files exist
     PENDING = "pending"  # a directory of future files: opening one waits for the commit
-    GONE = "gone"  # listed for ever under --steps, but reclaimed, or never committed: empty
+    GONE = "gone"  # listed for ever under --steps, but reclaimed (`released`), or never committed: empty
     ABSENT = "absent"  # ENOENT
 
 
@@ -91,14 +91,20 @@ class Tree:
         return self.next_step <= step <= STEP_MAX and not self._table.state.sealed
 
     def names_known(self, step: Step) -> bool:
-        """Whether the files of a pending step have names and attributes already, all but their sizes.
+        """Whether the files of a pending or released step have names and attributes, all but their sizes.
 
         Only under `--steps`: otherwise `glob`, `exists` and `find` would wait once per name, and end with lists of
-        different lengths on different nodes. Under `--wait` a name exists only with its step; loops on `exists` rely
-        on it.
+        different lengths on different nodes, or in a trainer that resumes. Under `--wait` a name exists only with its
+        step; loops on `exists` rely on it.
         """
-        steps = self.options.steps
-        return steps is not None and not self.options.stat_waits and self.presence(step) is Presence.PENDING
+        if self.options.steps is None:
+            return False
+        pending = self.presence(step) is Presence.PENDING
+        return self.released(step) or (pending and not self.options.stat_waits)
+
+    def released(self, step: Step) -> bool:
+        """Whether the step is listed under `--steps` although it lies behind the checkpoints."""
+        return self.presence(step) is Presence.GONE and step < self.next_step
 
     def presence(self, step: Step) -> Presence:
         """Resolve the name of a step, without a request to the store."""

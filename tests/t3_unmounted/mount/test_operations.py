@@ -76,10 +76,12 @@ async def test_under_steps_exactly_these_are_listed_always_and_there_is_no_lates
         assert await m.names() == expected
         m.table.first_live_step = 4
         assert await m.names() == expected
-        with fails(errno.ENOENT):  # reclaimed: listed, but nothing inside
-            await m.names("step-000000002")
+        assert len(await m.names("step-000000002")) == 2  # reclaimed: names, but nothing to open
+        assert (await m.lookup("step-000000002", "rank-00000.pt")).st_size == 0
         with fails(errno.ENOENT):
-            await m.lookup("step-000000002", "rank-00000.pt")
+            await m.read("step-000000002", "rank-00000.pt")
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000002", "rank-00002.pt")
         with fails(errno.ENOENT):
             await m.lookup("step-000000005")
         assert len(await m.names("step-000000004")) == 2

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import pyfuse3
 
-from stepfs.format.ids import Step
+from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.entries import NS_PER_MS, Replies
 from stepfs.mount.fuse.lookup_counts import LookupCounts
@@ -136,19 +136,17 @@ class OpenStep:
                 return
 
 
-class OpenPendingStep:
-    """A step that is not committed yet: the names of its files are known, but not their sizes."""
+class OpenNames:
+    """A step that is not committed yet, or no longer there: its files have names, but cannot be opened now."""
 
-    def __init__(self, table: StepTable, step: Step, ranks: RankMap, ext: bytes) -> None:
-        self._table = table
-        self._step = step
+    def __init__(self, describe: Callable[[SliceIndex], Attributes], ranks: RankMap, ext: bytes) -> None:
+        self._describe = describe
         self._ranks = ranks
         self._ext = ext
 
     def list_after(self, after: int, rows: Rows) -> None:
         for rank in range(after, self._ranks.world):
-            index = self._ranks.slice_of(rank)
-            found = attributes.pending_file(self._table, self._step, index, self._ranks.links)
+            found = self._describe(self._ranks.slice_of(rank))
             if not rows.add(rank + 1, rank_name(rank, self._ext), found):
                 return
 

@@ -55,10 +55,19 @@ class KnownAttributes:
             return None if newest is None else attributes.latest(self._reader, newest)
         return self._control.directory if name == CONTROL_DIRECTORY else None
 
-    def pending(self, step: Step, index: SliceIndex) -> Attributes:
-        """A file of a step that is not committed yet. From now on the kernel takes it for empty."""
-        found = attributes.pending_file(self._reader, step, index, self._ranks.links)
-        self._sizes.note(found.inode)
+    def unopenable(self, step: Step, index: SliceIndex) -> Attributes:
+        """A file of a pending or released step, for a listing: size 0, unless the file is still open here. Another size
+        than before would cut the pages that its readers have mapped."""
+        entry = self._files.entry_of(step, index) if step < self._tree.next_step else None
+        if entry is not None:
+            return attributes.slice_file(entry, index, self._ranks.links)
+        return attributes.pending_file(self._reader, step, index, self._ranks.links)
+
+    def looked_up_unopenable(self, step: Step, index: SliceIndex) -> Attributes:
+        """The same for a lookup. A file of size 0 is one that the kernel takes for empty from now on."""
+        found = self.unopenable(step, index)
+        if found.size == 0:
+            self._sizes.note(found.inode)
         return found
 
     def above(self, inode: int) -> Attributes | None:
@@ -79,7 +88,7 @@ class KnownAttributes:
             return None if gone else attributes.step_directory(self._reader, self._tree, node.step)
         if isinstance(node, SliceFile):
             if node.index < self._ranks.slices and self._tree.names_known(node.step):
-                return self.pending(node.step, node.index)
+                return self.looked_up_unopenable(node.step, node.index)
             entry = self._files.entry_of(node.step, node.index) or self._reader.entry_if_loaded(node.step)
             return None if entry is None else self.of_slice(entry, node)
         if isinstance(node, StepFile | WaitFile):

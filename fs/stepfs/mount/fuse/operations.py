@@ -15,6 +15,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import pyfuse3
@@ -26,7 +27,7 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.directories import (
     OpenDirectory,
-    OpenPendingStep,
+    OpenNames,
     OpenRoot,
     OpenStep,
     ReaddirReply,
@@ -119,7 +120,7 @@ class StepOperations(pyfuse3.Operations):
             return None  # at once: a wrong name does not wait for the step
         index = self._parts.ranks.slice_of(rank)
         if self._tree.names_known(step):
-            return self._known.pending(step, index)
+            return self._known.looked_up_unopenable(step, index)
         entry = await self._entry(step, pid)
         return attributes.slice_file(entry, index, self._parts.ranks.links)
 
@@ -171,8 +172,9 @@ class StepOperations(pyfuse3.Operations):
 
     async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
         # Listing never waits under --steps, not even with --stat-waits: the names are known.
-        if self._tree.options.steps is not None and self._tree.presence(step) is Presence.PENDING:
-            return OpenPendingStep(self._reader, step, self._parts.ranks, self._ext)
+        pending = self._tree.options.steps is not None and self._tree.presence(step) is Presence.PENDING
+        if pending or self._tree.released(step):
+            return OpenNames(partial(self._known.unopenable, step), self._parts.ranks, self._ext)
         return OpenStep(await self._entry(step, pid), self._parts.ranks, self._ext)
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
