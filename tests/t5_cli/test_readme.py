@@ -20,7 +20,7 @@ from stepfs.cli.app import app
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 OPERATIONS = (ROOT / "fs/OPERATIONS.md").read_text()
-PAGES = {"README.md": README, "fs/OPERATIONS.md": OPERATIONS}
+PAGES = {"README.md": README, "fs/OPERATIONS.md": OPERATIONS}  # test_guide.py runs fs/GUIDE.md
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -40,11 +40,15 @@ class Block:
         return ["bash", "-euo", "pipefail", "-c", self.text]
 
 
-BLOCKS = [
-    Block(page, text[: match.start()].count("\n") + 1, match[1], match[2])
-    for page, text in PAGES.items()
-    for match in _FENCE.finditer(text)
-]
+def blocks_of(page: str, text: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    return [
+        Block(page, text[: match.start()].count("\n") + 1, match[1], match[2])
+        for match in _FENCE.finditer(text)
+    ]
+
+
+BLOCKS = [block for page, text in PAGES.items() for block in blocks_of(page, text)]
 
 
 @pytest.fixture

@@ -1,0 +1,136 @@
+"""The training programs of `scripts/examples`, killed with -9 in the middle; the guide's blocks start the same programs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import servers
+from preloaded import preloaded
+from realmount import make_lake, mounted, until
+
+from stepfs.torch import dump
+from stepfs_producer import Producer
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "scripts/examples"
+LINES_MAX = 80
+PROGRAMS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in {".py", ".sh"})
+STEPS, SLICES = 12, 2
+CALM = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
+PUBLIC = {"stepfs.torch", "stepfs_producer", "stepfs_producer.sources.fields"}
+TRANSFORMERS = "from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments"
+DISTRIBUTED = """
+import stepfs.torch
+import torch.distributed.checkpoint.state_dict
+import torch.nn.parallel
+"""
+
+
+def commit(url, steps):
+    """Batches as `stepfs-produce text` makes them, as far as the examples read them."""
+    import torch  # noqa: PLC0415
+
+    with Producer(url, producer_id="p0") as producer:
+        for step in steps:
+            ids = [(torch.arange(256).view(4, 64) * (step + 1) + index) % 256 for index in range(SLICES)]
+            batches = [{"input_ids": i, "labels": i.roll(-1, 1), "doc_ids": torch.zeros_like(i)} for i in ids]
+            producer.append([dump(batch) for batch in batches], position=step)
+
+
+@pytest.fixture
+def lake(file_url):
+    make_lake(file_url, slices=SLICES, ext=".pt")
+    return file_url
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_an_example_is_short_and_says_how_to_run_it_and_what_it_prints(program):
+    text = program.read_text()
+    assert len(text.splitlines()) <= LINES_MAX
+    said = ast.get_docstring(ast.parse(text)) if program.suffix == ".py" else text[: text.index("\nset -euo")]
+    assert re.search(rf"\n.*{program.name} |tar_captions:Captions", said), "how it is run"
+    assert re.search(r"[Pp]rint|yields", said), "what comes out"
+    imported = re.findall(r"^from (stepfs\S*) import (.*)$", text, re.MULTILINE)
+    assert {module for module, _ in imported} <= PUBLIC
+    assert not [name for _, names in imported for name in names.split(", ") if name.startswith("_")]
+
+
+def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_others(lake, tmp_path):
+    commit(lake, range(10))
+    checkpoints, before, after = tmp_path / "out", tmp_path / "before", tmp_path / "after"
+    checkpoints.mkdir()
+    options = ["--steps", f"0:{STEPS}", "--group", "hf", "--checkpoint-dir", str(checkpoints)]
+    with preloaded(TRANSFORMERS, CALM) as programs, mounted(lake, tmp_path / "m", *options) as mount:
+        command = [EXAMPLES / "train_huggingface.py", mount.directory, checkpoints]
+        first = programs.start(*command, output=before)
+        until(lambda: "opens step-000000010" in shown(before), 100, lambda: shown(before))
+        os.kill(first, signal.SIGKILL)
+        assert programs.wait(first) == -signal.SIGKILL
+        until(lambda: mount.status()["need"] == 4, 20, "checkpoints 4 and 8 are not recorded")
+        commit(lake, range(10, STEPS))
+        assert programs.wait(programs.start(*command, output=after)) == 0, shown(after)
+        assert re.findall(r"opens (.*)", shown(after)) == [
+            f"step-{step:09d}/rank-{rank:05d}.pt" for step in range(8, STEPS) for rank in range(SLICES)
+        ]
+        again = [
+            line for line in shown(before).splitlines() if "'epoch': '0.75'" in line
+        ]  # step 8, trained twice
+        assert again
+        assert again == [line for line in shown(after).splitlines() if "'epoch': '0.75'" in line]
+        until(lambda: mount.status()["need"] == 8, 20, "checkpoint 12 is not recorded")
+
+
+def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tmp_path):
+    commit(lake, range(7))
+    checkpoints, before, after, calm = (tmp_path / name for name in ("kept", "before", "after", "calm"))
+
+    def start(directory, kept, output):
+        [port] = servers.free_ports(1)
+        job = {**CALM, "WORLD_SIZE": str(SLICES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [EXAMPLES / "train_ddp.py", directory, kept, STEPS]
+        return [
+            programs.start(*command, output=output, env={**job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(SLICES)
+        ]
+
+    with (
+        preloaded(DISTRIBUTED, CALM) as programs,
+        mounted(lake, tmp_path / "m", "--group", "g", "--wait", "100") as mount,
+        mounted(lake, tmp_path / "other", "--group", "calm", "--wait", "100") as other,
+    ):
+        undisturbed = start(other.directory, tmp_path / "other-kept", calm)
+        killed = start(mount.directory, checkpoints, before)
+        until(lambda: "step 6 " in shown(before), 100, lambda: shown(before))
+        for rank in killed:
+            os.kill(rank, signal.SIGKILL)
+            assert programs.wait(rank) == -signal.SIGKILL
+        (checkpoints / "step-000000006").mkdir()  # as if it had been killed while it saved
+        commit(lake, range(7, STEPS))
+        resumed = start(mount.directory, checkpoints, after)
+        assert [programs.wait(rank) for rank in (*resumed, *undisturbed)] == [0] * 4, shown(after) + shown(
+            calm
+        )
+        assert list(losses(before)) == list(range(7))
+        assert list(losses(after)) == list(range(4, STEPS))
+        assert losses(before) | losses(after) == losses(calm)
+        assert {step: losses(before)[step] for step in range(4, 7)}.items() <= losses(after).items()
+        assert sorted(path.parent.name for path in checkpoints.glob("*/.metadata")) == [
+            "step-000000008",
+            "step-000000012",
+        ]
+        until(lambda: mount.status()["need"] == 8, 20, "the checkpoints are not recorded")
+
+
+def losses(output):
+    """Step → loss, with all its digits."""
+    return {
+        int(step): loss for step, loss in re.findall(r"^step (\d+) loss (\S+)$", shown(output), re.MULTILINE)
+    }
+
+
+def shown(output):
+    return output.read_text() if output.exists() else ""

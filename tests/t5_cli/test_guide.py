@@ -1,0 +1,139 @@
+"""The guide as a program: each section's blocks run in a directory of their own, and print what they should."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from test_readme import blocks_of, headings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "fs/GUIDE.md"
+GUIDE = (ROOT / PAGE).read_text()
+SECTIONS = {text.partition("\n")[0]: text for text in re.split(r"^## ", GUIDE, flags=re.MULTILINE)[1:]}
+BEGINNING = "Before you begin"
+
+# What sections that go together must print, in this order. Slow ones start the programs of test_examples.py as the guide does.
+PRINTED = {
+    "Train with PyTorch, Look inside, Clean up": [
+        "text-0-of-1",
+        r"readers +waited",
+        "rank-00001.pt",
+        '"producer": "text-0-of-1"',
+        "sealed: 12 steps",
+        "would delete",
+        "deleted [1-9]",
+        "step-000000008",  # the oldest checkpoint that is kept
+        "is retired",
+    ],
+    "Train with Hugging Face": ["opens step-000000008/rank-00000.pt", "opens step-000000011/rank-00001.pt"],
+    "DDP, and resume after a kill": [r"step 4 loss \S+\n(?s:.*)step 11 loss", r"pretrain +8 +2 "],
+    "WebDataset": ["step 7: 8 samples", "step 11: 8 samples"],
+    "Produce from your own pipeline": [
+        "step-000000009",
+        r"images-1: \d+ of 320",
+        "640 of 640 samples, 0 of them twice",
+    ],
+    "Produce from a plan": [
+        "24 steps in .*, all committed",
+        "tar_captions:Captions",
+        "every source is exhausted",
+    ],
+}
+
+SLOW = {"Train with Hugging Face", "DDP, and resume after a kill"}
+
+
+def parts(sections):
+    return [sections] if sections in SECTIONS else sections.split(", ")
+
+
+@pytest.fixture
+def follow(tmp_path):
+    """Runs the blocks of a section as somebody does who follows the guide; returns what they print."""
+    (tmp_path / "examples").symlink_to(ROOT / "scripts/examples")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("STEPFS_")},
+        "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
+        "PYTHONWARNINGS": "",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "STEPFS_LOG_DIR": str(tmp_path / "logs"),
+    }
+
+    started = []
+
+    def follow(section):
+        printed = []
+        for block in blocks_of(PAGE, SECTIONS[section]):
+            if block.language in {"text", "console"}:
+                continue
+            process = subprocess.Popen(
+                block.command,
+                cwd=tmp_path,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            started.append(process)
+            said, wrong = process.communicate(timeout=120)
+            assert process.returncode == 0, f"{section}\n{block.text}\n{said}\n{wrong}"
+            printed.append(said)
+        return "".join(printed)
+
+    yield follow
+    for process in started:
+        with suppress(ProcessLookupError):  # what a block that failed has left in the background
+            os.killpg(process.pid, signal.SIGKILL)
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        directory = line.split(" ")[4]
+        if directory.startswith(f"{tmp_path}/"):
+            subprocess.run(["umount", "-l", directory], check=False)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "sections", [pytest.param(names, marks=[pytest.mark.slow] if names in SLOW else []) for names in PRINTED]
+)
+def test_a_section_does_what_it_says(sections, follow, tmp_path):
+    follow(BEGINNING)
+    printed = "".join(follow(part) for part in parts(sections))
+    at = 0
+    for expected in PRINTED[sections]:
+        found = re.compile(expected, re.MULTILINE).search(printed, at)
+        assert found, f"{expected!r} is not printed, or not in this order:\n{printed}"
+        at = found.end()
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text(), "a section unmounts what it mounts"
+
+
+def test_every_section_with_commands_runs():
+    with_commands = {
+        name for name, text in SECTIONS.items() if re.search(r"^```(sh|python)$", text, re.MULTILINE)
+    }
+    assert with_commands == {BEGINNING, *(part for sections in PRINTED for part in parts(sections))}
+    assert {block.language for block in blocks_of(PAGE, GUIDE)} <= {"sh", "python", "text", "console"}
+    assert GUIDE.count("\n```") == 2 * len(blocks_of(PAGE, GUIDE))
+    assert not re.search(r"/(home|root|tmp|mnt|work)/", GUIDE), "a path of one machine"
+
+
+def test_the_guide_names_every_example_and_nothing_that_is_not_there():
+    examples = {path.name for path in (ROOT / "scripts/examples").iterdir() if path.suffix in {".py", ".sh"}}
+    assert set(re.findall(r"`(\w+\.(?:py|sh))`", GUIDE)) == examples
+    assert set(re.findall(r"examples/([\w.]+)", GUIDE)) <= examples
+    for target in re.findall(r"\]\(([^)]+)\)", GUIDE):
+        file, _, anchor = target.partition("#")
+        linked = (ROOT / "fs" / file) if file else ROOT / PAGE
+        assert linked.is_file(), target
+        assert not anchor or anchor in headings(linked), target
+
+
+def test_the_guide_is_found_from_the_first_page():
+    assert "(fs/GUIDE.md)" in (ROOT / "README.md").read_text()
