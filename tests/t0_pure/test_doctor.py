@@ -43,6 +43,15 @@ def test_fusermount_is_needed_by_users_only(machine):
     assert environment.check_fusermount(is_root=False, path=path).level is Level.OK
 
 
+def test_a_user_needs_mtab_to_unmount(machine):
+    (found,) = environment.check_mtab(is_root=False, root=machine.root)
+    assert found.level is Level.FAIL
+    assert "ln -s /proc/mounts /etc/mtab" in found.remedy
+    assert not list(environment.check_mtab(is_root=True, root=machine.root))
+    machine("etc/mtab", "")
+    assert not list(environment.check_mtab(is_root=False, root=machine.root))
+
+
 def test_allow_other_for_users(machine):
     machine("etc/fuse.conf", "# comment\n#user_allow_other\n")
     assert environment.check_rights(is_root=False, root=machine.root).level is Level.NOTE

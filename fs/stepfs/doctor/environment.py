@@ -84,6 +84,13 @@ def check_fusermount(*, is_root: bool, path: str | None = None) -> Finding:
     return ok("fusermount3", found)
 
 
+def check_mtab(*, is_root: bool, root: Path = Path("/")) -> Iterator[Finding]:
+    """fusermount3 looks up in /etc/mtab what it unmounts. A slim container may lack it: it mounts, but never unmounts."""
+    if not is_root and not (root / "etc/mtab").exists():
+        remedy = f"in the image: {command('ln', '-s', '/proc/mounts', '/etc/mtab')}"
+        yield fail("/etc/mtab", "does not exist: fusermount3 could not unmount", remedy)
+
+
 def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
     """The right to mount, and to let other users in. A set-uid helper cannot exceed the capability bounding set."""
     held = _capabilities(root, "CapEff" if is_root else "CapBnd")

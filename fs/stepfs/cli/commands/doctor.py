@@ -87,6 +87,7 @@ def _check_machine(target: str | None) -> list[Finding]:
         environment.check_pyfuse3(),
         environment.check_fuse_device(),
         environment.check_fusermount(is_root=is_root),
+        *environment.check_mtab(is_root=is_root),
         environment.check_rights(is_root=is_root),
         *limits.check_kernel(),
         limits.check_memory(),
