@@ -83,9 +83,9 @@ class Report:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{self.name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         plot(out / f"{self.name}.png", draw)
-        # A pipe has no width; a table that wraps cannot be pasted.
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-        console.print(self._table())
+        if self.rows:
+            show(self._table())
+        console = _console()
         facts = self._machine
         console.print(
             f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, Linux {facts['kernel']}, "
@@ -108,6 +108,16 @@ class Report:
             ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
             table.add_row(row.what, row.ours, row.against, ratio, row.target, _verdict(row))
         return table
+
+
+def show(table: Table) -> None:
+    """On stdout."""
+    _console().print(table)
+
+
+def _console() -> Console:
+    """A pipe has no width; a table that wraps cannot be pasted."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 
 
 def _verdict(row: Row) -> str:

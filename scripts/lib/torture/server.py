@@ -22,10 +22,11 @@ _PROXY_READY_S = 30.0
 class Server:
     """SeaweedFS and, if any trouble is asked for, the proxy in front of it. A context manager."""
 
-    def __init__(self, directory: Path, *, seed: int, probabilities: str) -> None:
+    def __init__(self, directory: Path, *, seed: int, probabilities: str, durable: bool = True) -> None:
         self._directory = directory
         self._seed = seed
         self._probabilities = probabilities
+        self._durable = durable
         self._ports = servers.free_ports(_PORTS)
         self._stack = ExitStack()
         self._running = ExitStack()
@@ -38,7 +39,8 @@ class Server:
         self._stack.callback(lambda: self._running.close())  # noqa: PLW0108 - the one that runs by then
         try:
             self._start()
-            self._make_durable()
+            if self._durable:
+                self._make_durable()
             if self._probabilities:
                 self._start_proxy()
         except BaseException:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.bed import Bed, Plan
 from bench.environments import NotInstalledError, environment
-from bench.report import Report, load
+from bench.report import Report, load, show
 from bench.slowed import SlowedStore, slowed
 from bench_train.peers.catalogue import CATALOGUE, Peer
 from bench_train.peers.job import IMAGES, TEXT, Data
@@ -110,7 +110,7 @@ def finish(report: Report, results: Sequence[Result], options: Options) -> None:
     pages = []
     for kind in options.kinds:
         mine = [each for each in results if each.kind == kind]
-        report.console.print(table(kind, mine))
+        show(table(kind, mine))
         pages.append(markdown(kind, mine))
         report.add(*verdicts(kind, mine))
     report.figures["peers"] = [asdict(each) for each in results]
