@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from stepfs_producer.plan.order import record_key
 from stepfs_producer.roles.tokenising import tokenised
 from stepfs_producer.sources.block import Block, Records
 from stepfs_producer.sources.reading import read_block
@@ -26,3 +28,17 @@ def transform(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> T
     is not the record's.
     """
     return tokenised(spec, records, keys)
+
+
+def timed_transform(
+    spec: TransformSpec, seed: int, epoch: int, name: str, records: Records
+) -> tuple[Tokenised, float]:
+    """`transform`, and its seconds. A record's key is made only for a function that may use it."""
+    started = time.perf_counter()
+    keys = [b""] * len(records)
+    if spec.call is not None:
+        keys = [
+            record_key(seed, epoch, name, file, offset)
+            for file, offset in zip(records.files.tolist(), records.offsets.tolist(), strict=True)
+        ]
+    return transform(spec, records, keys), time.perf_counter() - started

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,8 @@ import trio
 
 from stepfs.errors import RefusedError
 from stepfs_producer.engine.api import Engine
-from stepfs_producer.plan.order import record_key
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.roles.loader import read, transform
+from stepfs_producer.roles.loader import read, timed_transform
 from stepfs_producer.run.failover import WorkersDiedError, carry_out, culprit
 from stepfs_producer.run.held import Group, Held
 from stepfs_producer.sources.block import Block, Place, Records
@@ -83,6 +81,12 @@ class Loading:
         self._group_records = GROUP_RECORDS_MIN
         self._mean_tokens = 1.0
         self._wake = trio.Event()
+        self._tasks: list[str] = []  # under way, oldest first
+
+    @property
+    def doing(self) -> str:
+        """One of its oldest tasks under way, in words; empty if there is none."""
+        return self._tasks[0] if self._tasks else ""
 
     @property
     def name(self) -> str:
@@ -241,9 +245,13 @@ class Loading:
         return self._starved or self.held.tokens + likely < self._wanted_tokens
 
     async def _carry_out(self, what: str, function: Callable[..., T], *arguments: object) -> T:
-        return await carry_out(
-            self._engine, f"source {self.name}: {what}", self._give_up_after_s, function, *arguments
-        )
+        self._tasks.append(what)
+        try:
+            return await carry_out(
+                self._engine, f"source {self.name}: {what}", self._give_up_after_s, function, *arguments
+            )
+        finally:
+            self._tasks.remove(what)
 
     def _file(self, number: int) -> str:
         return self._source.layout.listing.files[number].name
@@ -269,20 +277,6 @@ class _Slot:
         self.result = result
         if result is not None:
             self.done.set()
-
-
-def timed_transform(
-    spec: TransformSpec, seed: int, epoch: int, name: str, records: Records
-) -> tuple[Tokenised, float]:
-    """In a worker: `transform`, and its seconds. A record's key is made only for a function that may use it."""
-    started = time.perf_counter()
-    keys = [b""] * len(records)
-    if spec.call is not None:
-        keys = [
-            record_key(seed, epoch, name, file, offset)
-            for file, offset in zip(records.files.tolist(), records.offsets.tolist(), strict=True)
-        ]
-    return transform(spec, records, keys), time.perf_counter() - started
 
 
 def preload(directory: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -15,6 +17,9 @@ from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need, StepPlan
 from stepfs_producer.run.loading import Loading
 
+_log = logging.getLogger("stepfs.producer")
+
+TOLD_AFTER_S: Final = 60.0  # of waiting for a source; its tasks are made to take a quarter of a second
 STEPS_AHEAD: Final = (
     3  # of samples: the step that is planned, and those while its successors' blocks are read
 )
@@ -92,6 +97,7 @@ class Planning:
         missing = {
             loading: before[loading.name] for loading in self._loadings if loading.name in need.samples
         }
+        tell_s = trio.current_time() + TOLD_AFTER_S
         for loading, added in missing.items():
             if loading.added == added:
                 loading.need()
@@ -103,8 +109,23 @@ class Planning:
             }
             if not missing:
                 return
-            await self._changed.wait()
-            self._changed = trio.Event()
+            with trio.move_on_at(tell_s):
+                await self._changed.wait()
+                self._changed = trio.Event()
+                continue
+            tell_s = math.inf
+            _tell_waiting(missing)
+
+
+def _tell_waiting(missing: Mapping[Loading, int]) -> None:
+    for loading in missing:
+        _log.warning(
+            "source %s: no step can be planned for %.0f s already; it is still %s. If that never ends, the file system is "
+            "stuck, or a function or library hangs on these records",
+            loading.name,
+            TOLD_AFTER_S,
+            loading.doing or "waiting for a worker",
+        )
 
 
 def step_tokens(rules: Rules) -> int:

@@ -123,7 +123,7 @@ ERRORS = [OSError(5, "Input/output error"), StoreUnreachableError("no answer")]
 
 @pytest.mark.logs("trying on for")
 @pytest.mark.parametrize("error", ERRORS, ids=["disk", "store"])
-async def test_an_error_that_passes_costs_no_record(corpus, error, autojump_clock) -> None:
+async def test_an_error_that_passes_costs_no_record(corpus, error, patient_clock) -> None:
     engine = PassingErrors(2, error)
     assert await steps(engine, corpus) == await steps(HereEngine(0), corpus)
     assert engine.failed
