@@ -7,11 +7,11 @@
 set -euo pipefail
 lake=$1 mount=$2 group=$3 next=$4
 
-stepfs unmount "$mount" --checkpoint "$next"          # returns when mount, daemon and cache are gone
-stepfs seal "$lake"                                   # no more steps: readers that wait get ENOENT in place of a wait
-stepfs reclaim "$lake" --dry-run --grace 0s           # counts what lies behind the oldest kept checkpoint
-stepfs reclaim "$lake" --grace 0s                     # deletes it; without --grace an hour after the checkpoint
-stepfs ls "$lake" | sed -n 1p                      # the first step that is left: training could still continue there
+stepfs unmount "$mount" --checkpoint "$next"                    # returns when mount, daemon and cache are gone
+stepfs checkpoint "$lake" --group "$group" "$next" --keep 1     # of its checkpoints, only this one is still wanted
+stepfs seal "$lake"                                             # no more steps: readers that wait get ENOENT in place of a wait
+stepfs reclaim "$lake" --dry-run --grace 0s                     # counts what lies behind the oldest kept checkpoint
+stepfs reclaim "$lake" --grace 0s                               # deletes it; without --grace an hour after the checkpoint
 
 # When the run is over for good: the group no longer needs anything, and the lake is only its objects.
 stepfs checkpoint "$lake" --group "$group" --retire

@@ -3,9 +3,9 @@
 #
 #     bash parquet_to_lake.sh LAKE
 #
-# Works in the current directory. Writes a small data set (questions/ and stories/, a text column each) and plan.yaml,
-# checks the plan, and runs it. Run again after any ending, it continues exactly.
-# Prints what the plan amounts to, then shares, fill and balance of the steps that were committed.
+# Works in the current directory: writes a small data set (questions/ and stories/, a text column each) and plan.yaml,
+# and runs the plan. After any ending it continues exactly when it is run again.
+# Prints shares, fill and balance of the steps that it has committed.
 set -euo pipefail
 lake=$1
 
@@ -38,5 +38,4 @@ mix: {questions: 40, stories: 60}
 until: {steps: 24}
 END
 
-stepfs-produce check plan.yaml
 stepfs-produce run plan.yaml "$lake" --workers 1

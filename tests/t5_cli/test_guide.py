@@ -21,15 +21,16 @@ BEGINNING = "Before you begin"
 
 # What sections that go together must print, in this order. Slow ones start the programs of test_examples.py as the guide does.
 PRINTED = {
-    "Train with PyTorch, Look inside, Clean up": [
+    "Train with PyTorch, Where FUSE is forbidden, Look inside, Clean up": [
+        r"step 8 loss \S+\nstep 9 loss",
         "text-0-of-1",
         r"readers +waited",
         "rank-00001.pt",
+        r"input_ids +int64 +\[8, 256\]",
         '"producer": "text-0-of-1"',
         "sealed: 12 steps",
         "would delete",
-        "deleted [1-9]",
-        "step-000000008",  # the oldest checkpoint that is kept
+        "deleted [1-9].*needs step 10",
         "is retired",
     ],
     "Train with Hugging Face": ["opens step-000000008/rank-00000.pt", "opens step-000000011/rank-00001.pt"],
