@@ -48,7 +48,8 @@ def test_an_append_at_odds_uploads_nothing_and_the_producer_goes_on(slices: int)
             await writer.flush()
             before = set(shared.objects)
             with pytest.raises(
-                UsageError, match=r"payload 1 has 7 bytes, which is no uint16 .*append what the schema"
+                UsageError,
+                match=r"payload 1 has 7 bytes, the lake's schema says 'ids' is uint16 \[rows, 4\]; append what",
             ):
                 await writer.append([rows(1), b"7 bytes", *good[2:]], position=2)
             with trio.move_on_after(60):

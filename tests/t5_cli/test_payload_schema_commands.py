@@ -6,15 +6,13 @@ import json
 from pathlib import Path
 
 import json_schemas
-import msgpack
 import numpy as np
 import pytest
 import torch
-from lakes import SLICES, stepfs
+from lakes import SLICES, stepfs, with_schema, without_schema
 from payload_samples import bomb, npy, pt, safetensors
 
 from stepfs.errors import UsageError
-from stepfs.format.codec import HEADER_BYTES, Kind, encode
 from stepfs_producer import Producer
 
 SCHEMA = {"arrays": {"array": {"dtype": "int64", "shape": ["rows", 4]}}, "tokenizer": {"identity": "bytes"}}
@@ -117,9 +115,9 @@ def test_verify_checks_every_slice_against_the_schema_also_long_ones(file_url: s
     commit(file_url, [pt({"ids": small}), pt({"ids": large, "sources": ["a"]})])
     fine = stepfs("verify", file_url, "--content", "--json")
     assert (fine.code, fine.document["errors"]) == (0, [])
-    _without_schema(file_url)
+    without_schema(file_url)
     commit(file_url, [pt({"ids": small.long()}), bomb()], [pt({"ids": large.long()}), b"raw"])
-    _with_schema(file_url, json.dumps({"version": 1, "format": "pt", "arrays": sample}))
+    with_schema(file_url, json.dumps({"version": 1, "format": "pt", "arrays": sample}))
     assert stepfs("verify", file_url).code == 0, "what a slice holds is no damage unless it is asked for"
     found = stepfs("verify", file_url, "--content", "--json")
     assert found.code == 5
@@ -151,34 +149,17 @@ def test_a_fork_has_its_parents_schema_or_the_one_it_is_given(lake: str, tmp_pat
 
 def test_a_schema_that_cannot_be_read_hides_no_step(lake: str) -> None:
     commit(lake, batch())
-    _with_schema(lake, '{"version": 2, "what": "comes"}')
+    with_schema(lake, '{"version": 2, "what": "comes"}')
     assert "upgrade stepfs" in stepfs("ls", lake, "--json").document["payload_schema"]["problem"]
     json_schemas.check("ls", stepfs("ls", lake, "--json").document)
     assert "upgrade stepfs" in stepfs("status", lake).out
     assert stepfs("verify", lake).code == 0, "a newer schema is no damage"
     refused = stepfs("verify", lake, "--content")
     assert (refused.code, "upgrade stepfs" in refused.err) == (4, True)
-    _with_schema(lake, '{"version": 1, "format": 7}')
+    with_schema(lake, '{"version": 1, "format": 7}')
     assert stepfs("ls", lake).out == "step-000000000\n"
     damaged = stepfs("verify", lake, "--json")
     assert damaged.code == 5
     assert [(one["key"], "format" in one["problem"]) for one in damaged.document["errors"]] == [
         ("lake.msgpack", True)
     ]
-
-
-def _identity(lake: str) -> tuple[Path, dict[str, object]]:
-    path = Path(lake.removeprefix("file://")) / "lake.msgpack"
-    return path, msgpack.unpackb(path.read_bytes()[HEADER_BYTES:])
-
-
-def _without_schema(lake: str) -> None:
-    """As another program's producer sees the lake, one that knows no schemas."""
-    path, body = _identity(lake)
-    del body["payload_schema"]
-    path.write_bytes(encode(Kind.LAKE, body))
-
-
-def _with_schema(lake: str, text: str) -> None:
-    path, body = _identity(lake)
-    path.write_bytes(encode(Kind.LAKE, {**body, "payload_schema": text}))

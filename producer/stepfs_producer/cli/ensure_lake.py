@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from stepfs.cli.target import opened_log, opened_store
 from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
+from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.api import Store
@@ -24,12 +25,14 @@ async def ensure_lake(
     store_options: StoreOptions,
     *,
     check_ext: Callable[[str], object],
+    schema: Callable[[str], PayloadSchema] | None = None,
     advice: tuple[str, str] = ("use --slices", "use --ext"),
 ) -> LakeIdentity:
     """Identity of the lake under `url`. `RefusedError` if it has another number of slices or another extension.
 
-    `check_ext` raises for an extension that cannot be produced, before it becomes that of a new lake. `advice`: what
-    gives the right number of slices, and what the right extension.
+    `check_ext` raises for an extension that cannot be produced, before it becomes that of a new lake. `schema`: of the
+    payloads with an extension, recorded in a new lake. `advice`: what gives the right number of slices, and what the
+    right extension.
     """
     async with opened_store(url, store_options) as store:
         try:
@@ -38,7 +41,8 @@ async def ensure_lake(
             if slices is None:
                 raise UsageError(f"{url} is not a lake yet; give --slices N to create it") from error
             check_ext(ext or ".pt")
-            identity = await _create_or_open(store, slices, ext or ".pt")
+            text = None if schema is None else schema(ext or ".pt").text()
+            identity = await _create_or_open(store, slices, ext or ".pt", text)
         if slices is not None and identity.slices != slices:
             raise RefusedError(
                 f"{url} has {identity.slices} slices per step, not {slices}; {advice[0]} {identity.slices}"
@@ -59,9 +63,9 @@ async def committed_positions(url: str, store_options: StoreOptions) -> dict[str
     return {producer_id: position for producer_id, position in positions.items() if position is not None}
 
 
-async def _create_or_open(store: Store, slices: int, ext: str) -> LakeIdentity:
+async def _create_or_open(store: Store, slices: int, ext: str, schema: str | None) -> LakeIdentity:
     try:
-        return await create_lake(store, slices=slices, ext=ext)
+        return await create_lake(store, slices=slices, ext=ext, payload_schema=schema)
     except RefusedError as refused:
         try:
             return await open_lake(store)  # another producer created it meanwhile

@@ -15,6 +15,8 @@ import typer
 from stepfs.cli.columns import printable
 from stepfs.cli.failure import announce, say
 from stepfs.errors import UsageError
+from stepfs.format.payload.schema import PayloadSchema
+from stepfs.lake.identity import payload_schema
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
@@ -25,6 +27,7 @@ from stepfs_producer.cli.progress import showing
 from stepfs_producer.cli.stopping import Stopping
 from stepfs_producer.cli.text_summary import TextSummary
 from stepfs_producer.cli.vocabulary import Vocabulary
+from stepfs_producer.payloads.described import refuse_other_arrays, text_schema, tokenizer_facts
 from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 from stepfs_producer.sources.listing import list_sources
@@ -61,8 +64,16 @@ def produce_text(run: TextRun) -> int:
     source = TextSource(files, shard=shard, text_field=run.text_field)
     tokenizer = run.vocabulary.tokenizer(files, text_field=run.text_field)
     check_ext = partial(encoder_for, vocabulary=tokenizer.vocabulary)
+    facts = tokenizer_facts(tokenizer, run.vocabulary.file_digest, eos=tokenizer.end, pad=tokenizer.padding)
+
+    def schema(ext: str) -> PayloadSchema:
+        shape = (run.batch_size, run.seq_len)
+        return text_schema(ext, shape, facts, vocabulary=tokenizer.vocabulary)
+
     identity = trio.run(
-        partial(ensure_lake, run.lake, run.slices, run.ext, run.store_options, check_ext=check_ext)
+        partial(
+            ensure_lake, run.lake, run.slices, run.ext, run.store_options, check_ext=check_ext, schema=schema
+        )
     )
     shape = Shape(identity.slices, run.batch_size, run.seq_len, identity.ext)
     producer_id = run.producer_id or default_id(shard)
@@ -84,6 +95,9 @@ def produce_text(run: TextRun) -> int:
 
     # Before the producer is opened, which would fence a healthy one on behalf of a mistyped command.
     look()
+    warning = refuse_other_arrays(run.lake, schema(identity.ext), payload_schema(identity, run.lake))
+    if warning is not None:
+        say(f"stepfs-produce: warning: {printable(warning)}")
     started = time.monotonic()
     with (
         Stopping() as stopping,

@@ -14,6 +14,7 @@ from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.sources.listing import SourceFile
 from stepfs_producer.text.records import TextSource
 from stepfs_producer.transforms.model_text import load_model_text
+from stepfs_producer.transforms.model_tokenizer import tokenizer_digest
 from stepfs_producer.transforms.spec import TokenizerKind
 from stepfs_producer.transforms.tokenize import (
     BpeTokenizer,
@@ -38,6 +39,15 @@ class Vocabulary:
     file: Path | None
     eos: str | None
     pad: str | None
+
+    @property
+    def file_digest(self) -> str | None:
+        """SHA-256 of the tokenizer's file, if one was named; it exists once `tokenizer` has returned."""
+        return (
+            None
+            if self.kind is TokenizerKind.BYTES or self.file is None
+            else tokenizer_digest(str(self.file))
+        )
 
     def tokenizer(self, files: tuple[SourceFile, ...], *, text_field: str) -> Tokenizer:
         """The tokenizer for these files. A BPE is one of ours; another model's file is taken as the model takes it."""

@@ -15,8 +15,10 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.payload.schema import Scalar
 from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Store
+from stepfs_producer.payloads.described import tokenizer_facts
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.file.diff import PlanChangedError, differences
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
@@ -53,6 +55,7 @@ class Started:
     payloads: PayloadSpec
     sources: tuple[LoadedSource, ...]
     listings: Mapping[str, Listing]
+    tokenizer: Mapping[str, Scalar]  # as a lake's payload schema names it
 
 
 def plan_file_at(path: Path) -> PlanFile:
@@ -113,7 +116,8 @@ def started(place: PlanInPlace, listings: Mapping[str, Listing]) -> Started:
         for name, transform in sorted(found.transforms.items())
     )
     payloads = found.payload_spec(padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
-    return Started(plan_digest(place.plan), found, payloads, sources, listings)
+    facts = tokenizer_facts(tokenizer, spec.digest, eos=tokenizer.eos, bos=tokenizer.bos, pad=tokenizer.pad)
+    return Started(plan_digest(place.plan), found, payloads, sources, listings, facts)
 
 
 async def start(

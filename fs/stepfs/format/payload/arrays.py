@@ -16,7 +16,7 @@ from typing import Final
 
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.format.payload.excerpt import Excerpt, UnreadablePayloadError
-from stepfs.format.payload.schema import DIMENSIONS_MAX, DTYPE_BYTES, ONLY_ARRAY
+from stepfs.format.payload.schema import DIMENSIONS_MAX, DTYPE_BYTES, ONLY_ARRAY, array_text
 from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 
 _SAFETENSORS: Final = MappingProxyType(
@@ -95,7 +95,9 @@ def raw_array(name: str, dtype: str, shape: tuple[int | str | None, ...], length
     row = math.prod(size for size in shape if isinstance(size, int)) * DTYPE_BYTES[dtype]
     is_open = any(not isinstance(size, int) for size in shape)
     if (length % row if is_open and row else length != row) or (is_open and not row):
-        raise UnreadablePayloadError(f"has {length} bytes, which is no {dtype} of that shape")
+        raise UnreadablePayloadError(
+            f"has {length} bytes, the lake's schema says {name!r} is {array_text(dtype, shape)}"
+        )
     sizes = tuple(size if isinstance(size, int) else length // row for size in shape)
     return ArrayInfo(name, dtype, sizes, 0, length)
 

@@ -19,6 +19,7 @@ from stepfs.cli.target import opened_log
 from stepfs.clock import SystemClock
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import skips_key
+from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.append import seal as append_seal
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
@@ -31,6 +32,7 @@ from stepfs_producer.cli.plans.plan_summary import PlanSummary, showing_plan
 from stepfs_producer.cli.plans.skip_log import SkipLog
 from stepfs_producer.cli.stopping import Stopping
 from stepfs_producer.engine.local import local_engine
+from stepfs_producer.payloads.described import planned_schema, refuse_other_arrays
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import read_position
 from stepfs_producer.plan.step import StepPlan
@@ -137,7 +139,9 @@ class _Commanded:
         find_modules_in(place.directory)
         files = await listed(place)
         # Before a lake is created on behalf of a mistake.
-        self._memory_of(await trio.to_thread.run_sync(started, place, files))
+        checked = await trio.to_thread.run_sync(started, place, files)
+        self._memory_of(checked)
+        schema = planned_schema(place.plan.output.ext, checked.tokenizer)
         output = place.plan.output
         identity = await ensure_lake(
             run.lake,
@@ -145,12 +149,16 @@ class _Commanded:
             output.ext,
             run.store_options,
             check_ext=lambda _ext: None,
+            schema=lambda _ext: schema,
             advice=(
                 "name another lake, or set output.mesh to one with dp =",
                 "name another lake, or set output.ext to",
             ),
         )
         # Before the producer is opened, which would fence a healthy run.
+        warning = refuse_other_arrays(run.lake, schema, payload_schema(identity, run.lake))
+        if warning is not None:
+            say(f"stepfs-produce: warning: {printable(warning)}")
         positions = await committed_positions(run.lake, run.store_options)
         silence = Silence(announce)
         store = open_store(run.lake, options=run.store_options, silence=silence)
