@@ -12,7 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import json_schemas
+import numpy as np
 import pytest
+from payload_samples import npy
 from test_json_page import SECTIONS
 from test_produce_text import PROGRAM, committed
 from typer.testing import CliRunner
@@ -142,7 +144,8 @@ def test_another_shape_of_lake_and_another_pipeline_are_refused(plan: Path, file
     plan.write_text(PLAN)
     with Producer(file_url, producer_id="mine") as producer:
         epoch = producer.epoch
-        producer.append([b"\x93NUMPY", b"\x93NUMPY"], position={"pipeline": "other"})
+        arrays = npy(np.zeros((4, 1, 512), np.int32))  # the lake says what its slices hold
+        producer.append([arrays, arrays], position={"pipeline": "other"})
     refused = run(plan, file_url, "--producer-id", "mine")
     assert (refused.returncode, "another pipeline" in refused.stderr) == (4, True)
     with Producer(file_url, producer_id="mine") as producer:
