@@ -111,7 +111,7 @@ def _component(name: str, pins: dict[str, str], *, required: bool) -> Component:
         raise StepfsError(
             f"{name} {version} is installed, and constraints.lock.txt has {pinned}: run scripts/setup"
         )
-    expression = metadata["License-Expression"] if "License-Expression" in metadata else None
+    (expression,) = metadata.get_all("License-Expression") or [None]
     return Component(
         name=name,
         version=version,
