@@ -217,6 +217,15 @@ class Lake:
     def __bool__(self) -> bool:
         return True  # also before the first step
 
+    def holds(self, step: int, rank: int) -> bool:
+        """Whether the payload is in memory, whole and verified."""
+        index = self._ranks.slice_of(rank)
+
+        async def look(parts: Assembly) -> bool:
+            return parts.slices.holds(Step(step), index)
+
+        return self._call(lambda parts: partial(look, parts))
+
     def counts(self) -> dict[str, int]:
         """What the data layer of this process did: requests, bytes fetched, delivered …, as `data` of a mount's status."""
         return self._parts().slices.counts.as_dict()

@@ -28,6 +28,7 @@ from bench_read.rows.random_order import random_order
 from bench_read.rows.small_files import Small
 from bench_read.rows.soak import soak
 from bench_read.rows.stubs import fio, no_kernel, no_store
+from bench_read.rows.without_mount import without_mount
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +38,7 @@ STAGES = {
     "primed": "first and second read of a primed file, beside peers; np.load, torch.load, mapped reads",
     "unprimed": "from the daemon's memory",
     "cold": "nothing fetched ahead, beside peers and plain GETs",
+    "reader": "stepfs.reader, which needs no mount, beside the mount: cold and fetched ahead",
     "cpu": "the daemon's CPU per GB",
     "small": "thousands of small files through a DataLoader, beside peers",
     "readers": "8 ranks × 4 workers",
@@ -132,6 +134,7 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "primed": large.primed,
         "unprimed": large.unprimed,
         "cold": Cold(bed, peers, large).measure,
+        "reader": lambda: without_mount(bed, large),
         "cpu": lambda: cpu(bed),
         "small": small.first_reads,
         "readers": small.many_readers,

@@ -73,7 +73,7 @@ async def test_steps_to_come_are_waited_for_under_steps_until_the_deadline(autoj
 
 async def test_following_waits_whatever_the_options_say(autojump_clock):
     shelf = await Shelf.create()
-    async with shelf.reader() as reader, trio.open_nursery() as nursery:
+    async with shelf.reader(poll_s=1.0) as reader, trio.open_nursery() as nursery:
         nursery.start_soon(shelf.commit, SMALL)
         assert await reader.wait_for(Step(0), waits=True)
         error = await outcome_of(reader.wait_for, Step(0), waits=False)

@@ -84,7 +84,7 @@ class Large:
             yield batch
 
     @contextmanager
-    def _primed(self, number: int, rank: int) -> Iterator[Mount]:
+    def primed_mount(self, number: int, rank: int) -> Iterator[Mount]:
         """A mount that pushed one file into the page cache a moment ago, as it does for a trainer that comes to it:
         some machines take away pages that rest for seconds (`bench_report.machine`)."""
         touch_memory(_TOUCHED_FILES * self._size)
@@ -102,7 +102,7 @@ class Large:
         with ExitStack() as stack:
             mounts = {peer.name: stack.enter_context(peer.mounted()) for peer in self._peers.all}
             for number in self._rounds:
-                with self._primed(number, RAW) as mount:
+                with self.primed_mount(number, RAW) as mount:
                     before = mount.requests()
                     found = self._round(mount, mounts, number)
                     reads.append(mount.spent(before).get("read", 0))
@@ -136,7 +136,7 @@ class Large:
         for rank, reader in enumerate(READERS):
             times = Times()
             for number in self._rounds:
-                with self._primed(number, rank) as mount:
+                with self.primed_mount(number, rank) as mount:
                     paths = {"primed": str(mount.path(number, rank)), "ext4": self._cached(reader)}
                     paths |= {"tmpfs": str(tmpfs / f"{reader}.bin")} if tmpfs else {}
                     times.note(self._bed.probe(kind=reader, paths=self._shuffled(paths)))

@@ -1,0 +1,50 @@
+"""A program that reads a lake through `stepfs.reader`, a slice at a time, and says how long each took.
+
+Its argument is a JSON object: `url`, `rank`, `memory` (bytes), and `warm`, the ranks of step 0 that are read first, so that its
+buffers were touched. Each line on stdin is `cold STEP` or `primed STEP`; the answer is a line of seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from bench.probe import CPU_CACHE_BYTES
+from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
+from stepfs.format.ids import Step
+from stepfs.reader import Lake
+
+_WAIT_S = 120
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    others = bytearray(CPU_CACHE_BYTES)
+    with Lake(order["url"], ranks=order["rank"], memory=order["memory"], prefetch_steps=1) as lake:
+        for rank in order["warm"]:
+            lake[0][rank]
+        print("ready", flush=True)
+        for line in sys.stdin:
+            mode, step = line.split()[0], Step(int(line.split()[1]))
+            if mode == "primed":
+                prefetch(lake, step, order["rank"])
+            others[:] = bytes(CPU_CACHE_BYTES)
+            began = time.perf_counter()
+            payload = lake[step][order["rank"]]
+            print(time.perf_counter() - began, flush=True)
+            del payload
+
+
+def prefetch(lake: Lake, step: Step, rank: int) -> None:
+    """Have the slice fetched ahead, and wait until it is."""
+    lake.announce(ShuffleHint(StridedOrder(step, Step(step + 1), turn=step), 0))
+    until = time.monotonic() + _WAIT_S
+    while not lake.holds(step, rank):
+        assert time.monotonic() < until, lake.counts()
+        time.sleep(0.02)
+    time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
