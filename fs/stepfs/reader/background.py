@@ -49,6 +49,7 @@ class _Call(Generic[T]):
         self._done = threading.Lock()
         self._done.acquire()
         self._outcome: tuple[T] | BaseException | None = None
+        self._has_ended = False
 
     def result(self) -> T:
         """Wait for it; KeyboardInterrupt comes through."""
@@ -75,8 +76,8 @@ class _Call(Generic[T]):
 
     def end(self, outcome: tuple[T] | BaseException) -> None:
         """Wake the thread, once."""
-        if self._outcome is None:
-            self._outcome = outcome
+        if not self._has_ended:
+            self._has_ended, self._outcome = True, outcome
             self._done.release()
 
 
@@ -139,10 +140,6 @@ class BackgroundLoop(Generic[P]):
             with suppress(StepfsError):
                 self._submit(call.cancel)  # Ctrl-C; without effect on a call that has ended
             raise
-
-    def post(self, run: Callable[[], None]) -> None:
-        """Run a function in the loop some time soon. Its errors are the loop's: it must not raise."""
-        self._submit(run)
 
     def stop(self, *, join_s: float | None = None) -> None:
         """End the loop: calls under way raise `ClosedError`. Waits `join_s` seconds for the thread, or as long as it

@@ -165,8 +165,11 @@ class Lake:
 
     def announce(self, hint: Hint) -> None:
         """Fetch these steps ahead, in this order: advice, as `stepfs.announce` gives it to a mount."""
-        loop = self._running()
-        loop.post(partial(loop.parts.announce, hint))
+
+        async def announce(parts: Assembly) -> None:
+            parts.announce(hint)
+
+        self._call(lambda parts: partial(announce, parts))
 
     @property
     def url(self) -> str:
@@ -297,4 +300,6 @@ class Lake:
                 self._collected = weakref.finalize(self, loop.stop, join_s=0)
                 self._collected.atexit = False  # `background` ends all loops at exit
                 self._loop = loop
+            if self._closed:  # by another thread, meanwhile
+                self.rest()
             return loop

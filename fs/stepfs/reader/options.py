@@ -87,9 +87,9 @@ def lake_options(
         raise UsageError(f"poll is {poll!r}; give at least 1ms")
     if prefetch_steps is not None and check_integer(prefetch_steps, "prefetch_steps") < 0:
         raise UsageError(f"prefetch_steps is {prefetch_steps}; give 0 for none, or leave it out")
-    connections = (
-        int(os.environ.get("STEPFS_CONNECTIONS", CONNECTIONS_MAX)) if connections is None else connections
-    )
+    if connections is None:
+        text = os.environ.get("STEPFS_CONNECTIONS", f"{CONNECTIONS_MAX}")
+        connections = int(text) if text.isascii() and text.isdigit() else 0
     if not 0 < check_integer(connections, "connections") <= CONNECTIONS_LIMIT:
         raise UsageError(f"connections is {connections}; give 1 to {CONNECTIONS_LIMIT}")
     return LakeOptions(

@@ -14,9 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload, seal_on_disk
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
-from stepfs.errors import NoSuchStepError, UsageError
+from stepfs.errors import (
+    ClosedError,
+    CorruptError,
+    NoSuchStepError,
+    ReclaimedError,
+    UsageError,
+    WaitExpiredError,
+)
 from stepfs.reader import Lake
 from stepfs.torch import ShuffledSteps, StepDataset, StreamState, dump
 from stepfs_producer import Producer
@@ -26,11 +34,13 @@ STEPS = 50
 SIZE = 20_000
 
 
-@pytest.fixture
-def url(file_url):
-    lake_on_disk(file_url)
-    commit_on_disk(file_url, range(STEPS), SIZE)
-    return file_url
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A lake that no test changes."""
+    url = (tmp_path_factory.mktemp("lakes") / "lake").as_uri()
+    lake_on_disk(url)
+    commit_on_disk(url, range(STEPS), SIZE)
+    return url
 
 
 def numbers(items) -> list[int]:
@@ -119,14 +129,16 @@ def test_persistent_workers_begin_again(tmp_path, url):
     assert decode.total("hits") >= STEPS
 
 
-def test_the_iterable_style_waits_and_ends_with_a_sealed_lake(url):
-    dataset = StepDataset(url, rank=0, start=STEPS - 2, memory="192M")
+def test_the_iterable_style_waits_and_ends_with_a_sealed_lake(file_url):
+    lake_on_disk(file_url)
+    commit_on_disk(file_url, range(2))
+    dataset = StepDataset(file_url, rank=0, memory="192M")
     loader = iter(DataLoader(dataset, batch_size=None, num_workers=3))
-    assert numbers([next(loader), next(loader)]) == [STEPS - 2, STEPS - 1]
-    commit_on_disk(url, range(STEPS, STEPS + 2))
-    assert numbers([next(loader)]) == [STEPS]
-    seal_on_disk(url)
-    assert numbers(loader) == [STEPS + 1]
+    assert numbers([next(loader), next(loader)]) == [0, 1]
+    commit_on_disk(file_url, range(2, 4))
+    assert numbers([next(loader)]) == [2]
+    seal_on_disk(file_url)
+    assert numbers(loader) == [3]
 
 
 def test_the_map_style_has_its_length_before_the_steps_are_there_and_waits_for_them(file_url):
@@ -141,11 +153,22 @@ def test_the_map_style_has_its_length_before_the_steps_are_there_and_waits_for_t
             dataset[3]
 
 
-def test_what_a_step_that_is_gone_raises_in_a_worker_arrives(url):
+def test_a_step_that_does_not_come_is_an_error(url):
     dataset = StepDataset(url, rank=0, start=STEPS, stop=STEPS + 5, wait="0.2s")
-    loader = iter(DataLoader(dataset, batch_size=None, num_workers=1))
     with pytest.raises(NoSuchStepError, match=f"step {STEPS} was not committed"):
-        next(loader)
+        assert dataset[0]
+    dataset.lake.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [NoSuchStepError, WaitExpiredError, ReclaimedError, CorruptError, ClosedError]
+)
+def test_an_error_of_a_worker_arrives_as_what_it_is(kind):
+    with pytest.raises(kind) as caught:
+        raise kind("step 3 …")
+    sent = ExceptionWrapper((kind, caught.value, caught.tb), where="in DataLoader worker process 1")
+    with pytest.raises(kind, match=r"worker process 1[^$]*step 3"):
+        pickle.loads(pickle.dumps(sent)).reraise()
 
 
 def test_state_counts_the_steps_that_the_loader_gave(url):
@@ -195,17 +218,18 @@ def test_a_dataset_travels_to_a_spawned_worker(url):
         copy.lake.close()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rank": 2}, {"rank": -1}, {"start": -1}, {"start": 9, "stop": 8}, {"batch_size": 0}, {"iterable": False},
+def test_what_cannot_be_read_is_refused(url):
+    for options in (
+        {"rank": 2},
+        {"rank": -1},
+        {"start": -1},
+        {"start": 9, "stop": 8},
+        {"batch_size": 0},
+        {"iterable": False},
         {"sampler": ShuffledSteps(None, first=1, stop=9), "stop": 9},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_cannot_be_read_is_refused(url, options):
-    with pytest.raises(UsageError):
-        StepDataset(url, **({"rank": 0} | options))
+    ):
+        with pytest.raises(UsageError):
+            StepDataset(url, **({"rank": 0} | options))
 
 
 def test_options_of_a_lake_are_given_to_the_lake(url):

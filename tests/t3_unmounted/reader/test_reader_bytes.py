@@ -57,11 +57,10 @@ def test_any_interleaving_of_reads_gives_the_committed_bytes(sizes, readers, mem
 
 async def test_a_slice_larger_than_the_memory_is_read_whole(autojump_clock):
     shelf = await Shelf.create()
-    await shelf.commit(30 * MIB)
+    await shelf.commit(25 * MIB)
     async with shelf.reader(memory_bytes=24 * MIB) as reader:
-        for index in (0, 1):
-            view = await reader.read(Step(0), SliceIndex(index))
-            assert view == shelf.expected(0, index)
+        view = await reader.read(Step(0), SliceIndex(1))
+        assert view == shelf.expected(0, 1)
 
 
 async def test_many_readers_of_a_slice_share_one_fetch_and_each_copies_once(autojump_clock):
