@@ -19,6 +19,7 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
 from stepfs.reader.assembly import Assembly
 from stepfs.reader.background import BackgroundLoop, generation
+from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions, lake_options
 from stepfs.reader.session import open_reader
 from stepfs.view.naming import STEP_MAX
@@ -26,28 +27,6 @@ from stepfs.view.ranks import RankMap, rank_map
 
 T = TypeVar("T")
 _Loop = BackgroundLoop[Assembly]
-
-
-class LakeStep(int):
-    """A step of a lake: its number, and `step[rank]`, the bytes of each rank. For a tensor of numbers write `int(step)`."""
-
-    _lake: Lake
-
-    def __new__(cls, lake: Lake, number: int) -> Self:
-        step = super().__new__(cls, number)
-        step._lake = lake
-        return step
-
-    def __getitem__(self, rank: int) -> memoryview:
-        """The payload of a rank: read-only, contiguous, verified, valid as long as it is held.
-
-        `NoSuchStepError` for a rank that the lake does not have, `ReclaimedError` if the step has left the lake meanwhile,
-        `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within `deadline_s`.
-        """
-        return self._lake.read(self, rank)
-
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        return int, (int(self),)  # elsewhere it is a number
 
 
 class Lake:

@@ -1,0 +1,33 @@
+"""What `lake[step]` and `lake.follow()` give: a number that has the payloads of its step."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+
+class Payloads(Protocol):
+    """`stepfs.reader.lake.Lake`."""
+
+    def read(self, step: int, rank: int) -> memoryview: ...
+
+
+class LakeStep(int):
+    """A step of a lake: its number, and `step[rank]`, the bytes of each rank. For a tensor of numbers write `int(step)`."""
+
+    _lake: Payloads
+
+    def __new__(cls, lake: Payloads, number: int) -> Self:
+        step = super().__new__(cls, number)
+        step._lake = lake
+        return step
+
+    def __getitem__(self, rank: int) -> memoryview:
+        """The payload of a rank: read-only, contiguous, verified, valid as long as it is held.
+
+        `NoSuchStepError` for a rank that the lake does not have, `ReclaimedError` if the step has left the lake meanwhile,
+        `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within `deadline_s`.
+        """
+        return self._lake.read(self, rank)
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)  # elsewhere it is a number
