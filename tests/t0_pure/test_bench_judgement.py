@@ -17,14 +17,14 @@ from bench_train.peers.runs import reason
 from bench_train.peers.table import cells, markdown, verdicts
 
 
-def journal(*, period_s, waits, batch=2):
+def journal(*, period_s, waits, batch=2, stopped=False):
     at, lines = 0.0, [json.dumps({"imported_s": 1.5, "cpu_s": 2.0})]
     for number, wait in enumerate(waits):
         at += wait
         ids = list(range(number * batch, (number + 1) * batch))
         lines.append(json.dumps({"at": at, "wait": wait, "ids": ids}))
         at += period_s
-    return [line + "\n" for line in [*lines, json.dumps({"ended": True, "cpu_s": 5.0})]]
+    return [line + "\n" for line in [*lines, json.dumps({"ended": True, "stopped": stopped, "cpu_s": 5.0})]]
 
 
 def test_pace_counts_from_the_end_of_the_beginning():
@@ -52,6 +52,8 @@ def test_a_journal_cut_short_by_a_kill_has_its_whole_lines_and_no_end():
     assert found.ids == ((0, 1), (2, 3))
     assert found.cpu_s is None
     assert Journal.parse(journal(period_s=0.1, waits=[0.0])).cpu_s == 3.0  # without that of the imports
+    assert Journal.parse(journal(period_s=0.1, waits=[0.0], stopped=True)).stopped
+    assert not found.stopped
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ class Peer:
     )
     kinds: tuple[str, ...] = ("text", "images")
     share: dict[str, float] | None = None  # of the job's batches by kind, where all of them take minutes
-    part: str = ""  # a module of this project that it needs
     ours: bool = False
 
     def batches(self, kind: str, batches: int) -> int:
@@ -28,7 +27,7 @@ class Peer:
 _ALL = (
     Peer("stepfs", "stepfs_mount", mount="stepfs", ours=True),
     Peer("stepfs-loop", "stepfs_loop", mount="stepfs", kinds=("text",), ours=True),
-    Peer("reader", "stepfs_reader", part="stepfs.reader", ours=True),
+    Peer("reader", "stepfs_reader", ours=True),
     Peer("mosaicml", "mosaicml", ("mosaicml-streaming==0.13.0",)),
     Peer("litdata", "litdata", ("litdata==0.2.76",)),
     Peer(
@@ -51,6 +50,6 @@ _ALL = (
         mount="rclone",
         resumes_by="skipping",
     ),
-    Peer("torch", "raw_objects", resumes_by="position", share={"text": 0.2}),
+    Peer("torch", "raw_objects", resumes_by="position", share={"text": 0.05}),
 )
 CATALOGUE = {peer.name: peer for peer in _ALL}

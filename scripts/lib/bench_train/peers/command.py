@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from bench.bed import Bed, Plan
@@ -79,10 +78,6 @@ def main(options: Options) -> None:
 
 def measured(bed: Bed, nodes: Nodes, store: SlowedStore, peer: Peer, data: Data, size: Size) -> Result:
     """A peer that cannot be had is a row with the reason."""
-    if peer.part and find_spec(peer.part) is None:
-        return Result(
-            peer.name, data.kind, ours=peer.ours, trouble=f"skipped: no {peer.part} in this version"
-        )
     try:
         python = Path(sys.executable)
         if peer.requirements:

@@ -9,6 +9,7 @@ as a trainer saves one, after the batch that it covers. A process that shall be 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import json
@@ -51,16 +52,19 @@ def train(adapter: Adapter, order: Order, journal: TextIO) -> None:
     batches = stream.batches()
     if saved is not None and saved["state"] is None:  # all that can be done without a state: read, and drop
         batches = skipped(batches, saved["batches"])
-    loop(stream, batches, order, journal, began)
-    note(journal, ended=True, cpu_s=cpu_s())
+    stopped = loop(stream, batches, order, journal, began)
+    del stream, batches
+    gc.collect()  # which ends workers that are still at it, so that their CPU counts
+    note(journal, ended=True, stopped=stopped, cpu_s=cpu_s())
 
 
-def loop(stream: Stream, batches: Iterator[Batch], order: Order, journal: TextIO, began: float) -> None:
+def loop(stream: Stream, batches: Iterator[Batch], order: Order, journal: TextIO, began: float) -> bool:
+    """Whether it was stopped because it took too long."""
     for number in itertools.count(1):
         asked = time.monotonic()
         found = next(batches, None)
         if found is None:
-            return
+            return False
         arrived = time.monotonic()
         ids, content = found
         assert len(ids) == len(content) <= order.data.batch, (len(ids), content.shape)
@@ -72,7 +76,8 @@ def loop(stream: Stream, batches: Iterator[Batch], order: Order, journal: TextIO
             print(KILL_ME, flush=True)
             time.sleep(600)
         if order.seconds_max and time.monotonic() - began > order.seconds_max:
-            return
+            break
+    return True
 
 
 def save(stream: Stream, order: Order, number: int) -> None:

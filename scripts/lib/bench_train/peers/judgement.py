@@ -21,6 +21,7 @@ class Journal:
     waits: tuple[float, ...]
     ids: tuple[tuple[int, ...], ...]
     cpu_s: float | None  # after the imports; None if the run did not end by itself
+    stopped: bool = False  # before the end of the epoch: it took too long
 
     @classmethod
     def parse(cls, lines: Iterable[str]) -> Journal:
@@ -37,6 +38,7 @@ class Journal:
             tuple(fact["wait"] for fact in batches),
             tuple(tuple(fact["ids"]) for fact in batches),
             None if ended is None else ended["cpu_s"] - imported["cpu_s"],
+            ended is not None and ended["stopped"],
         )
 
     def samples(self, batches: int | None = None) -> list[int]:

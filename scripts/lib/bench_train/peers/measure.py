@@ -126,6 +126,8 @@ class Measurement:
     def _killed(self) -> None:
         """Resumed on the same node, whose caches are warm, and then, with other workers, on a new one."""
         result, whole = self.result, self._whole.samples()
+        if self._whole.stopped:
+            raise FailedError(f"{len(whole)} of {self._data.samples} samples in {_FAR_AWAY_S:g} s")
         if Counter(whole) != Counter(range(self._data.samples)):
             missing, twice = self._data.samples - len(set(whole)), len(whole) - len(set(whole))
             raise FailedError(f"the epoch lost {missing} and repeated {twice} samples even undisturbed")

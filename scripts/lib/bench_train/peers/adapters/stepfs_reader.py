@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -28,28 +27,29 @@ class Reader:
     """A `Stream`."""
 
     def __init__(self, order: Order, state: Any) -> None:
-        self._torch: Any = importlib.import_module("stepfs.torch")
-        reader: Any = importlib.import_module("stepfs.reader")
+        from stepfs.reader import Lake  # noqa: PLC0415
+        from stepfs.torch import StreamState  # noqa: PLC0415
+
         self._order = order
         url, endpoint_url = f"s3://{order.bucket}/{order.place}", os.environ["AWS_ENDPOINT_URL_S3"]
-        self._lake = reader.Lake(url, ranks=0, endpoint_url=endpoint_url)
-        self._state = self._torch.StreamState.of_lake(self._lake)
+        self._lake = Lake(url, ranks=0, endpoint_url=endpoint_url)
+        self._state = StreamState.of_lake(self._lake)
         if state is not None:
             self._state.load_state_dict(state)
 
     def batches(self) -> Iterator[Batch]:
         from bench_train.peers.adapters.whole_batches import loader  # noqa: PLC0415 - torch
+        from stepfs.torch import StepDataset  # noqa: PLC0415
 
         first, stop = self._state.next_step, self._order.data.batches
         decode = partial(samples.decoded_file, self._order.data)
-        dataset = self._torch.StepDataset(self._lake, rank=0, start=first, stop=stop, decode=decode)
+        dataset: Any = StepDataset(self._lake, rank=0, start=first, stop=stop, decode=decode)
         for step, batch in zip(range(first, stop), loader(dataset, self._order), strict=True):
             self._state.next_step = step + 1
             yield batch
 
     def state(self) -> object:
-        found: object = self._state.state_dict()
-        return found
+        return self._state.state_dict()
 
 
 def train(order: Order, state: Any) -> Stream:
