@@ -60,6 +60,7 @@ KNOWN: Final = frozenset(
         "NO_SOURCES",
         "PAD",
         "PAYLOAD_SCHEMA",
+        "PNG",
         "POLL",
         "PREFETCH",
         "PRIME",

@@ -1,0 +1,131 @@
+"""`stepfs stats`: steps, bytes, records and rates of a lake, by producer and hour."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from stepfs.cli.lake_stats import LakeStats, Sums
+    from stepfs.lake.log.reader import LogReader
+
+_HOURS_SHOWN: Final = 24
+
+
+def stats(
+    target: LakeOrDirectory,
+    png: Annotated[
+        str | None,
+        typer.Option("--png", envvar="STEPFS_PNG", metavar="FILE", help="Draw it too; needs matplotlib."),
+    ] = None,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Show what was committed: steps, bytes, records and rates, by producer and by hour.
+
+    Of the steps that are live; the totals of all steps ever committed stand beside them. Reads the index alone.
+    """
+    import trio
+
+    from stepfs.cli.stats_picture import require_matplotlib, write_picture
+    from stepfs.cli.target import lake_of
+
+    if png is not None:
+        require_matplotlib()
+    lake, store_options = lake_of(target, StoreOptions(endpoint_url))
+    found, facts = trio.run(_counted, lake, store_options)
+    if png is not None:
+        write_picture(found, lake, Path(png))
+    typer.echo(json.dumps(_document(found, facts), indent=2) if as_json else "\n".join(_lines(found, facts)))
+
+
+async def _counted(lake: str, store_options: StoreOptions) -> tuple[LakeStats, dict[str, Any]]:
+    from stepfs.cli.lake_stats import LakeStats
+    from stepfs.cli.target import opened_log
+    from stepfs.errors import ReclaimedError
+    from stepfs.format.ids import Step
+
+    found = LakeStats()
+    async with opened_log(lake, store_options) as log:
+        number = log.first_live_step
+        while number < log.state.next_step:
+            try:
+                found.add(await log.entry(number))
+            except ReclaimedError:  # meanwhile: go on where the lake begins now
+                await log.confirm()
+                number = max(log.first_live_step, Step(number + 1))
+            else:
+                number = Step(number + 1)
+        return found, _facts(lake, log)
+
+
+def _facts(lake: str, log: LogReader) -> dict[str, Any]:
+    return {
+        "lake": lake,
+        "lake_id": log.identity.lake_id,
+        "first_step": log.first_live_step,
+        "next_step": log.state.next_step,
+        "total_bytes": log.state.total_bytes,
+        "total_records": log.state.total_records,
+    }
+
+
+def _document(found: LakeStats, facts: dict[str, Any]) -> dict[str, Any]:
+    from stepfs.cli.lake_stats import HOUR_MS
+    from stepfs.format.ids import JSON_SCHEMA
+
+    return {
+        "schema": JSON_SCHEMA,
+        **facts,
+        **found.whole.document(),
+        "producers": {name: sums.document() for name, sums in sorted(found.producers.items())},
+        "hours": [
+            {"time": hour * HOUR_MS // 1000, "producer": name, **sums.amounts()}
+            for (hour, name), sums in sorted(found.hours.items())
+        ],
+    }
+
+
+def _lines(found: LakeStats, facts: dict[str, Any]) -> Iterator[str]:
+    from stepfs.cli.lake_stats import HOUR_MS
+
+    live, ever = found.whole, facts["next_step"]
+    yield f"live      {live.steps} steps, {size_text(live.payload_bytes)}, {live.records} records"
+    yield f"in all    {ever} steps, {size_text(facts['total_bytes'])}, {facts['total_records']} records"
+    if not live.steps:
+        return
+    yield ""
+    rows = [
+        [
+            printable(name),
+            *_amounts(sums),
+            time_text(sums.first_ms),
+            time_text(sums.last_ms),
+            _rate(sums.bytes_per_s),
+        ]
+        for name, sums in sorted(found.producers.items())
+    ]
+    yield from table(["PRODUCER", "STEPS", "BYTES", "RECORDS", "FIRST COMMIT", "LAST COMMIT", "RATE"], rows)
+    yield ""
+    hours = list(found.by_hour().items())[-_HOURS_SHOWN:]
+    hour_rows = [
+        [time_text(hour * HOUR_MS), *_amounts(sums), _rate(sums.payload_bytes * 1000 / HOUR_MS)]
+        for hour, sums in hours
+    ]
+    yield from table(["HOUR FROM", "STEPS", "BYTES", "RECORDS", "RATE"], hour_rows)
+
+
+def _amounts(sums: Sums) -> list[str]:
+    return [str(sums.steps), size_text(sums.payload_bytes), str(sums.records)]
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return "-" if bytes_per_s is None else f"{size_text(int(bytes_per_s))}/s"
