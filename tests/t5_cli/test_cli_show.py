@@ -174,3 +174,19 @@ def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(
     assert stepfs("show", file_url).code == 5
     tgb.unlink()
     assert stepfs("show", file_url).code == 5
+
+
+def test_a_hostile_file_neither_writes_to_the_terminal_nor_breaks_the_decoder(tmp_path: Path) -> None:
+    header = {"\x1b[31mred\ud800": {"dtype": "\x1b[31m" + "D" * 5000, "shape": [1], "data_offsets": [0, 8]}}
+    (tmp_path / "a.safetensors").write_bytes(
+        framed({"__metadata__": {"\x1b]0;": "\x1b[2J"}, **header}, bytes(8))
+    )
+    for options in ([], ["--json"]):
+        ended = stepfs("show", tmp_path / "a.safetensors", *options)
+        assert (ended.code, "\x1b" in ended.out) == (0, False)
+        assert len(ended.out) < 2000
+    model = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1}, unk_token="[UNK]"))
+    (tmp_path / "tokenizer.json").write_text(model.to_str())
+    (tmp_path / "b.npy").write_bytes(npy(np.array([1, 2**62, 2**32, -(2**63)])))
+    shown = stepfs("show", tmp_path / "b.npy", "--tokenizer", tmp_path / "tokenizer.json", "--json")
+    assert (shown.code, shown.document["text"]) == (0, "hello")

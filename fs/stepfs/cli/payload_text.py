@@ -19,6 +19,7 @@ Decode = Callable[[Sequence[int]], str]
 TOKENS: Final = 256  # that are shown as text
 _BYTES: Final = "bytes"
 _BYTE_IDS: Final = 256
+_IDS_END: Final = 1 << 32  # of the tokenizers library
 _IDS: Final = "input_ids"
 _INTEGERS: Final = frozenset({"int16", "int32", "int64", "uint8", "uint16", "uint32"})
 
@@ -72,7 +73,7 @@ def _model(path: Path, data: bytes) -> Decode:
         raise UsageError(f"{path} is not a tokenizer.json, or is damaged ({reason})") from error
 
     def decode(ids: Sequence[int]) -> str:
-        known = [number for number in ids if number >= 0]
+        known = [number for number in ids if 0 <= number < _IDS_END]
         text: str = model.decode(known, skip_special_tokens=False)
         return text
 

@@ -261,7 +261,7 @@ def _lines(shown: _Shown) -> Iterator[str]:
         f", by {printable(str(shown.payload.place['producer']))}" if where is not None else ""
     )
     rows = [
-        [printable(array.name), array.dtype, str(list(array.shape)), _few(array, values)]
+        [printable(array.name), printable(array.dtype), str(list(array.shape)), _few(array, values)]
         for array, values in zip(shown.arrays, shown.values, strict=True)
     ]
     yield from table(["ARRAY", "DTYPE", "SHAPE", "VALUES"], rows)

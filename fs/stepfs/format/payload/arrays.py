@@ -37,6 +37,7 @@ _SAFETENSORS: Final = MappingProxyType(
 FORMATS: Final = ("safetensors", "npy", "pt")  # those with a table of their arrays
 _NPY_KINDS: Final = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _NPY_HEADER_BYTES_MAX: Final = 10_000  # numpy's own limit for untrusted files
+_DTYPE_CHARACTERS_MAX: Final = 40
 _LENGTH_BYTES: Final = 8  # in front of a safetensors header
 _DESCR: Final = re.compile(r"'descr': *'([<>|=]?)([A-Za-z]+)(\d*)'")
 _SHAPE: Final = re.compile(r"'shape': *\(((?: *\d{1,16} *,)* *(?:\d{1,16})? *)\)")
@@ -130,7 +131,7 @@ def _safetensor(name: str, body: object, begin: int, length: int) -> ArrayInfo:
         )
         if isinstance(code, str) and sizes is not None and place is not None and len(place) == 2:
             first, end = place
-            dtype = _SAFETENSORS.get(code, code)
+            dtype = _SAFETENSORS.get(code) or code[:_DTYPE_CHARACTERS_MAX]
             expected = array_bytes(dtype, sizes)
             if first <= end <= length - begin and expected in {None, end - first}:
                 return ArrayInfo(name, dtype, sizes, begin + first, end - first)
