@@ -311,13 +311,20 @@ def test_state_and_checkpoints_of_a_training_loop(url):
 
 
 def test_a_loop_that_failed_says_why_for_good(still):
+    async def broken() -> None:
+        raise ZeroDivisionError
+
     with Lake(still) as lake:
         waiting, found = in_thread(lambda: next(lake.follow(5)))
         until(lambda: is_waiting(lake))
-        lake._running()._submit(lambda: 1 / 0)  # as a bug inside would
+        loop = lake._running()
+        loop._submit(lambda: loop._nursery.start_soon(broken))  # as a bug in one of its tasks
         waiting.join(WAIT_S)
         assert "failed for good" in str(found[0])
+        until(lambda: not background_threads())
         for _ in range(2):
             with pytest.raises(StepfsError, match="failed for good"):
                 assert lake[0][0]
+            with pytest.raises(StepfsError, match="failed for good"):
+                assert lake.next_step
     assert not background._alive
