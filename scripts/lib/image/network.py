@@ -45,7 +45,7 @@ def of_this_machine() -> Network:
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
     settings = {}
-    for line in sorted(listed.splitlines(), reverse=True):  # `:env:` sorts first and comes last, as in pip
+    for line in sorted(listed.splitlines(), key=_is_variable):  # what comes later counts, as in pip
         key, _, value = line.partition("=")
         name = re.sub(r"^:env:\.|^[a-z]+\.", "", key)
         settings[f"PIP_{name.upper().replace('-', '_')}"] = " ".join(shlex.split(value))
@@ -56,3 +56,8 @@ def of_this_machine() -> Network:
     paths = tuple(sorted(map(str, whole)))
     inside = {name: _PATH.sub(rf"\g<1>{BELOW}\g<2>", value) for name, value in settings.items()}
     return Network({**inside, **{name: os.environ[name] for name in _PROXIES if name in os.environ}}, paths)
+
+
+def _is_variable(line: str) -> bool:
+    """Variables count more than files, and old versions of pip list them first."""
+    return line.startswith(":env:")
