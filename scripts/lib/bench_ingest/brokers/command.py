@@ -99,7 +99,7 @@ def debian_server(say: Callable[[str], None]) -> Path:
 def measured(side: Side, directory: Path, *, quick: bool) -> Found:
     found = Found(side.name, side.settings, side.version, note=side.note)
     with side.running(directory):
-        for size_mib, total_mib in ((1, 8), (8, 16)) if quick else ((1, 256), (8, 512), (64, 1024)):
+        for size_mib, total_mib in ((1, 8), (8, 16)) if quick else ((1, 256), (8, 256), (64, 512)):
             rates = [side.rate(size_mib * MIB, total_mib // size_mib) / 1e6 for _ in range(1 if quick else 3)]
             found.mb_per_s[size_mib] = median(rates)
         waits = side.latencies(MIB, 5 if quick else 100, 0.1)
