@@ -28,9 +28,9 @@ def without_mount(bed: Bed, large: Large) -> None:
     chance = random.Random(13)
     cold: dict[str, list[float]] = {}
     primed: dict[str, list[float]] = {}
-    memory = max(64 * MIB, 4 * size)
+    memory = max(64 * MIB, 6 * size)
     options = ["--prefetch", "0", "--cache-size", f"{memory // MIB}M"]
-    with bed.mounted(url, *options) as mount, _reader(url, memory) as ask:
+    with bed.mounted(url, *options) as mount, _reader(url, memory, 0) as ask:
         for other in (RAW + 1, RAW + 2):
             _probe(bed, mount, 0, other)
         for number in range(bed.plan.rounds):
@@ -46,8 +46,8 @@ def without_mount(bed: Bed, large: Large) -> None:
         with large.primed_mount(number, RAW) as mount:
             primed.setdefault("mount", []).append(_probe(bed, mount, number, RAW))
         touch_memory(_TOUCHED_FILES * size)
-        with _reader(url, memory) as ask:
-            primed.setdefault("reader", []).append(ask(f"primed {number}"))
+        with _reader(url, memory, 2) as ask:
+            primed.setdefault("reader", []).append(ask(f"primed {max(0, min(number, bed.plan.rounds - 2))}"))
     for what, bound, seconds in (("cold", _COLD_MIN, cold), ("fetched ahead", _PRIMED_MIN, primed)):
         speed = bed.speeds(f"reader, {what}", seconds, size)
         bed.ratio(bound, f"without a mount, {what}", speed["reader"], "mount", speed["mount"])
@@ -59,8 +59,10 @@ def _probe(bed: Bed, mount: Mount, step: int, rank: int) -> float:
 
 
 @contextmanager
-def _reader(url: str, memory: int) -> Iterator[Callable[[str], float]]:
-    order = json.dumps({"url": url, "rank": RAW, "memory": memory, "warm": [RAW + 1, RAW + 2]})
+def _reader(url: str, memory: int, prefetch: int) -> Iterator[Callable[[str], float]]:
+    order = json.dumps(
+        {"url": url, "rank": RAW, "memory": memory, "prefetch": prefetch, "warm": [RAW + 1, RAW + 2]}
+    )
     with subprocess.Popen(
         program("bench_read.programs.lake_reader", order),
         stdin=subprocess.PIPE,
