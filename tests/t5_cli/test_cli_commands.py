@@ -111,7 +111,9 @@ class TestLs:
     def test_document(self, lake):
         before = time.time()
         document = stepfs("ls", lake, "--json").document
-        assert list(document) == ["schema", "lake_id", "slices", "ext", "first_step", "next_step", "steps"]
+        assert list(document) == [
+            "schema", "lake_id", "slices", "ext", "payload_schema", "first_step", "next_step", "steps",
+        ]  # fmt: skip
         assert (document["slices"], document["ext"]) == (SLICES, ".pt")
         assert (document["first_step"], document["next_step"]) == (0, 5)
         assert re.fullmatch("[0-9a-f]{32}", document["lake_id"])
@@ -155,8 +157,8 @@ class TestStatus:
         register_group(lake, "train", 2, 4)
         document = stepfs("status", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "ext", "head", "time", "first_step", "next_step", "frontier", "sealed",
-            "total_bytes", "total_records", "producers", "groups", "nodes",
+            "schema", "lake_id", "slices", "ext", "payload_schema", "head", "time", "first_step", "next_step", "frontier",
+            "sealed", "total_bytes", "total_records", "producers", "groups", "nodes",
         ]  # fmt: skip
         assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".pt")
         assert document["total_bytes"] == sum(len(p) for step in range(5) for p in payloads(step))

@@ -128,7 +128,7 @@ def test_a_slice_at_odds_is_shown_and_ends_with_5(file_url: str) -> None:
         ("a.safetensors", framed(b"{" * 9), 5, "no JSON"),
         ("a.npy", b"raw", 5, "is no .npy file"),
         ("a.pt", b"", 5, "it is empty"),
-        ("a.tar", b"x", 2, "stepfs finds arrays in .safetensors .npy .pt files"),
+        ("a.tar", b"x", 2, "arrays are found in .safetensors .npy .pt files"),
         ("a", b"x", 2, "a file without extension"),
     ],
 )  # fmt: skip

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from lakes import without_schema
 from test_produce_text import committed, corpus, own_cache, produce, produce_in_a_process, refused
 from typer.testing import CliRunner
 
@@ -23,8 +22,7 @@ RAW = ["--slices", 1, "--ext", ".bin", "--seq-len", 48]
 
 
 def as_older_version(lake: str, producer_id: str) -> None:
-    """The newest position of `producer_id` as versions before wrote it, without the keys of today, in a lake of theirs."""
-    without_schema(lake)
+    """The newest position of `producer_id` as versions before wrote it: without the keys of today."""
     with Producer(lake, producer_id=producer_id) as producer:
         position = producer.position
         assert isinstance(position, dict)

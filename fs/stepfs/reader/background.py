@@ -100,7 +100,7 @@ class BackgroundLoop(Generic[P]):
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(
-            target=self._main, name=f"stepfs reader {next(_numbers)}", daemon=True
+            target=self._main, name=f"stepfs-reader-{next(_numbers)}", daemon=True
         )
         _alive.add(cast("BackgroundLoop[object]", self))  # first: a loop that cannot open ends at once
         try:

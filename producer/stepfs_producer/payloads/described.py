@@ -40,11 +40,12 @@ def planned_schema(ext: str, tokenizer: Mapping[str, Scalar]) -> PayloadSchema:
 def text_schema(
     ext: str, shape: tuple[int, int], tokenizer: Mapping[str, Scalar], *, vocabulary: int
 ) -> PayloadSchema:
-    """Of `encode`; `shape`: rows of a slice, tokens of a row."""
+    """Of `encode`; `shape`: rows of a slice, tokens of a row. Not binding: lakes that `text` created have always taken
+    the payloads of other producers, too."""
     if ext == ".bin":
         dtype = "uint16" if vocabulary <= _SHORT_VOCABULARY else "uint32"
-        return PayloadSchema("bin", {"input_ids": ArraySpec(dtype, shape)}, tokenizer)
-    return PayloadSchema(format_of(ext), _of_rows(ext, shape, _TEXT_SPANS, {}), tokenizer)
+        return PayloadSchema("bin", {"input_ids": ArraySpec(dtype, shape)}, tokenizer, binding=False)
+    return PayloadSchema(format_of(ext), _of_rows(ext, shape, _TEXT_SPANS, {}), tokenizer, binding=False)
 
 
 def tokenizer_facts(
@@ -69,7 +70,7 @@ def refuse_other_arrays(lake: str, made: PayloadSchema, recorded: PayloadSchema 
     """`RefusedError` if the lake promises other arrays than are about to be made. The warning for another tokenizer."""
     if recorded is None:
         return None
-    problem = schemas_at_odds(made, recorded)
+    problem = schemas_at_odds(made, recorded) if recorded.binding else None
     if problem is not None:
         raise RefusedError(
             f"{lake}: {problem}; name another lake, or fork this one with another --payload-schema"

@@ -25,7 +25,7 @@ async def test_a_thousand_waiting_mounts_settle_and_ask_less_than_a_thousand_tim
     fleet.start(nursery, waiting=True)
     await trio.sleep(5)
     assert (await fleet.requests(5)).total() / 5 <= 1300  # the storm of the start is over
-    settled = await fleet.requests(10)
+    settled = await fleet.requests(20)
     assert settled.total() / 20 <= 1000
     assert settled["get", "log"] / 20 >= 500  # and a new step is seen within two seconds
     assert learning(settled) <= 0.1

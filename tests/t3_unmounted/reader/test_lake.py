@@ -45,7 +45,7 @@ def url(file_url):
 
 
 def background_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("stepfs reader")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("stepfs-reader-")]
 
 
 @pytest.fixture(autouse=True)

@@ -166,7 +166,7 @@ async def _shown(payload: _Payload, wanted: _Wanted) -> _Shown:
     decode = decoder(wanted.tokenizer, payload.schema.tokenizer if payload.schema is not None else {})
     ends = await ends_of(payload.data)
     problem = None
-    if payload.schema is not None:
+    if payload.schema is not None and payload.schema.binding:
         problem = PayloadCheck(payload.ext, payload.schema).problem(ends)
     found = _found(payload, ends)
     values = [await _values(payload.data, array, _VALUES) for array in found.arrays]
@@ -197,7 +197,7 @@ def _found(payload: _Payload, ends: Excerpt) -> PayloadArrays:
             return PayloadArrays(payload_arrays(schema, ends), {})
         if name not in FORMATS:
             raise UsageError(
-                f"{payload.name}: stepfs finds arrays in {' '.join(f'.{each}' for each in FORMATS)} files, and in .bin of a lake "
+                f"{payload.name}: arrays are found in {' '.join(f'.{each}' for each in FORMATS)} files, and in .bin of a lake "
                 f"with a payload schema, not in {payload.ext or 'a file without extension'}"
             )
         return read_arrays(name, ends)

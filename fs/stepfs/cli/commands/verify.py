@@ -152,6 +152,8 @@ def _content_check(identity: LakeIdentity, lake: str) -> PayloadCheck:
     from stepfs.lake.identity import payload_schema
 
     schema = payload_schema(identity, lake)
+    if schema is not None and not schema.binding:
+        schema = None
     if not is_checkable(identity.ext) and (schema is None or schema.arrays is None):
         raise UsageError(
             f"--content: nothing tells a {identity.ext} file from other bytes; verify without it"

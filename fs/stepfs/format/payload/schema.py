@@ -6,7 +6,8 @@
 
 It is JSON text, as users write it, inside the lake's identity (FORMAT.md). A dimension is a number, null (any), or a
 name: any, but equal wherever the name stands in one payload. A payload has exactly the arrays of the schema. Without
-`arrays` only the format is promised.
+`arrays` only the format is promised. With `"binding": false` nothing is: the schema only describes what the producer that
+made the lake appends, and others may append what they like.
 
 The text is parsed only where it is used. So a reader that does not know a newer version still mounts the lake, and a
 fork passes the text on unchanged.
@@ -64,11 +65,12 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSchema:
-    """A schema of this version. `arrays` None: only the format is known."""
+    """A schema of this version. `arrays` None: only the format is known. `binding`: payloads are held against it."""
 
     format: str
     arrays: Mapping[str, ArraySpec] | None = None
     tokenizer: Mapping[str, Scalar] = field(default_factory=dict)
+    binding: bool = True
 
     def document(self) -> dict[str, Any]:
         """As in JSON documents and in the lake."""
@@ -79,6 +81,8 @@ class PayloadSchema:
             }
         if self.tokenizer:
             found["tokenizer"] = dict(self.tokenizer)
+        if not self.binding:
+            found["binding"] = False
         return found
 
     def text(self) -> str:
@@ -167,12 +171,15 @@ def _parsed(
             f"{what}: a payload schema of version {version}, this stepfs knows up to {SCHEMA_VERSION}; upgrade stepfs"
         )
     if known_keys_only:
-        _refuse_unknown(body, {"version", "format", "arrays", "tokenizer"}, "the schema")
+        _refuse_unknown(body, {"version", "format", "arrays", "tokenizer", "binding"}, "the schema")
     name = body.get("format", format_default)
     if not isinstance(name, str) or not _is_name(name):
         raise _MistakeError("format: the kind of file, such as safetensors")
     arrays = None if body.get("arrays") is None else _arrays(body["arrays"], name, known_keys_only)
-    return PayloadSchema(name, arrays, _tokenizer(body.get("tokenizer")))
+    binding = body.get("binding", True)
+    if not isinstance(binding, bool):
+        raise _MistakeError("binding: true or false")
+    return PayloadSchema(name, arrays, _tokenizer(body.get("tokenizer")), binding)
 
 
 def _arrays(value: object, format_name: str, known_keys_only: bool) -> dict[str, ArraySpec]:
