@@ -77,7 +77,7 @@ def test_version_and_format_follow_from_the_lake_if_they_are_left_out():
         ({"version": 0}, "version"),
         ({"version": True}, "version"),
         ({"version": "1"}, "version"),
-        ({"dtypes": 1}, "'dtypes' means nothing; known are arrays format tokenizer version"),
+        ({"dtypes": 1}, "'dtypes' means nothing; known are arrays binding format tokenizer version"),
         ({"format": "npy"}, "says the format 'npy', and the lake's files are .safetensors"),
         ({"format": 3}, "format"),
         ({"arrays": {}}, "0 of them"),

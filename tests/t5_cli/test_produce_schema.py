@@ -99,7 +99,7 @@ def test_a_lake_that_promises_other_arrays_is_refused_before_anybody_is_fenced(
 def test_another_tokenizer_in_a_lake_is_told(file_url: str, corpus: Path) -> None:
     assert produce(file_url, "-i", corpus, *SHAPE, "--ext", ".npy").returncode == 0
     recorded = schema_of(file_url)
-    with_schema(file_url, json.dumps({**recorded, "tokenizer": {"identity": "bpe-0123"}, "arrays": {}}))
+    with_schema(file_url, json.dumps({**recorded, "tokenizer": {"identity": "bpe-0123"}, "binding": True}))
     told = produce(file_url, "-i", corpus, *SHAPE[:-1], 3)
     assert told.returncode == 0
     assert told.stderr == (
