@@ -46,6 +46,13 @@ def commit(url: str, steps: range, *, producer_id: str = "tok-0") -> None:
             producer.append(payloads(step), position=step + 1)
 
 
+def without_schema(url: str) -> None:
+    """Make a lake on disk one that an older stepfs created, which knew no payload schemas."""
+    path, body = _identity(url)
+    body.pop("payload_schema", None)
+    path.write_bytes(encode(Kind.LAKE, body))
+
+
 def with_schema(url: str, text: str) -> None:
     """Give a lake on disk a schema, whatever the text is."""
     path, body = _identity(url)

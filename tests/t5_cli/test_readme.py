@@ -72,7 +72,7 @@ def reader(tmp_path, seaweed):
             subprocess.run(["umount", "-l", directory], check=False)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_block_runs(reader):
     directory, environment = reader
     ran = 0
@@ -86,7 +86,7 @@ def test_every_block_runs(reader):
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
             stdin=subprocess.DEVNULL,
         )
         assert done.returncode == 0, f"{block.page}:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
