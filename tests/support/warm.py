@@ -41,7 +41,6 @@ _LOADED: Final = (
     "stepfs.store.local.local_store",
     "stepfs.store.s3.s3_store",
     "trio",
-    "typer._adapters",
 )
 
 

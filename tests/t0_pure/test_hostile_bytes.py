@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgpack
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from t0_pure.strategies import commits
 
@@ -76,6 +76,7 @@ def test_random_bytes(kind: Kind, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", DECODERS)
+@settings(max_examples=50)
 @given(body=maps)
 def test_well_formed_maps_with_absurd_values(kind: Kind, body: dict[str, object]) -> None:
     accepts_or_refuses(DECODERS[kind], envelope(kind, msgpack.packb(body, use_bin_type=True)))

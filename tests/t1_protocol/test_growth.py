@@ -26,6 +26,7 @@ from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 
 SLICES = 4
+_LONG: dict[int, dict[str, bytes]] = {}  # by steps: the objects of a lake that takes seconds to make
 T = TypeVar("T")
 
 
@@ -59,8 +60,8 @@ class Lake:
 
 async def lake_of(steps: int) -> Lake:
     """A lake of `steps` committed steps, one commit each."""
-    shared = ObjectMap()
     if steps <= SEGMENT_STEPS:
+        shared = ObjectMap()
         identity = await create_lake(FaultyStore(shared), slices=SLICES, clock=TrioClock())
         lake = Lake(shared, identity)
         async with AsyncProducer(
@@ -70,9 +71,13 @@ async def lake_of(steps: int) -> Lake:
                 await append(producer)
                 await producer.flush()
         return lake
-    module = generator()
-    module.open_store = lambda url, endpoint_url: FaultyStore(shared)  # type: ignore[attr-defined]
-    await module.make("memory://", None, steps, SLICES, 64)
+    if steps not in _LONG:
+        made = ObjectMap()
+        module = generator()
+        module.open_store = lambda url, endpoint_url: FaultyStore(made)  # type: ignore[attr-defined]
+        await module.make("memory://", None, steps, SLICES, 64)
+        _LONG[steps] = made.objects
+    shared = ObjectMap(objects=dict(_LONG[steps]), _keys=sorted(_LONG[steps]))
     return Lake(shared, await open_lake(FaultyStore(shared)))
 
 
