@@ -15,7 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,26 @@ class Preloaded:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self._running: set[int] = set()
 
     def start(self, *command: object, output: Path, env: Mapping[str, str] | None = None) -> int:
         """Start a program; returns its pid. `output` gets what it prints and what it says on stderr."""
         run = {"run": [str(word) for word in command], "env": dict(env or {}), "output": str(output)}
-        return self._ask(run)
+        pid = self._ask(run)
+        self._running.add(pid)
+        return pid
 
     def wait(self, pid: int) -> int:
         """The exit code of a program that was started here, once it has ended; minus the signal that killed it."""
-        return self._ask({"wait": pid})
+        code = self._ask({"wait": pid})
+        self._running.discard(pid)
+        return code
+
+    def kill(self) -> None:
+        """End the programs that nobody has waited for; the server may be waiting for one of them."""
+        for pid in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _ask(self, question: dict[str, Any]) -> int:
         assert self._process.stdin is not None
@@ -53,29 +64,27 @@ def preloaded(imports: str, env: Mapping[str, str]) -> Iterator[Preloaded]:
         text=True,
     )
     with process:  # leaving it closes the server's input, which ends it
-        yield Preloaded(process)
+        programs = Preloaded(process)
+        try:
+            yield programs
+        finally:
+            programs.kill()
 
 
 def _serve(imports: str) -> None:
     exec(imports, {})
-    running: set[int] = set()
-    try:
-        for line in sys.stdin:
-            asked = json.loads(line)
-            if "wait" in asked:
-                _, status = os.waitpid(asked["wait"], 0)
-                running.discard(asked["wait"])
-                answer = os.waitstatus_to_exitcode(status)
-            else:
-                answer = os.fork()
-                if not answer:
-                    _become(asked)
-                running.add(answer)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "wait" in asked:
+            _, status = os.waitpid(asked["wait"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        else:
+            answer = os.fork()
+            if not answer:
+                _become(asked)
+        with suppress(BrokenPipeError):
             sys.stdout.write(f"{answer}\n")
             sys.stdout.flush()
-    finally:
-        for pid in running:
-            os.kill(pid, signal.SIGKILL)
 
 
 def _become(asked: dict[str, Any]) -> None:

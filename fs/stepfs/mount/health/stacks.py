@@ -1,7 +1,8 @@
 """Writes the stacks of all threads and tasks to the log: on SIGUSR1, and for a loop that is stuck.
 
-`faulthandler` dumps the main thread's stack from the signal handler itself, so even a stuck loop shows its place. A
-running loop adds the other threads (their frames stand still only while it has the GIL: walking them as they run ends
+`faulthandler` dumps the main thread's stack from the signal handler itself, so even a stuck loop shows its place. (The
+kernel prefers the main thread. Another gets the signal, and shows itself, while the main one has one to handle: then ask
+again.) A running loop adds the other threads (their frames stand still only while it has the GIL: walking them as they run ends
 in SIGSEGV) and the tree of its tasks, because a task that waits in trio is on no thread's stack. The stacks are
 collected in memory, and a thread of their own writes them: stderr may be a pipe that is never read.
 """
