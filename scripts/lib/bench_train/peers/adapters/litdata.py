@@ -40,7 +40,7 @@ class Streaming:
     def __init__(self, order: Order, state: Any) -> None:
         from litdata import StreamingDataLoader, StreamingDataset  # noqa: PLC0415
 
-        class Decoded(StreamingDataset):  # type: ignore[misc]
+        class Decoded(StreamingDataset):
             def __getitem__(self, at: Any) -> Any:
                 return samples.decoded_sample(super().__getitem__(at))
 

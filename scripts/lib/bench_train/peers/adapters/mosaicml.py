@@ -49,7 +49,7 @@ class Streaming:
             clean_stale_shared_memory,
         )
 
-        class Decoded(StreamingDataset):  # type: ignore[misc]
+        class Decoded(StreamingDataset):
             def __getitem__(self, at: Any) -> Any:
                 return samples.decoded_sample(super().__getitem__(at))
 
