@@ -36,11 +36,12 @@ def read(path):
     return b"".join(pieces)
 
 
-def primed(mount, step, rank, size):
-    """Until the file is whole in the page cache, as the kernel says right now."""
-    path = mount.file(step, rank)
-    until(lambda: resident_bytes(path, size) == size, 30, lambda: f"{path} is not primed: {mount.status()}")
-    return path
+def primed(mount, files):
+    """Until so many files were primed. Not until they are resident: a kernel that pages out what nobody touches may
+    have taken pages back before anybody looks."""
+    until(
+        lambda: mount.status()["data"]["primed_files"] >= files, 30, lambda: f"not primed: {mount.status()}"
+    )
 
 
 def settled(mount):
@@ -56,14 +57,13 @@ def settled(mount):
     return looks[-1], {name: looks[-1][name] - looks[-2][name] for name in looks[-1]}
 
 
-def primed_and_settled(mount, step, rank, size):
-    """Primed when the counting begins. A kernel that pages out what nobody touches may have taken pages back by then;
-    a pass over the file brings them again."""
+def resident_and_settled(mount, path, size):
+    """A primed file that is resident when the counting begins; a pass over it brings back what the kernel took."""
     for _ in range(20):
-        path = primed(mount, step, rank, size)
-        before, own = settled(mount)
         if resident_bytes(path, size) == size:
-            return path, before, own
+            before, own = settled(mount)
+            if resident_bytes(path, size) == size:
+                return before, own
         read(path)
     raise AssertionError(f"the kernel takes pages of {path} back again and again")
 
@@ -77,9 +77,10 @@ def spent(mount, before, own):
 def test_a_primed_file_is_read_without_asking_the_daemon(lake_url, tmp_path, size):
     batches = commit(lake_url, 1, [size])
     with mounted(lake_url, tmp_path / "m", "--ranks", "0", "--prefetch", f"{STEPS}") as mount:
-        until(lambda: mount.status()["data"]["primed_files"] == STEPS, 30, "nothing is primed")
+        primed(mount, STEPS)
         for step in range(STEPS):
-            path, before, own = primed_and_settled(mount, step, 0, size)
+            path = mount.file(step, 0)
+            before, own = resident_and_settled(mount, path, size)
             assert read(path) == batches[step][0]
             asked = spent(mount, before, own)
             assert asked.get("read", 0) == 0, asked
@@ -98,9 +99,7 @@ def test_a_primed_small_file_costs_three_requests_at_most(file_url, tmp_path):
     batches = commit(file_url, slices, [size])
     with mounted(file_url, tmp_path / "m", "--ranks", f"0-{slices - 1}", "--prefetch", f"{STEPS}") as mount:
         files = slices * STEPS
-        until(lambda: mount.status()["data"]["primed_files"] == files, 30, "not everything is primed")
-        for rank in (0, slices // 2, slices - 1):
-            primed(mount, STEPS - 1, rank, size)
+        primed(mount, files)
         before, own = settled(mount)
         for step, batch in enumerate(batches):
             assert [read(mount.file(step, rank)) for rank in range(slices)] == batch

@@ -30,7 +30,7 @@ def test_files_mapped_beyond_the_budget_leave_room_for_steps_and_have_their_byte
         assert mount.status()["data"]["bytes_fetched"] == 0
         for step in range(MAPPED, MAPPED + 20):
             if step > MAPPED + IN_ORDER:
-                primed(mount, step, 0, SIZE)
+                primed(mount, step - MAPPED - IN_ORDER)
             assert read(mount.file(step, 0)) == batches[step][0]
         assert mount.status()["data"]["bytes_fetched"] <= 20 * SIZE
         stepfs("checkpoint", file_url, "--group", "g", str(MAPPED))
