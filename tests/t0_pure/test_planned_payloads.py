@@ -19,10 +19,8 @@ from step_tasks import EXAMPLE, tasks
 from test_text_payloads import BATCH
 
 from stepfs.errors import UsageError
-from stepfs_producer.payloads import planned_encode
 from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.payloads.planned import RankArrays, rank_arrays
-from stepfs_producer.payloads.planned_encode import planned_encoder
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.roles.constructor import construct
 
@@ -114,13 +112,10 @@ def test_another_process_makes_the_same_bytes(ext: str) -> None:
     assert other.stdout.strip() == own
 
 
-def test_other_extensions_name_the_three(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_extensions_name_the_three() -> None:
     for ext in (".tar", ".bin", ".parquet", ""):
         with pytest.raises(UsageError, match=r"extension is one of \.safetensors \.npy \.pt"):
             construct(spec(ext), TASK)
-    monkeypatch.setattr(planned_encode, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match="pip install"):
-        planned_encoder(".pt")
 
 
 def test_the_page_names_every_array_with_its_shape_and_dtype() -> None:

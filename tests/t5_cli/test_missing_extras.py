@@ -58,7 +58,6 @@ def expect(ended, extra):
 @pytest.mark.parametrize(
     ("module", "options"),
     [
-        ("torch", ["--ext", ".pt"]),
         ("safetensors", ["--ext", ".safetensors"]),
         ("tokenizers", ["--ext", ".npy", "--tokenizer", "bpe", "--vocab-size", "300"]),
         (
@@ -71,6 +70,11 @@ def expect(ended, extra):
 def test_text_names_the_extra(hidden, produce, module, options):
     hidden(module)
     expect(produce(*TEXT, *options), "text")
+
+
+def test_pt_files_are_written_without_torch(hidden, produce):
+    hidden("torch")
+    assert produce(*TEXT, "--ext", ".pt").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A slice's batch → the bytes of one rank file, by the lake's extension.
 
-    .pt           torch.save of a dict: input_ids, labels (int64), position_ids, doc_ids (int32), each [rows, seq_len];
+    .pt           as torch.save writes a dict: input_ids, labels (int64), position_ids, doc_ids (int32), each [rows, seq_len];
                   spans (int64 [parts, 6]) and sources (list of str). Loads with weights_only=True.
     .safetensors  the same tensors; sources as JSON in the metadata
     .npy          int32 [4, rows, seq_len]: input_ids, labels, position_ids, doc_ids
@@ -17,19 +17,19 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import MissingPackageError, UsageError
 from stepfs_producer.payloads.arrays import SliceBatch
+from stepfs_producer.payloads.torch_zip import torch_bytes
 
 Encoder = Callable[[SliceBatch], bytes]
 _ARRAYS: Final = ("input_ids", "labels", "position_ids", "doc_ids")
-_LIBRARIES: Final = {".pt": "torch", ".safetensors": "safetensors"}
 _WIDE: Final = frozenset({"input_ids", "labels"})  # what torch's losses and most embeddings expect as int64
 
 
@@ -44,10 +44,9 @@ def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
     }
     if ext not in encoders:
         raise UsageError(f"no text batches in {ext} files; the extension is one of {' '.join(encoders)}")
-    needed = _LIBRARIES.get(ext)
-    if needed is not None and find_spec(needed) is None:
+    if ext == ".safetensors" and find_spec("safetensors") is None:
         raise MissingPackageError(
-            f"{ext} files need the package {needed}, which is not installed: pip install 'stepfs[text]'"
+            f"{ext} files need the package safetensors, which is not installed: pip install 'stepfs[text]'"
         )
     return encoders[ext]
 
@@ -63,17 +62,6 @@ def _tensors(batch: SliceBatch) -> dict[str, NDArray[np.int64] | NDArray[np.int3
 
 def _torch(batch: SliceBatch) -> bytes:
     return torch_bytes(_tensors(batch), {"sources": list(batch.sources)})
-
-
-def torch_bytes(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object]) -> bytes:
-    """`torch.save` of a dict of tensors, then of plain values: loads with weights_only=True."""
-    import torch  # noqa: PLC0415  (a second, and only for this format)
-
-    # A copy: torch saves the whole storage behind a view, here the rows of every other slice.
-    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    buffer = io.BytesIO()
-    torch.save({**tensors, **facts}, buffer)
-    return buffer.getvalue()
 
 
 def _safetensors(batch: SliceBatch) -> bytes:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import MissingPackageError, UsageError
-from stepfs_producer.payloads.encode import torch_bytes
+from stepfs.errors import UsageError
 from stepfs_producer.payloads.planned import RankArrays
+from stepfs_producer.payloads.torch_zip import torch_bytes
 
 STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
 TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
@@ -33,10 +32,6 @@ def planned_encoder(ext: str) -> PlannedEncoder:
     encoders: dict[str, PlannedEncoder] = {".safetensors": _safetensors, ".npy": _npy, ".pt": _torch}
     if ext not in encoders:
         raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
-    if ext == ".pt" and find_spec("torch") is None:
-        raise MissingPackageError(
-            ".pt files need the package torch, which is not installed: pip install 'stepfs[text]'"
-        )
     return encoders[ext]
 
 

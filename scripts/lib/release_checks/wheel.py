@@ -38,7 +38,7 @@ _NEEDS_EXTRA: Final = {
         "--seq-len",
         "8",
         "--ext",
-        ".pt",
+        ".safetensors",
     ): "stepfs[text]",
     ("check", "plan.yaml"): "stepfs[plan]",
 }
