@@ -86,6 +86,16 @@ def test_its_arrays_are_found_without_torch():
     assert not any(array.strided for array in found.values())
 
 
+def test_equal_values_are_equal_bytes_whichever_objects_they_are():
+    name = "document"
+    same = torch_bytes({"x": ARRAYS["one"]}, {"sources": [name, name], "shape": ((4, 5), (4, 5))})
+    others = [str(b"document", "ascii") for _ in range(2)]
+    assert same == torch_bytes(
+        {"x": ARRAYS["one"]}, {"sources": others, "shape": tuple((4, n) for n in (5, 5))}
+    )
+    assert torch.load(io.BytesIO(same))["sources"] == others
+
+
 def test_another_process_without_torch_makes_the_same_bytes():
     program = (
         "import sys, hashlib, numpy as np; sys.modules['torch'] = None\n"

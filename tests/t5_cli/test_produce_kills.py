@@ -49,7 +49,7 @@ def look(lake: str, *, steps: bool = True) -> Seen:
 @pytest.mark.parametrize(
     ("lake_url", "kills"),
     [
-        ("file", 3),
+        ("file", 5),
         pytest.param("file", 20, marks=pytest.mark.slow),
         pytest.param("s3", 5, marks=pytest.mark.slow),
     ],

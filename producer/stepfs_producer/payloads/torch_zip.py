@@ -51,8 +51,12 @@ def torch_bytes(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object])
 
 
 def _plain(value: object) -> bytes:
-    """The opcodes that push a plain value. They use no memo but their own."""
-    return pickle.dumps(value, 2)[2:-1]
+    """The opcodes that push a plain value. Without a memo, which would tell one object twice from two equal ones."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 2)
+    pickler.fast = True
+    pickler.dump(value)
+    return file.getvalue()[2:-1]  # less protocol and STOP
 
 
 def _tensor(key: int, array: NDArray[Any]) -> bytes:
