@@ -43,14 +43,24 @@ def test_resuming_is_shown_whole_in_few_lines():
     assert len([line for line in block.splitlines()[1:] if line.strip() and "import" not in line]) <= 20
 
 
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.removeprefix("|").removesuffix("|").split("|")]
+
+
 def test_measured_figures_stand_beside_others_with_target_and_machine():
     section = README[README.index("## Measured") : README.index("## Install")]
-    header, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
+    tables = [part.splitlines() for part in section.split("\n\n") if part.startswith("|")]
+    (header, _, *rows), (training, _, *training_rows) = tables
     for peer in ("rclone", "JuiceFS", "boto3", "ext4", "target"):
         assert peer in header
+    for peer in ("stepfs.reader", "MosaicML", "LitData", "s3torchconnector", "WebDataset"):
+        assert peer in training
     assert len(rows) >= 10
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert all(len(row) == header.count("|") - 1 and row[0] and row[1] and row[-1] for row in cells)
+    assert len(training_rows) >= 5
+    assert all(cells[0] and cells[1] and cells[-1] for cells in map(_cells, rows))
+    assert all(all(cells) for cells in map(_cells, training_rows)), "no row hides a peer"
+    for first, others in ((header, rows), (training, training_rows)):
+        assert {len(_cells(row)) for row in others} == {len(_cells(first))}
     assert all(word in section for word in ("2 cores", "GHz", "Linux", "load", "scripts/bench_read"))
 
 
