@@ -155,6 +155,7 @@ class CheckpointHook:
 
         `UsageError` without a group, `AbsentError` if `where` is not a mount.
         """
+        self._reads = where if isinstance(where, Lake) else None
         if isinstance(where, Lake):
             group, endpoint_url = group or where.group, endpoint_url or where.options.endpoint_url
             where = where.url
@@ -175,7 +176,7 @@ class CheckpointHook:
     def __call__(self, next_step: int) -> None:
         """Record a durable checkpoint that resumes at `next_step`: call it when `dcp.save` has returned.
 
-        `RefusedError` if readers of this mount are inside a shuffled order and `next_step` is beyond its first step:
+        `RefusedError` if readers of this mount or `Lake` are inside a shuffled order and `next_step` is beyond its first step:
         pass `ShuffledSteps.next_step`.
         """
         self._say(next_step, _Event.SAVED)
@@ -221,13 +222,14 @@ class CheckpointHook:
 
     def _check_order(self, next_step: int) -> None:
         """`RefusedError` for a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""
-        if self._mounted is None:
-            return
-        try:
-            needed = read_status(self._mounted).get("order_needs_from")
-        except StepfsError as error:
-            _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
-            return
+        needed = None
+        if self._reads is not None and self._reads.sampler is not None:
+            needed = self._reads.sampler.needed_from
+        if self._mounted is not None:
+            try:
+                needed = read_status(self._mounted).get("order_needs_from")
+            except StepfsError as error:
+                _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
         if isinstance(needed, int) and next_step > needed:
             raise RefusedError(in_shuffled_order(next_step, needed))
 

@@ -68,7 +68,8 @@ def in_shuffled_order(step: int, needed: int) -> str:
     return (
         f"NEXT {step}: readers go through the steps from {needed} on in a shuffled order, and a checkpoint in the middle of "
         f"it needs all of them: record {needed} (`ShuffledSteps.next_step`) until the epoch has ended. An order that "
-        "nobody follows any more is taken back with `stepfs.announce.announce_none(DIR)`"
+        "nobody follows any more is taken back with `ShuffledSteps.set_epoch`, or on a mount with "
+        "`stepfs.announce.announce_none(DIR)`"
     )
 
 

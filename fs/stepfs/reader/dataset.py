@@ -107,6 +107,8 @@ class StepDataset:
             raise UsageError(f"rank {rank}: this lake has ranks 0 to {self.lake.world - 1}")
         self._decode = decode or _decoder(self.lake.ext)
         self._sampler = sampler
+        if sampler is not None:
+            self.lake.sampler = sampler
         self._place = (0, 1)  # (worker, workers) of the loader in this process
         self._generation = -1
 

@@ -22,6 +22,7 @@ from stepfs.reader.background import BackgroundLoop, generation
 from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions, lake_options
 from stepfs.reader.session import open_reader
+from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.ranks import RankMap, rank_map
 
@@ -42,6 +43,7 @@ class Lake:
     lake_id: str | None = None  # unknown until it was opened for the first time
     slices: int
     ext: str
+    sampler: ShuffledSteps | None = None  # of the data set on it: tells `CheckpointHook` what an epoch needs
     _ranks: RankMap
 
     def __init__(
