@@ -1,6 +1,7 @@
 """Pytest plugin of `scripts/test`: what each layer and the longest tests cost, printed above the closing line.
 
-Seconds on a shared machine say little; CPU seconds, those of ended child processes too, can be compared.
+Seconds on a shared machine say little; CPU seconds, those of ended child processes too, can be compared. `--costs FILE`
+lists every test. What a session's servers took stands with the last test of their process.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import resource
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -22,7 +24,8 @@ def _cpu_s() -> float:
 
 
 class Layers:
-    def __init__(self) -> None:
+    def __init__(self, costs: Path | None) -> None:
+        self.costs = costs
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.tests: Counter[str] = Counter()
         self.test_s: defaultdict[str, float] = defaultdict(float)
@@ -38,6 +41,12 @@ class Layers:
         )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.costs is not None:
+            lines = [
+                f"{self.cpu_s[test]:.3f}\t{spent:.3f}\t{test}\n"
+                for test, spent in sorted(self.test_s.items())
+            ]
+            self.costs.write_text(f"cpu_s\tseconds\ttest\n{''.join(lines)}")
         longest = sorted(self.test_s, key=self.test_s.__getitem__, reverse=True)[:SHOWN]
         share = sum(map(self.test_s.__getitem__, longest)) / max(sum(self.test_s.values()), 1e-9)
         terminalreporter.section(f"the {len(longest)} longest tests: {share:.0%} of all seconds")
@@ -73,6 +82,10 @@ class Cpu:
         return report
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", type=Path, metavar="FILE", help="write what each test cost, as TSV")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Layers(), "layer-costs")
+    config.pluginmanager.register(Layers(config.getoption("costs")), "layer-costs")
     config.pluginmanager.register(Cpu(), "layer-cpu")
