@@ -222,7 +222,7 @@ class CheckpointHook:
 
     def _check_order(self, next_step: int) -> None:
         """`RefusedError` for a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""
-        needed = None
+        needed: object = None
         if self._reads is not None and self._reads.sampler is not None:
             needed = self._reads.sampler.needed_from
         if self._mounted is not None:
