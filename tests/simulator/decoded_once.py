@@ -1,7 +1,8 @@
 """Pure functions of stepfs that every simulated process calls with the same arguments answer from memory.
 
 A dozen processes read the same commits, snapshots and records again and again, and what they read is immutable: the
-same bytes under the same name decode to the same value. The ledger and the audit keep the real functions.
+same bytes under the same name decode to the same value. Runs that begin with the same lake share what is remembered.
+The ledger and the audit keep the real functions.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ def _places() -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
     )
 
 
+_remembered: Final = {real: functools.lru_cache(maxsize=1 << 14)(real) for real in _PURE}
+
+
 @contextmanager
 def decoded_once() -> Iterator[None]:
     """Within, each distinct call is carried out once; an error every time. What a test has replaced stays replaced."""
-    remembered = {real: functools.lru_cache(maxsize=None)(real) for real in _PURE}
     places = [place for place in _places() if vars(place[0]).get(place[1]) is place[2]]
     for room, name, real in places:
-        setattr(room, name, remembered[real])
+        setattr(room, name, _remembered[real])
     try:
         yield
     finally:

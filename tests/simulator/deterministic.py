@@ -11,6 +11,7 @@ trio's own loop costs more than what runs in it, so the passes are made by `virt
 from __future__ import annotations
 
 import contextvars
+import functools
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,13 @@ def run_seeded(main: Callable[..., Awaitable[T]], *arguments: object, seed: int)
         _run_loop._r.setstate(before[1])
 
 
+@functools.cache
+def _rooms(name: str, modules: int) -> tuple[Any, ...]:
+    """The modules of stepfs with this name, while so many modules are loaded."""
+    assert len(sys.modules) == modules
+    return tuple(m for n, m in list(sys.modules.items()) if n.startswith("stepfs") and hasattr(m, name))
+
+
 @contextmanager
 def scaled(**sizes: int) -> Iterator[None]:
     """Constants of stepfs made small (SEGMENT_STEPS=4, …), so that a short run crosses every boundary often.
@@ -54,7 +62,7 @@ def scaled(**sizes: int) -> Iterator[None]:
     """
     changed: list[tuple[Any, str, int]] = []
     for name, value in sizes.items():
-        rooms = [m for n, m in list(sys.modules.items()) if n.startswith("stepfs") and hasattr(m, name)]
+        rooms = _rooms(name, len(sys.modules))
         assert rooms, f"no stepfs module has a constant {name}"
         for room in rooms:
             changed.append((room, name, getattr(room, name)))

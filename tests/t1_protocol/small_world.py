@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import trio
 from audit import audit
+from decoded_once import decoded_once
 from deterministic import run_seeded, scaled
 from process_store import ProcessStore
 from producer_world import World, feed
@@ -42,7 +43,7 @@ def small(scenario: Callable[[World], Awaitable[T]], *, on: Build | None = None,
     async def main() -> T:
         return await scenario(_copy(_built(on)) if on is not None else await _fresh())
 
-    with _scales():
+    with _scales(), decoded_once():
         if on is not None:
             _built(on)
         return run_seeded(main, seed=seed)
