@@ -1,24 +1,14 @@
-"""Worker processes of this machine, by trio-parallel: a killed worker costs its own task, and nothing else.
-
-A worker must not outlive a command that was killed with -9. PR_SET_PDEATHSIG does not serve: the kernel sends it when
-the *thread* that started the process ends, and trio starts processes in threads that end after some idle seconds.
-So each worker waits on a pidfd of the command in a thread of its own.
-"""
+"""Worker processes of this machine, by trio-parallel: a killed worker costs its own task, and nothing else."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
-import select
 import signal
-import stat
-import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
@@ -26,13 +16,12 @@ import trio_parallel
 
 from stepfs.errors import UsageError
 from stepfs_producer.engine.api import Died
+from stepfs_producer.engine.worker import begin
 
 T = TypeVar("T")
 _log = logging.getLogger("stepfs.producer")
 
 SPARES: Final = 1  # warm workers beyond those that work: one takes over at once where one died
-_STDERR: Final = 2
-_PIPE_BYTES: Final = 1 << 20  # what users without rights may ask for
 _ENDING_S: Final = 5.0  # that idle workers have to end
 
 
@@ -98,7 +87,7 @@ async def local_engine(
     try:
         async with (
             trio_parallel.open_worker_context(
-                idle_timeout=math.inf, init=partial(_begin, os.getpid()), grace_period=_ENDING_S
+                idle_timeout=math.inf, init=partial(begin, os.getpid()), grace_period=_ENDING_S
             ) as context,
             trio.open_nursery() as nursery,
         ):
@@ -126,31 +115,3 @@ def _how_it_ended(error: trio_parallel.BrokenWorkerError) -> str:
     if code is None:
         return "it ended"
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _begin(parent: int) -> bool:
-    """In a new worker: leave signals from the terminal to the command, and end when it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are shared by processes already
-    try:
-        command = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
-    if os.getppid() != parent:
-        os._exit(1)
-    _widen_pipes()
-    threading.Thread(target=_end_with, args=(command,), name="ends with the command", daemon=True).start()
-    return True
-
-
-def _widen_pipes() -> None:
-    """Every time a pipe is full costs both sides a turn, and a step is megabytes; by default pipes hold 64 KiB."""
-    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with suppress(OSError):  # the listing's own; or this user's share of memory for pipes is used up
-            if number > _STDERR and stat.S_ISFIFO(os.fstat(number).st_mode):
-                fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
-def _end_with(command: int) -> None:
-    select.select([command], [], [])
-    os.kill(os.getpid(), signal.SIGKILL)

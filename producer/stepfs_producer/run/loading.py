@@ -8,10 +8,8 @@ are under way, how large they are and when they come never shows in what is held
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -277,17 +275,3 @@ class _Slot:
         self.result = result
         if result is not None:
             self.done.set()
-
-
-def preload(directory: str) -> None:
-    """In a new worker: import what tasks need, and find the user's modules beside the plan."""
-    import stepfs_producer.roles.constructor  # noqa: F401, PLC0415
-
-    find_modules_in(directory)
-
-
-def find_modules_in(directory: str) -> None:
-    """Let `module:function` name modules in this directory; installed ones go first."""
-    path = str(Path(directory or ".").resolve())
-    if path not in sys.path:
-        sys.path.append(path)

@@ -30,10 +30,11 @@ from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need
 from stepfs_producer.roles.constructor import construct
 from stepfs_producer.roles.loader import read, transform
+from stepfs_producer.roles.preload import preload
 from stepfs_producer.run.conductor import Conductor, Running, Watching
 from stepfs_producer.run.gathering import task_of
 from stepfs_producer.run.held import Group, Held
-from stepfs_producer.run.loading import LoadedSource, preload
+from stepfs_producer.run.loading import LoadedSource
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.starting import Started, listed, plan_at, start, started
 from stepfs_producer.sources.block import Place

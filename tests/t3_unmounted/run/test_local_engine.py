@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import trio
 from stepfs.errors import UsageError
 from stepfs_producer.engine.api import Died
 from stepfs_producer.engine.local import local_engine
+from stepfs_producer.roles.preload import preload
 
 
 def square(number: int) -> int:
@@ -70,6 +72,17 @@ async def test_an_idle_worker_that_was_killed_costs_at_most_the_next_task() -> N
         os.kill(pid, signal.SIGKILL)
         if isinstance(await engine.submit(square, 4), Died):
             assert await engine.submit(square, 4) == 16
+
+
+LOADED = """\
+__import__("stepfs_producer.roles.preload").roles.preload.preload(".") or [
+    name for name in ("stepfs_producer.roles.loader", "trio", "typer") if name in __import__("sys").modules
+]"""
+
+
+async def test_a_worker_loads_what_its_tasks_need_and_no_trio() -> None:
+    async with local_engine(1, preload=partial(preload, ".")) as engine:
+        assert await engine.submit(eval, LOADED) == ["stepfs_producer.roles.loader"]
 
 
 async def test_no_worker_is_left() -> None:

@@ -20,8 +20,8 @@ from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
+from stepfs_producer.roles.preload import find_modules_in
 from stepfs_producer.run.inspection import Inspection, SourceFacts, inspect
-from stepfs_producer.run.loading import find_modules_in
 from stepfs_producer.run.memory import least_bytes
 from stepfs_producer.run.outlook import Outlook, outlook_of
 from stepfs_producer.run.starting import plan_file_at

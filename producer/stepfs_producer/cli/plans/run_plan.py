@@ -36,8 +36,8 @@ from stepfs_producer.payloads.described import planned_schema, refuse_other_arra
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import read_position
 from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.roles.preload import find_modules_in, preload
 from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
-from stepfs_producer.run.loading import find_modules_in, preload
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.starting import PlanInPlace, Started, listed, plan_at, start, started
 from stepfs_producer.run.totals import BadRecord, PlanTotals

@@ -16,7 +16,7 @@ from stepfs.cli.columns import printable, table
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.cli.plans.plan_summary import showing_plan
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.run.loading import find_modules_in, preload
+from stepfs_producer.roles.preload import find_modules_in, preload
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.simulation import Simulation
 from stepfs_producer.run.starting import PlanInPlace, listed, plan_at, started

@@ -1,0 +1,49 @@
+"""How a worker process begins. A worker imports this module, so nothing here may need trio: that costs half of its start.
+
+A worker must not outlive a command that was killed with -9. PR_SET_PDEATHSIG does not serve: the kernel sends it when
+the *thread* that started the process ends, and trio starts processes in threads that end after some idle seconds.
+So each worker waits on a pidfd of the command in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_STDERR: Final = 2
+_PIPE_BYTES: Final = 1 << 20  # what users without rights may ask for
+
+
+def begin(parent: int) -> bool:
+    """In a new worker: leave signals from the terminal to the command, and end when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are shared by processes already
+    try:
+        command = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)
+    _widen_pipes()
+    threading.Thread(target=_end_with, args=(command,), name="ends with the command", daemon=True).start()
+    return True
+
+
+def _widen_pipes() -> None:
+    """Every time a pipe is full costs both sides a turn, and a step is megabytes; by default pipes hold 64 KiB."""
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):  # the listing's own; or this user's share of memory for pipes is used up
+            if number > _STDERR and stat.S_ISFIFO(os.fstat(number).st_mode):
+                fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _end_with(command: int) -> None:
+    select.select([command], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
