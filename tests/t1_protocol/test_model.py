@@ -77,7 +77,7 @@ MUTANTS = [
     ),  # what is on record already is not written, so a late request undoes it
     ("groups", 11, SAME_GROUP | {"OPERATIONS_OF_0": 2}, "needed_deleted"),  # what a GET shows is believed
 ]
-_LONG = {("groups", 11)}  # a search of half a minute
+_LONG = {("groups", 4), ("groups", 11)}  # searches of up to half a minute
 
 LARGER = [
     ("log", [], KILLED | {"APPENDS": 2, "ROUNDS": 2}),

@@ -29,7 +29,7 @@ STEPS = 12
 async def produce_through(proxy, url: str, first: int, end: int) -> None:
     prefix = url.removeprefix(f"s3://{servers.BUCKET}/")
     store = S3Store(
-        servers.BUCKET, prefix, endpoint_url=proxy.endpoint_url, commit_timeout_s=2.0, data_timeout_s=2.0
+        servers.BUCKET, prefix, endpoint_url=proxy.endpoint_url, commit_timeout_s=1.0, data_timeout_s=2.0
     )
     async with AsyncProducer(url, producer_id="p", store=store) as producer:
         for step in range(first, end):
