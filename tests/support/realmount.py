@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forkeddaemon
 import json_schemas
+import pytest
 import trio
 import warm
 
@@ -60,6 +62,11 @@ def produce(
 def stepfs(*arguments: str | Path, timeout_s: float = MOUNT_S) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
     return warm.run([*map(str, arguments)], env=dict(os.environ), timeout_s=timeout_s)
+
+
+def change_constants(patch: pytest.MonkeyPatch, constants: Mapping[str, float]) -> None:
+    """Change "MODULE:NAME" in every command, and in every daemon that is not `fresh_daemon`, until the test ends."""
+    patch.setenv(forkeddaemon.CONSTANTS, json.dumps(dict(constants)))
 
 
 @dataclass
@@ -107,13 +114,23 @@ class Mount:
 
 
 @contextmanager
-def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None = None) -> Iterator[Mount]:
-    """`stepfs mount`; on leaving nothing is left, whatever the test did. Fails on faults and unannounced warnings."""
+def mounted(
+    url: str,
+    directory: Path,
+    *options: str,
+    allowed: list[str] | None = None,
+    fresh_daemon: bool = False,
+) -> Iterator[Mount]:
+    """`stepfs mount`; on leaving nothing is left, whatever the test did. Fails on faults and unannounced warnings.
+
+    `fresh_daemon`: for tests that look at the daemon's process from outside; else it is forked (`forkeddaemon`).
+    """
     if mountinfo.mount_at(directory) is None:  # a dead mount answers not even mkdir
         directory.mkdir(exist_ok=True)
     logs, cache = directory.parent / "logs", directory.parent / "cache"
     env = {**os.environ, "STEPFS_LOG_DIR": str(logs), "XDG_CACHE_HOME": str(cache)}
-    done = warm.run(["mount", url, str(directory), *options], env=env, timeout_s=MOUNT_S)
+    command = ["mount", url, str(directory), *options]
+    done = warm.run(command, env=env, timeout_s=MOUNT_S, fresh_daemon=fresh_daemon)
     assert done.returncode == 0, done.stderr
     mount = None
     try:

@@ -5,6 +5,9 @@ need another interpreter, user or namespace, and those of the console script its
 
 As a program: the server. Each message on its socket is a command line with its environment and directory, and comes with
 four descriptors: what the command's 0, 1 and 2 shall be, and a pipe for its pid and, when it has ended, its exit code.
+
+The daemon that `stepfs mount` starts is forked as well: not from the command, which has run a part of stepfs and may
+have threads, but from the process that looks after it, which has only imported.
 """
 
 from __future__ import annotations
@@ -26,17 +29,20 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import botodata
+import forkeddaemon
 
 _MESSAGE_BYTES_MAX: Final = 1 << 17
 _READY: Final = b"ready"
 _LOADED: Final = (
-    "boto3",
     "stepfs.cli.app",
     "stepfs.cli.target",
     "stepfs.lake.log.reader",
     "stepfs.lake.groups",
     "stepfs.mount.daemon",
+    "stepfs.mount.session",
     "stepfs.mount.unmount",
     "stepfs.store.local.local_store",
     "stepfs.store.s3.s3_store",
@@ -44,12 +50,17 @@ _LOADED: Final = (
 )
 
 
-def run(arguments: list[str], *, env: dict[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run(["stepfs", *arguments], capture_output=True, text=True)`: returns when its output is closed."""
+def run(
+    arguments: list[str], *, env: dict[str, str], timeout_s: float, fresh_daemon: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run(["stepfs", *arguments], capture_output=True, text=True)`: returns when its output is closed.
+
+    `fresh_daemon`: a mount's daemon is an interpreter of its own, as in earnest.
+    """
     server = _server(tuple(sorted(item for item in env.items() if item[0].startswith("PYTHON"))))
     ends = [os.pipe() for _ in range(3)]
     with open(os.devnull, "rb") as nothing:
-        message = {"arguments": arguments, "env": env, "cwd": os.getcwd()}
+        message = {"arguments": arguments, "env": env, "cwd": os.getcwd(), "fresh_daemon": fresh_daemon}
         server.ask(message, [nothing.fileno(), *(write_end for _, write_end in ends)])
     for _, write_end in ends:
         os.close(write_end)
@@ -118,6 +129,10 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     for module in _LOADED:
         importlib.import_module(module)
+    botodata.preload()
+    held = {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, requests.fileno()}
+    assert len(held) == 1, "a fork would inherit what an import has opened"  # but for the listing itself
+    assert threading.active_count() == 1, "a fork would lack a thread"
     requests.send(_READY)  # so that no command's time is spent on loading
     gc.freeze()  # a collection in a child would copy every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
@@ -133,37 +148,45 @@ def main() -> None:
             os.close(descriptor)
 
 
-def _look_after(message: dict[str, object], descriptors: list[int]) -> int:
-    """Start the command, wait for it, and tell its exit code."""
+def _look_after(message: dict[str, Any], descriptors: list[int]) -> int:
+    """Start the command, fork its daemon, wait for it, and tell its exit code."""
     *standard, reply = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    forks, commands = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         os.close(reply)
+        forks.close()
+        if not message["fresh_daemon"]:
+            daemon: Any = importlib.import_module("stepfs.mount.daemon")
+            daemon.subprocess = forkeddaemon.Forks(commands)
         os._exit(_command(message, standard))
+    commands.close()
     for descriptor in standard:
         os.close(descriptor)
     with suppress(BrokenPipeError):  # nobody waits for it any more
         os.write(reply, b"%d\n" % pid)
+        forkeddaemon.serve(forks)
         _, status = os.waitpid(pid, 0)
         os.write(reply, b"%d" % os.waitstatus_to_exitcode(status))
     return 0
 
 
-def _command(message: dict[str, object], standard: list[int]) -> int:
+def _command(message: dict[str, Any], standard: list[int]) -> int:
     """What an interpreter does with `from stepfs.cli import main; main()`, from its start to its end."""
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
-    os.environ.update(message["env"])  # type: ignore[call-overload]
-    os.chdir(str(message["cwd"]))
-    sys.argv = ["-c", *message["arguments"]]  # type: ignore[misc]
+    os.environ.update(message["env"])
+    os.chdir(message["cwd"])
+    sys.argv = ["-c", *message["arguments"]]
     from stepfs.cli import main as stepfs  # noqa: PLC0415 - the tests' side of this module does not need it
 
     code = 0
     try:
+        forkeddaemon.change_constants()
         stepfs()
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)

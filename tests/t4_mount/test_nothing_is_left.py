@@ -64,7 +64,7 @@ def test_nothing_is_left(lake, tmp_path, ending):
     (port,) = servers.free_ports(1)
     options = ["--group", "run", "--checkpoint-dir", str(checkpoints), "--wait", "600"]
     options += ["--cache-dir", str(base), "--metrics-port", str(port)]
-    with mounted(lake, tmp_path / "m", *options) as mount:
+    with mounted(lake, tmp_path / "m", *options, fresh_daemon=True) as mount:
         mount.options, mount.config_before = options, mount.config()  # type: ignore[attr-defined]
         assert mount.cache_dir.is_relative_to(base)
         assert mount.cache_dir.exists()

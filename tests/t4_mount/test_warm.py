@@ -1,13 +1,16 @@
-"""A command that is forked from a loaded interpreter does what one of its own interpreter does."""
+"""What is forked from a loaded interpreter, a command or a daemon, does what one of its own interpreter does."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import warm
-from realmount import STEPFS, make_lake, produce
+from realmount import STEPFS, make_lake, mounted, payload, produce
 
 COMMANDS = [
     ["ls", "lake.of.nobody"],  # names a file: URL, made of the directory it runs in
@@ -36,3 +39,34 @@ def test_one_that_takes_too_long_is_killed(file_url):
     with pytest.raises(subprocess.TimeoutExpired) as late:
         warm.run(["status", file_url, "--watch", "--json"], env=dict(os.environ), timeout_s=2.0)
     assert late.value.cmd[0] == "status"
+
+
+def facts_of(pid):
+    """What the kernel says of a process: where it runs, what it holds open, what it does with signals."""
+    process = Path(f"/proc/{pid}")
+    links = sorted(process.glob("fd/*"), key=lambda link: int(link.name))
+    open_files = [re.sub(r"\d+", "N", os.readlink(link)) for link in links]
+    signals = re.findall(r"(?:Sig(?:Blk|Ign|Cgt)|Umask|Cap\w+):.*", (process / "status").read_text())
+    return {
+        "cwd": os.readlink(process / "cwd"),
+        "leads its session": os.getsid(pid) == pid,
+        "standard": open_files[:3],
+        "open": sorted(open_files),
+        "signals": signals,
+    }
+
+
+def test_a_forked_daemon_is_what_a_fresh_one_is(file_url, tmp_path, monkeypatch):
+    make_lake(file_url)
+    produce(file_url, 2)
+    monkeypatch.setenv("STEPFS_LOG_FORMAT", "json")  # the environment is the one of now
+    found = []
+    for fresh in (True, False):
+        with mounted(file_url, tmp_path / "m", "--no-prime", "--prefetch", "0", fresh_daemon=fresh) as mount:
+            assert (b"stepfs.mount.daemon" in Path(f"/proc/{mount.pid}/cmdline").read_bytes()) is fresh
+            assert mount.file(1, 1).read_bytes() == payload(1, 1)
+            assert json.loads(mount.log.read_text().splitlines()[0])["mount"] == str(mount.directory)
+            found.append(facts_of(mount.pid))
+    assert found[0] == found[1]
+    assert found[0]["cwd"] == "/"
+    assert found[0]["leads its session"]

@@ -105,9 +105,9 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _of_mount(directory: Path, timeout_s: float = ANSWER_S) -> dict[str, str]:
+def _of_mount(directory: Path) -> dict[str, str]:
     """The control files of a mount; if it does not answer in time, those that arrived."""
-    texts = dict.fromkeys(_FILES, f"no answer within {timeout_s:g} s\n")
+    texts = dict.fromkeys(_FILES, f"no answer within {ANSWER_S:g} s\n")
 
     def read() -> None:
         for name in _FILES:
@@ -115,7 +115,7 @@ def _of_mount(directory: Path, timeout_s: float = ANSWER_S) -> dict[str, str]:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(ANSWER_S)
     return dict(texts)
 
 

@@ -1,0 +1,26 @@
+"""Botocore's descriptions of S3, read once per process: parsing them is most of the tenth of a second that a client costs.
+
+Every store that a test opens makes a client or two, each from a session of its own that would read them again.
+"""
+
+from __future__ import annotations
+
+import functools
+
+
+def share() -> None:
+    """All sessions of this process, and of those forked from it, use one loader from now on."""
+    import botocore.session  # noqa: PLC0415 - half a second that tests without a server should not pay
+
+    create = botocore.session.create_loader
+    if not hasattr(create, "cache_info"):
+        botocore.session.create_loader = functools.cache(create)
+
+
+def preload() -> None:
+    """`share`, and read what an S3 client needs now."""
+    share()
+    import boto3  # noqa: PLC0415
+
+    session = boto3.session.Session()  # with keys, else it would ask the network for some
+    session.client("s3", "us-east-1", aws_access_key_id="none", aws_secret_access_key="none").close()
