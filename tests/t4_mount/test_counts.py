@@ -9,22 +9,24 @@ import time
 from pathlib import Path
 
 import pytest
-from realmount import make_lake, mounted, produce, stepfs, until
+from realmount import change_constants, make_lake, mounted, produce, stepfs, until
 
 LONG_LAKE = Path(__file__).parents[2] / "scripts" / "make_long_lake"
+SELDOM_S = 0.5  # the longest interval between two looks, which is two seconds in earnest
 
 
 def store_requests(mount) -> int:
     return mount.status()["store"]["requests"]
 
 
-def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url, tmp_path):
+def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url, tmp_path, monkeypatch):
+    change_constants(monkeypatch, {"stepfs.follow.poll_interval:INTERVAL_S_MAX": SELDOM_S})
     make_lake(lake_url)
     produce(lake_url, 5)
     with mounted(lake_url, tmp_path / "m", "--poll", "100ms", "--no-prime") as mount:
         began, before = time.monotonic(), store_requests(mount)
         looks = 0
-        while time.monotonic() - began < 6 or looks <= 50:
+        while time.monotonic() - began < 2.5 or looks <= 50:
             mount.steps()
             mount.step(3).stat()
             mount.file(3, 1).stat()
@@ -32,7 +34,7 @@ def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url,
             looks += 1
         took, spent = time.monotonic() - began, store_requests(mount) - before
         assert spent <= took / 0.1
-        assert spent <= 9 + took / 2  # backed off: 0.1, 0.15 … 2 s
+        assert spent <= 6 + took / SELDOM_S  # backed off: 0.1, 0.15 … 0.5 s
 
 
 def test_lookups_stats_and_listings_cost_the_store_nothing(file_url, tmp_path):

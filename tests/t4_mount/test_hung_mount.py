@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 from rawmount import mount_with_descriptor
-from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
+from realmount import change_constants, clear, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.abort import abort_mount
 from stepfs.mount.host.server_record import recorded, records_directory
 
 ANSWERED_S = 20.0
+PATIENCE_S = 1.0  # with a directory that does not answer; every other one does so in much less
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    change_constants(monkeypatch, {"stepfs.control_files:ANSWER_S": PATIENCE_S})
 
 
 @pytest.fixture

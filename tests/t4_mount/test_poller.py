@@ -14,7 +14,7 @@ from realmount import make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs_producer import Producer
 
-PRODUCERS, EACH = 4, 40
+PRODUCERS, EACH = 4, 25
 
 PRODUCE = """
 import sys

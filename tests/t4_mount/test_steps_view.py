@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from stepfs_producer import Producer
 
+STEPS = 40
 ATTEMPTS = 5  # what takes long because the machine is busy does not take long each time
 READ = "import sys; sys.stdout.write(str(len(open(sys.argv[1], 'rb').read())))"
 
@@ -40,24 +41,25 @@ def reader(path) -> subprocess.Popen[str]:
 
 def test_mounts_begun_before_during_and_after_the_commits_are_equal(lake_url, tmp_path):
     make_lake(lake_url)
-    steps = ("--steps", "0:100")
+    half = STEPS // 2
+    steps = ("--steps", f"0:{STEPS}")
     with mounted(lake_url, tmp_path / "before", *steps) as before:
         seen = [Steps(before.directory)]
         with Producer(lake_url, producer_id="p0") as producer:
-            for step in range(100):
+            for step in range(STEPS):
                 producer.append([payload(step, 0), payload(step, 1)], position=step)
-                if step == 49:
+                if step == half:
                     producer.flush()
                     with mounted(lake_url, tmp_path / "during", *steps) as during:
                         seen.append(Steps(during.directory))
                         names = [path.name for path in seen[1].paths]
-                        assert len(during.file(49, 0).read_bytes()) == len(payload(49, 0))
+                        assert len(during.file(half, 0).read_bytes()) == len(payload(half, 0))
         with mounted(lake_url, tmp_path / "after", *steps) as after:
             seen.append(Steps(after.directory))
-            assert {len(dataset) for dataset in seen} == {100}
+            assert {len(dataset) for dataset in seen} == {STEPS}
             assert [[p.name for p in dataset.paths] for dataset in seen] == [names] * 3
-            assert [seen[0][i] for i in range(100)] == [payload(i, 0) for i in range(100)]
-            assert [seen[2][i] for i in range(100)] == [payload(i, 0) for i in range(100)]
+            assert [seen[0][i] for i in range(STEPS)] == [payload(i, 0) for i in range(STEPS)]
+            assert [seen[2][i] for i in range(STEPS)] == [payload(i, 0) for i in range(STEPS)]
             assert not (after.directory / "latest").is_symlink()
 
 

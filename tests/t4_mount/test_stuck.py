@@ -17,7 +17,8 @@ from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs_producer import Producer
 
-SERVE = """
+ABORT_S, WAIT_S = 3.0, 4.0
+SERVE = f"""
 import ctypes, signal, sys, time
 from pathlib import Path
 import trio
@@ -26,9 +27,9 @@ from stepfs.mount.options import MountOptions
 from stepfs.mount.session import run, serve
 
 lake, directory, cache, ready, seconds, how = sys.argv[1:]
-watchdog.TIMING = watchdog.Timing(0.1, 0.5, 3.0)
+watchdog.TIMING = watchdog.Timing(0.1, 0.5, {ABORT_S})
 suspend_clock.SILENCE_S_MAX = 0.5
-options = MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False, wait_s=4.0)
+options = MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False, wait_s={WAIT_S})
 
 def block_on_purpose():
     if how == "with the GIL":
@@ -155,7 +156,7 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(30)
         os.environ["NOTIFY_SOCKET"] = str(tmp_path / "notify")
-        os.environ["WATCHDOG_USEC"] = "9000000"
+        os.environ["WATCHDOG_USEC"] = "6000000"
         try:
             with mounted(lake, tmp_path / "m") as mount:
                 heard = []
@@ -176,7 +177,7 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
 def test_a_stopped_daemon_is_not_given_up_when_it_continues(lake, tmp_path):
     with Serving(lake, tmp_path, 0, "not at all") as serving:
         serving.process.send_signal(signal.SIGSTOP)
-        time.sleep(5)  # longer than a stuck loop is borne with
+        time.sleep(ABORT_S + 0.5)  # longer than a stuck loop is borne with
         serving.process.send_signal(signal.SIGCONT)
         assert (serving.directory / "step-000000000/rank-00000.bin").read_bytes() == payload(0, 0)
         assert serving.process.poll() is None
@@ -204,7 +205,7 @@ def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(la
         serving.process.send_signal(signal.SIGSTOP)
         with Producer(lake, producer_id="p0") as producer:
             producer.append([payload(3, index) for index in range(2)], position=3)
-        time.sleep(5)  # longer than its `--wait`
+        time.sleep(WAIT_S + 0.2)
         serving.process.send_signal(signal.SIGCONT)
         assert reader.communicate(timeout=30)[0] == payload(3, 1)
 

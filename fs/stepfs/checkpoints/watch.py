@@ -82,8 +82,8 @@ class Watch:
         self._missing_since_s: float | None = None
         self._told_counters: set[int] = set()  # logged: they give no step
 
-    async def run(self, *, poll_s: float = POLL_S) -> None:
-        """Look repeatedly; problems are logged and retried, never fatal to the mount."""
+    async def run(self, *, poll_s: float | None = None) -> None:
+        """Look every `poll_s` (`POLL_S`); problems are logged and retried, never fatal to the mount."""
         warned = ""
         failures = 0  # in a row
         while True:
@@ -104,7 +104,7 @@ class Watch:
                 if str(error) != warned:
                     _log.warning("checkpoint not recorded: %s", error)
                     warned = str(error)
-            await trio.sleep(poll_s)
+            await trio.sleep(POLL_S if poll_s is None else poll_s)
 
     async def last_look(self) -> str:
         """Record the changes since the last look, before the mount ends. Returns '' or the reason of a failure."""
