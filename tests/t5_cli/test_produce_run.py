@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from stepfs_producer.cli.app import app
 from stepfs_producer.engine import local
 
 STEPS = 60
+PAUSE_S = 0.02  # between two looks: without one, looking takes the core that the command needs
 PLAN = """\
 version: 1
 output: {ext: .npy, mesh: "dp=2", sequence_length: 128, micro_batch_tokens: 512}
@@ -183,7 +185,7 @@ def test_any_ending_leaves_whole_steps_and_no_process(
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "ended"
     while process.poll() is None and not list(log.glob("*/log/*2")):
-        pass
+        time.sleep(PAUSE_S)
     children = workers_of(process.pid)
     process.send_signal(number)
     _, err = process.communicate(timeout=100)
@@ -192,7 +194,7 @@ def test_any_ending_leaves_whole_steps_and_no_process(
     assert children
     for child in children:
         while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
-            pass
+            time.sleep(PAUSE_S)
     done = len(committed(lake))
     assert done >= 2
     assert run(plan, lake, "--limit-steps", done + 3).returncode == 0
@@ -240,6 +242,7 @@ def test_metrics_name_every_source(plan: Path, file_url: str) -> None:
     try:
         while "stepfs_produce_steps_total" not in text or "stepfs_produce_steps_total 0.0" in text:
             assert process.poll() is None
+            time.sleep(PAUSE_S)
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
                 text = answer.read().decode()
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from test_produce_text import PROGRAM
@@ -64,6 +65,7 @@ def test_two_interrupts_end_a_run_whose_function_does_not_return(tmp_path: Path)
     ) as process:
         while not began.exists():
             assert process.poll() is None
+            time.sleep(0.02)  # looking without a pause takes the core that the command needs
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert "stopping" in process.stderr.readline()
