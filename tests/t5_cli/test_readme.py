@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 import typer
+from loadedpath import loaded_commands
 
 from stepfs import errors
 from stepfs.cli.app import app
@@ -36,7 +36,7 @@ class Block:
     @property
     def command(self) -> list[str]:
         if self.language == "python":
-            return [sys.executable, "-c", self.text]
+            return ["python", "-c", self.text]
         return ["bash", "-euo", "pipefail", "-c", self.text]
 
 
@@ -51,8 +51,16 @@ def blocks_of(page: str, text: str) -> list[Block]:
 BLOCKS = [block for page, text in PAGES.items() for block in blocks_of(page, text)]
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """What stands before the installed commands on PATH."""
+    modules = ("torch.distributed.checkpoint", "safetensors.torch", "webdataset", "stepfs.torch")
+    with loaded_commands(tmp_path_factory.mktemp("path") / "bin", *modules) as directory:
+        yield directory
+
+
 @pytest.fixture
-def reader(tmp_path, seaweed):
+def reader(tmp_path, seaweed, commands):
     """The directory and environment of somebody who follows the README: some text, a bucket, our commands."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -61,7 +69,7 @@ def reader(tmp_path, seaweed):
     boto3.client("s3").create_bucket(Bucket="training")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("STEPFS_")},
-        "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
+        "PATH": f"{commands}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
         "PYTHONWARNINGS": "",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }

@@ -28,7 +28,7 @@ STEPS_PER_SECOND = 12  # of each producer: slow enough to watch, and to be kille
 TRAINED_STEPS = 400
 KILL_AT_STEP = 250
 if BRIEF:
-    CORPUS, STEPS_PER_SECOND, TRAINED_STEPS, KILL_AT_STEP = CORPUS[1:], 15, 120, 80
+    CORPUS, STEPS_PER_SECOND, TRAINED_STEPS, KILL_AT_STEP = CORPUS[1:], 20, 60, 40
 
 
 def tell(story: Story, running: ExitStack) -> None:
