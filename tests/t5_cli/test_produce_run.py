@@ -15,6 +15,7 @@ from pathlib import Path
 import json_schemas
 import numpy as np
 import pytest
+from forkedworkers import forked_workers
 from payload_samples import npy
 from test_json_page import SECTIONS
 from test_produce_text import PROGRAM, committed
@@ -22,7 +23,8 @@ from typer.testing import CliRunner
 
 from stepfs_producer import Producer
 from stepfs_producer.cli.app import app
-from stepfs_producer.engine import local
+
+__all__ = ["forked_workers"]  # a fixture
 
 STEPS = 60
 PAUSE_S = 0.02  # between two looks: without one, looking takes the core that the command needs
@@ -67,9 +69,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, lis
 
 def run(plan: Path, lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = ["run", str(plan), lake, "--workers", "1", *map(str, arguments)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "SPARES", 0)  # nobody dies here, and every process costs half a second
-        done = CliRunner().invoke(app, command, catch_exceptions=False)
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
     return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
 

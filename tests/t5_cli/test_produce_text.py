@@ -78,7 +78,8 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ext", [".pt", ".safetensors", ".npy", ".tar", ".bin"])
 def test_the_lake_holds_exactly_what_was_planned(file_url: str, corpus: Path, ext: str) -> None:
-    done = produce_in_a_process(
+    start = produce_in_a_process if ext == ".pt" else produce
+    done = start(
         file_url, "-i", corpus, "--slices", 2, "--seq-len", 64, "--batch-size", 3, "--ext", ext, "--json"
     )
     assert done.returncode == 0, done.stderr
