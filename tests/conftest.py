@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import botodata
 import pytest
 import servers
 import trio
@@ -91,7 +90,6 @@ def patient_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
     """A SeaweedFS for the whole session; the process's AWS_* variables point at it and at nothing else."""
-    botodata.share()
     with (
         servers.seaweedfs(tmp_path_factory.mktemp("seaweed", numbered=True)) as server,
         pytest.MonkeyPatch.context() as patch,
@@ -107,7 +105,6 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Serv
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
     """`rclone serve s3`, the server that lies; pass its `endpoint_url` explicitly."""
-    botodata.share()
     with servers.rclone_s3(tmp_path_factory.mktemp("rclone", numbered=True)) as server:
         yield server
         server.kill()

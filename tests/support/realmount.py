@@ -25,6 +25,7 @@ from stepfs.lake.identity import create_lake
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.procfs import process_start
 from stepfs.mount.host.umount import unmount
+from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
@@ -33,12 +34,19 @@ MOUNT_S = 60.0
 
 
 def make_lake(url: str, *, slices: int = 2, ext: str = ".bin") -> None:
+    """On a store that is known to be honest: `probe_store` and its races, which take seconds on SeaweedFS, are left out."""
+
     async def make() -> None:
         store = open_store(url)
         await create_lake(store, slices=slices, ext=ext)
         await store.aclose()
 
-    trio.run(make)
+    async def trust(_: Store, *, thorough: bool) -> None:
+        assert thorough
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepfs.lake.identity.probe_store", trust)
+        trio.run(make)
 
 
 def payload(step: int, index: int, size: int = 3000) -> bytes:

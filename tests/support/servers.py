@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import botodata
+
 ACCESS_KEY = "stepfs-test-key"
 SECRET_KEY = "stepfs-test-secret"
 BUCKET = "stepfs-tests"
@@ -156,6 +158,7 @@ def _running(
 
 def _wait_until_ready(server: S3Server, log: Path) -> None:
     """Until the bucket exists and an object can be written: SeaweedFS answers before it has volumes."""
+    botodata.share()
     import boto3  # noqa: PLC0415 - half a second that tests without a server should not pay
     from botocore.config import Config  # noqa: PLC0415
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
