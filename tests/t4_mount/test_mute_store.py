@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
-from realmount import STEPFS, make_lake, mounted, produce, until
+from realmount import STEPFS, change_constants, make_lake, mounted, produce, stepfs, until
 from test_outage import ALLOWED, road_to
 
-SAY_S, GIVE_UP_S = 0.3, 2.0
+SAY_S, GIVE_UP_S = 0.3, 1.5
 WAITS = "no answer yet"  # what a slow opening says, too
 LAKE = "s3://stepfs-tests/lake"
 WAITING = f"waiting for {LAKE}: no answer yet; gives up after {GIVE_UP_S:g} s"
@@ -19,17 +18,17 @@ GAVE_UP = f"stepfs: {LAKE}: no answer for {GIVE_UP_S:g} s; check the network"
 
 
 @pytest.fixture
-def impatient(tmp_path, monkeypatch):
-    """Every process that is started from here has less patience than in earnest."""
-    directory = tmp_path / "patience"
-    directory.mkdir()
-    before = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", f"{directory}:{before}" if before else str(directory))
+def impatient(monkeypatch):
+    """Every command and daemon that is started from here has less patience than in earnest."""
 
-    def choose(say_s: float, give_up_s: float) -> None:
-        (directory / "sitecustomize.py").write_text(
-            "from stepfs.store import silence\n"
-            f"silence.SAY_AFTER_S, silence.GIVE_UP_AFTER_S = {say_s}, {give_up_s}\n"
+    def choose(say_s: float, give_up_s: float, silence_s: float = 5.0) -> None:
+        change_constants(
+            monkeypatch,
+            {
+                "stepfs.store.silence:SAY_AFTER_S": say_s,
+                "stepfs.store.silence:GIVE_UP_AFTER_S": give_up_s,
+                "stepfs.follow.follower:SILENCE_S": silence_s,
+            },
         )
 
     return choose
@@ -44,10 +43,6 @@ def mute(impatient, monkeypatch):
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def command(directory: Path, endpoint_url: str, *options: str) -> list[str]:
-    return [*STEPFS, "mount", LAKE, str(directory), "--endpoint-url", endpoint_url, *options]
-
-
 @pytest.mark.parametrize("foreground", [False, True], ids=["background", "foreground"])
 def test_a_mount_says_that_it_waits_and_gives_up(mute, tmp_path, monkeypatch, foreground):
     logs = tmp_path / "logs"
@@ -55,9 +50,7 @@ def test_a_mount_says_that_it_waits_and_gives_up(mute, tmp_path, monkeypatch, fo
     directory = tmp_path / "mnt"
     directory.mkdir()
     options = ["--foreground"] if foreground else []
-    ended = subprocess.run(
-        command(directory, mute, *options), capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = stepfs("mount", LAKE, directory, "--endpoint-url", mute, *options)
     assert (ended.returncode, ended.stdout) == (6, "")
     waiting, gave_up = ended.stderr.splitlines()
     if foreground:
@@ -68,10 +61,18 @@ def test_a_mount_says_that_it_waits_and_gives_up(mute, tmp_path, monkeypatch, fo
     assert gave_up.startswith(GAVE_UP)
 
 
-def test_the_line_comes_while_the_daemon_waits(mute, tmp_path):
-    directory = tmp_path / "mnt"
+def test_the_line_comes_while_the_daemon_waits(mute, tmp_path, monkeypatch):
+    """Of interpreters of their own, whose output can be read while they run."""
+    directory, patience = tmp_path / "mnt", tmp_path / "patience"
     directory.mkdir()
-    with subprocess.Popen(command(directory, mute), stderr=subprocess.PIPE, text=True) as starting:
+    patience.mkdir()
+    (patience / "sitecustomize.py").write_text(
+        "from stepfs.store import silence\n"
+        f"silence.SAY_AFTER_S, silence.GIVE_UP_AFTER_S = {SAY_S}, {GIVE_UP_S}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(patience), prepend=os.pathsep)
+    command = [*STEPFS, "mount", LAKE, str(directory), "--endpoint-url", mute]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as starting:
         assert starting.stderr is not None
         assert starting.stderr.readline() == f"stepfs: {WAITING}\n"
         assert starting.poll() is None
@@ -83,7 +84,7 @@ def test_the_line_comes_while_the_daemon_waits(mute, tmp_path):
 def test_a_daemon_that_serves_bears_a_store_that_hangs(seaweed, s3_url, tmp_path, impatient):
     make_lake(s3_url)
     produce(s3_url, 1)
-    impatient(SAY_S, 60.0)
+    impatient(SAY_S, 60.0, 2.0)
     with (
         road_to(seaweed) as road,
         mounted(

@@ -76,7 +76,7 @@ def digest(step: int, index: int) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("outage_s", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("outage_s", [6, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["hangs", "refuses"])
 def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s):
     make_lake(s3_url)
