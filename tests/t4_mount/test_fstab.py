@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -19,11 +21,14 @@ INSTALLED = Path("/sbin/mount.stepfs")
 
 @pytest.fixture
 def helper():
-    """The helper where mount(8) looks for it."""
+    """The helper where mount(8) looks for it. The machine has one such place: tests that run at once take turns."""
+    directory = os.open(INSTALLED.parent, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
     INSTALLED.unlink(missing_ok=True)
     INSTALLED.symlink_to(HELPER)
     yield
     INSTALLED.unlink()
+    os.close(directory)
 
 
 @pytest.fixture
