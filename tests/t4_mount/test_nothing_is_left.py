@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -33,7 +34,10 @@ def kept_by(lake, group):
 
 
 def sockets_of(pid):
-    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.append(os.readlink(link))
     return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
 
 

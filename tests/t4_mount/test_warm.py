@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from realmount import STEPFS, make_lake, mounted, payload, produce
+from realmount import STEPFS, make_lake, mounted, payload, produce, until
 
 COMMANDS = [
     ["ls", "lake.of.nobody"],  # names a file: URL, made of the directory it runs in
@@ -44,8 +44,22 @@ def test_one_that_takes_too_long_is_killed(file_url):
 def facts_of(pid):
     """What the kernel says of a process: where it runs, what it holds open, what it does with signals."""
     process = Path(f"/proc/{pid}")
-    links = sorted(process.glob("fd/*"), key=lambda link: int(link.name))
-    open_files = [re.sub(r"\d+", "N", os.readlink(link)) for link in links]
+
+    def held():
+        links = sorted(process.glob("fd/*"), key=lambda link: int(link.name))
+        try:
+            return [re.sub(r"\d+", "N", os.readlink(link)) for link in links]
+        except FileNotFoundError:  # one was closed meanwhile
+            return []
+
+    looks: list[list[str]] = [[]]
+
+    def at_rest():
+        looks.append(held())
+        return looks[-1] != [] and looks[-1] == looks[-2]
+
+    until(at_rest, 20, "it opens and closes files again and again")
+    open_files = looks[-1]
     signals = re.findall(r"(?:Sig(?:Blk|Ign|Cgt)|Umask|Cap\w+):.*", (process / "status").read_text())
     return {
         "cwd": os.readlink(process / "cwd"),
@@ -60,9 +74,9 @@ def test_a_forked_daemon_is_what_a_fresh_one_is(file_url, tmp_path, monkeypatch)
     make_lake(file_url)
     produce(file_url, 2)
     monkeypatch.setenv("STEPFS_LOG_FORMAT", "json")  # the environment is the one of now
-    found = []
+    found, at_rest = [], ["--no-prime", "--prefetch", "0", "--poll", "30s"]
     for fresh in (True, False):
-        with mounted(file_url, tmp_path / "m", "--no-prime", "--prefetch", "0", fresh_daemon=fresh) as mount:
+        with mounted(file_url, tmp_path / "m", *at_rest, fresh_daemon=fresh) as mount:
             assert (b"stepfs.mount.daemon" in Path(f"/proc/{mount.pid}/cmdline").read_bytes()) is fresh
             assert mount.file(1, 1).read_bytes() == payload(1, 1)
             assert json.loads(mount.log.read_text().splitlines()[0])["mount"] == str(mount.directory)
