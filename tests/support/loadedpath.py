@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LOADED = (
-    "boto3",
     "stepfs.cli.app",
     "stepfs.mount.daemon",
     "stepfs.mount.unmount",
@@ -75,9 +74,14 @@ def _serve(address: str, modules: list[str]) -> None:
     import ast  # noqa: PLC0415 - what stands on PATH starts without these
     import gc  # noqa: PLC0415
     import importlib  # noqa: PLC0415
+    import threading  # noqa: PLC0415
+
+    import botodata  # noqa: PLC0415
 
     for module in _LOADED:
         importlib.import_module(module)
+    botodata.preload()
+    assert threading.active_count() == 1, "a fork would lack a thread"
     gc.freeze()  # a collection in a child would copy every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
