@@ -51,9 +51,12 @@ def blocks_of(page: str, text: str) -> list[Block]:
 BLOCKS = [block for page, text in PAGES.items() for block in blocks_of(page, text)]
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    """What stands before the installed commands on PATH."""
+@pytest.fixture(scope="module", params=["loaded", pytest.param("installed", marks=pytest.mark.slow)])
+def commands(request, tmp_path_factory):
+    """What stands at the front of PATH: the installed commands, or the same from an interpreter that is loaded."""
+    if request.param == "installed":
+        yield Path(sysconfig.get_path("scripts"))
+        return
     modules = ("torch.distributed.checkpoint", "safetensors.torch", "webdataset", "stepfs.torch")
     with loaded_commands(tmp_path_factory.mktemp("path") / "bin", *modules) as directory:
         yield directory
@@ -66,7 +69,8 @@ def reader(tmp_path, seaweed, commands):
     corpus.mkdir()
     for source in (Path(sysconfig.get_path("stdlib")) / "email").glob("*.py"):
         (corpus / f"{source.stem}.txt").write_bytes(source.read_bytes())
-    boto3.client("s3").create_bucket(Bucket="training")
+    bucket = boto3.resource("s3").Bucket("training")
+    bucket.create()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("STEPFS_")},
         "PATH": f"{commands}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
@@ -74,6 +78,8 @@ def reader(tmp_path, seaweed, commands):
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     yield tmp_path, environment
+    bucket.objects.delete()
+    bucket.delete()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         directory = line.split(" ")[4]
         if directory.startswith(f"{tmp_path}/"):
