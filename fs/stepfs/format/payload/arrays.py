@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import sys
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from stepfs.format.ids import INTEGER_MAX
+from stepfs.format.payload.dtypes import DTYPE_BYTES
 from stepfs.format.payload.excerpt import Excerpt, UnreadablePayloadError
-from stepfs.format.payload.schema import DIMENSIONS_MAX, DTYPE_BYTES, ONLY_ARRAY, array_text
+from stepfs.format.payload.npy_header import read_npy_header
+from stepfs.format.payload.schema import DIMENSIONS_MAX, ONLY_ARRAY, array_text
 from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 
 _SAFETENSORS: Final = MappingProxyType(
@@ -35,13 +35,8 @@ _SAFETENSORS: Final = MappingProxyType(
     }
 )
 FORMATS: Final = ("safetensors", "npy", "pt")  # those with a table of their arrays
-_NPY_KINDS: Final = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
-_NPY_HEADER_BYTES_MAX: Final = 10_000  # numpy's own limit for untrusted files
 _DTYPE_CHARACTERS_MAX: Final = 40
 _LENGTH_BYTES: Final = 8  # in front of a safetensors header
-_DESCR: Final = re.compile(r"'descr': *'([<>|=]?)([A-Za-z]+)(\d*)'")
-_SHAPE: Final = re.compile(r"'shape': *\(((?: *\d{1,16} *,)* *(?:\d{1,16})? *)\)")
-_FORTRAN: Final = re.compile(r"'fortran_order': *(True|False)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class ArrayInfo:
     """One array of a payload.
 
     `offset` and `nbytes` place its values in the payload, or in the member of a zip whose local header is at
-    `member_at`. `strided`: they are not in row-major order.
+    `member_at`. `strided`: the bytes there are not the values in row-major order, or not these values (a conjugated view).
     """
 
     name: str
@@ -104,22 +99,67 @@ def raw_array(name: str, dtype: str, shape: tuple[int | str | None, ...], length
 
 
 def _safetensors(excerpt: Excerpt) -> PayloadArrays:
-    size = int.from_bytes(excerpt.read(0, 8), "little")
-    if size > excerpt.length - 8:
+    size = int.from_bytes(excerpt.read(0, _LENGTH_BYTES), "little")
+    begin = _LENGTH_BYTES + size
+    if begin > excerpt.length:
         raise UnreadablePayloadError(
             f"says a header of {size} bytes and is {excerpt.length} bytes long; it is damaged or no safetensors file"
         )
+    header = _safetensors_header(excerpt.read(_LENGTH_BYTES, size))
+    facts = header.pop("__metadata__", None)
+    arrays = [_safetensor(name, body, begin, excerpt.length) for name, body in header.items()]
+    _check_cover(arrays, begin, excerpt.length)
+    return PayloadArrays(tuple(arrays), _metadata(facts))
+
+
+def _safetensors_header(data: bytes) -> dict[str, object]:
     try:
-        header = json.loads(excerpt.read(8, size))
+        header = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except UnreadablePayloadError:
         raise
+    except UnicodeDecodeError as error:
+        raise UnreadablePayloadError("has a header that is not UTF-8; it is no safetensors file") from error
     except (ValueError, RecursionError) as error:
         raise UnreadablePayloadError("has a header that is no JSON; it is no safetensors file") from error
     if not isinstance(header, dict):
         raise UnreadablePayloadError("has a header that is no map; it is no safetensors file")
-    facts = header.pop("__metadata__", {})
-    arrays = [_safetensor(name, body, 8 + size, excerpt.length) for name, body in header.items()]
-    return PayloadArrays(tuple(arrays), facts if isinstance(facts, dict) else {})
+    return header
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise UnreadablePayloadError("has a header that says one name twice; it is damaged")
+    return found
+
+
+def _refuse_constant(name: str) -> object:
+    raise UnreadablePayloadError(f"has a header with {name}, which is no JSON; it is no safetensors file")
+
+
+def _metadata(facts: object) -> dict[str, object]:
+    """A map of text, which the library demands."""
+    if facts is None:
+        return {}
+    if not isinstance(facts, dict) or not all(map(_is_text, [*facts, *facts.values()])):
+        raise UnreadablePayloadError("has a __metadata__ that is no map of text; it is no safetensors file")
+    return facts
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _check_cover(arrays: list[ArrayInfo], begin: int, length: int) -> None:
+    """The values lie side by side and are all that follows the header."""
+    for array in sorted(arrays, key=lambda each: (each.offset, each.nbytes)):
+        if array.offset != begin:
+            raise UnreadablePayloadError(
+                f"has values of {array.name[:80]!r} at byte {array.offset}, those before end at byte {begin}"
+            )
+        begin += array.nbytes
+    if begin != length:
+        raise UnreadablePayloadError(f"has {length - begin} bytes behind its last array")
 
 
 def _safetensor(name: str, body: object, begin: int, length: int) -> ArrayInfo:
@@ -147,36 +187,11 @@ def sizes_of(value: object) -> tuple[int, ...] | None:
 
 
 def _npy(excerpt: Excerpt) -> ArrayInfo:
-    wide = excerpt.read(6, 1)[0] > 1
-    begin = 12 if wide else 10
-    size = int.from_bytes(excerpt.read(8, begin - 8), "little")
-    if size > _NPY_HEADER_BYTES_MAX:
+    header = read_npy_header(excerpt)
+    sizes, values = sizes_of(header.shape), excerpt.length - header.values_at
+    if sizes is None or array_bytes(header.dtype, sizes) not in {None, values}:
         raise UnreadablePayloadError(
-            f"says a header of {size} bytes, more than the {_NPY_HEADER_BYTES_MAX} that numpy reads"
+            f"is {header.dtype} {list(header.shape)} and has {values} bytes of values"
         )
-    text = excerpt.read(begin, size).decode("latin-1")
-    descr, shape, order = _DESCR.search(text), _SHAPE.search(text), _FORTRAN.search(text)
-    if shape is None or order is None:
-        raise UnreadablePayloadError("has no header of an npy file")
-    sizes = tuple(int(part) for part in shape[1].split(",") if part.strip())
-    dtype = "a structured dtype" if descr is None else _npy_dtype(*descr.groups())
-    if dtype == "object":
-        raise UnreadablePayloadError("is an array of Python objects, which only unpickling could read")
-    values = excerpt.length - begin - size
-    if sizes_of(sizes) is None or array_bytes(dtype, sizes) not in {None, values}:
-        raise UnreadablePayloadError(f"is {dtype} {list(sizes)} and has {values} bytes of values")
-    return ArrayInfo(
-        ONLY_ARRAY, dtype, sizes, begin + size, values, strided=order[1] == "True" and len(sizes) > 1
-    )
-
-
-def _npy_dtype(order: str, kind: str, size: str) -> str:
-    if kind == "O":
-        return "object"
-    if kind == "b" and size == "1":
-        return "bool"
-    known = _NPY_KINDS.get(kind)
-    if known is None or not size:
-        return f"{order}{kind}{size}"
-    swapped = order == (">" if sys.byteorder == "little" else "<") and size != "1"
-    return f"{'big-endian ' if swapped else ''}{known}{8 * int(size[:4])}"
+    strided = header.fortran_order and len(sizes) > 1
+    return ArrayInfo(ONLY_ARRAY, header.dtype, sizes, header.values_at, values, strided)

@@ -20,27 +20,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError, UsageError
 from stepfs.format.ids import INTEGER_MAX
+from stepfs.format.payload.dtypes import DTYPE_BYTES, UNKNOWN_DTYPES
 
 SCHEMA_VERSION: Final = 1
 SCHEMA_BYTES_MAX: Final = 64 << 10
 ARRAYS_MAX: Final = 256
 DIMENSIONS_MAX: Final = 32
 ONLY_ARRAY: Final = "array"  # the name of an array that has none: of an .npy file, or a bare tensor
-DTYPE_BYTES: Final = MappingProxyType(
-    {
-        "bool": 1,
-        **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e5m2"), 1),
-        **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
-        **dict.fromkeys(("int32", "uint32", "float32"), 4),
-        **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
-        "complex128": 16,
-    }
-)
 _FORMATS: Final = {".pth": "pt"}  # others are called like their extension
 _WITH_ARRAYS: Final = {"safetensors", "npy", "pt", "bin"}
 _NAME_BYTES_MAX: Final = 256
@@ -125,9 +115,25 @@ def given_schema(text: str, ext: str, what: str) -> PayloadSchema:
         raise UsageError(
             f"{what}: says the format {schema.format!r}, and the lake's files are {ext}; make them agree"
         )
+    if (mistake := _unfit(schema)) is not None:
+        raise UsageError(f"{what}: {mistake}")
     if len(schema.text().encode()) > SCHEMA_BYTES_MAX:
         raise UsageError(f"{what}: more than {SCHEMA_BYTES_MAX} bytes; name fewer arrays, or shorter")
     return schema
+
+
+def _unfit(schema: PayloadSchema) -> str | None:
+    """The reason why no payload fits. A stored schema is not held against it: its lake stays as it is."""
+    for name, spec in (schema.arrays or {}).items():
+        if spec.dtype in UNKNOWN_DTYPES.get(schema.format, ()):
+            return f"{name}: {schema.format} files cannot hold {spec.dtype}; choose another dtype"
+        if (
+            schema.format == "bin"
+            and 0 in spec.shape
+            and not all(isinstance(size, int) for size in spec.shape)
+        ):
+            return f"{name}: no payload tells the open dimension of {spec}, which has no values; remove the 0"
+    return None
 
 
 def schema_document(text: str | None) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.format.payload.arrays import ArrayInfo
-from stepfs.format.payload.schema import DTYPE_BYTES
+from stepfs.format.payload.dtypes import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
