@@ -6,6 +6,7 @@ and shapes. Producers check every payload that they append, `verify --content` c
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from stepfs.format.payload.arrays import ArrayInfo, array_bytes, raw_array, read_arrays
@@ -53,9 +54,13 @@ def payload_arrays(schema: PayloadSchema, excerpt: Excerpt) -> tuple[ArrayInfo, 
 def _arrays_problem(schema: PayloadSchema, excerpt: Excerpt) -> str | None:
     assert schema.arrays is not None
     try:
-        found = {array.name: array for array in payload_arrays(schema, excerpt)}
+        arrays = payload_arrays(schema, excerpt)
     except UnreadablePayloadError as error:
         return str(error)
+    found = {array.name: array for array in arrays}
+    if len(found) < len(arrays):
+        [(twice, _)] = Counter(array.name for array in arrays).most_common(1)
+        return f"has two arrays {twice[:80]!r}; give each a name of its own"
     sizes: dict[str, tuple[int, str]] = {}  # of named dimensions: size, and the array that has it
     for name, spec in schema.arrays.items():
         array = found.get(name)

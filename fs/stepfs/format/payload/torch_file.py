@@ -15,14 +15,19 @@ from collections.abc import Callable
 from typing import Final
 
 from stepfs.format.payload.arrays import ArrayInfo, PayloadArrays, sizes_of
+from stepfs.format.payload.dtypes import DTYPE_BYTES
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, Excerpt, ExcerptFile, UnreadablePayloadError
-from stepfs.format.payload.schema import DTYPE_BYTES, ONLY_ARRAY
-from stepfs.format.payload.torch_pickle import Call, Global, StorageRef, read_pickle
+from stepfs.format.payload.schema import ONLY_ARRAY
+from stepfs.format.payload.torch_calls import Bytes, Call, Global, called
+from stepfs.format.payload.torch_pickle import StorageRef, read_pickle
 
 _VISITED_MAX: Final = 20_000
 _DEPTH_MAX: Final = 16
 _NAME_CHARACTERS_MAX: Final = 1024
 _REASON_CHARACTERS_MAX: Final = 120
+_DENSE: Final = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
+_PLAIN: Final = (type(None), bool, int, float, str)
+_SHOWN_AS_TEXT: Final = (complex, Bytes, Global)
 
 
 def read_torch_file(excerpt: Excerpt) -> PayloadArrays:
@@ -46,9 +51,13 @@ def _read(archive: zipfile.ZipFile, excerpt: Excerpt) -> PayloadArrays:
     prefix = pickles[0].filename.removesuffix("data.pkl")
     if prefix + "byteorder" in members and _content(archive, members[prefix + "byteorder"], 16) != b"little":
         raise UnreadablePayloadError("was saved on a big-endian machine")
-    value = read_pickle(_content(archive, pickles[0], HEAD_BYTES_MAX))
+    value, storages = read_pickle(_content(archive, pickles[0], HEAD_BYTES_MAX))
     found = _Tensors(lambda key: _place(members.get(f"{prefix}data/{key}"), excerpt))
     found.visit("", value, 0)
+    if not found.storages.issuperset(storages):
+        raise UnreadablePayloadError(
+            "holds values that belong to none of its tensors; save tensors and plain values only"
+        )
     return PayloadArrays(tuple(found.arrays), found.facts)
 
 
@@ -76,6 +85,7 @@ class _Tensors:
     def __init__(self, place: Callable[[str], tuple[int, int]]) -> None:
         self.arrays: list[ArrayInfo] = []
         self.facts: dict[str, object] = {}
+        self.storages: set[StorageRef] = set()  # whose tensors were found
         self._place = place
         self._visited = 0
 
@@ -89,23 +99,70 @@ class _Tensors:
             for key, each in value.items():
                 self.visit(f"{name}.{key}" if name else str(key), each, depth + 1)
         elif isinstance(value, list | tuple):
-            if all(isinstance(each, None | bool | int | float | str) for each in value):
+            if all(isinstance(each, (*_PLAIN, *_SHOWN_AS_TEXT)) for each in value):
                 self._visited += len(value)
-                self.facts[name] = list(value)
+                self.facts[name] = [_plain(each) for each in value]
             else:
                 for number, each in enumerate(value):
                     self.visit(f"{name}.{number}" if name else str(number), each, depth + 1)
-        elif isinstance(value, None | bool | int | float | str):
-            self.facts[name] = value
+        elif isinstance(value, (*_PLAIN, *_SHOWN_AS_TEXT)):
+            self.facts[name] = _plain(value)
 
     def _call(self, name: str, call: Call, depth: int) -> None:
         function, arguments = call.function, call.arguments
-        if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise UnreadablePayloadError("holds a pickle that stepfs cannot follow")
-        if function.name.startswith("_rebuild_tensor") and len(arguments) >= 4:
+        if function in _DENSE and len(arguments) >= 4:
             self._tensor(name, arguments)
-        elif function.name == "_rebuild_parameter" and arguments:
+        elif function == "_rebuild_qtensor" and len(arguments) >= 5:
+            self._parts(name, arguments[4], depth)  # of a quantizer by channel
+            self._tensor(name, arguments)
+        elif function == "_rebuild_parameter" and arguments:
             self.visit(name, arguments[0], depth + 1)
+        elif function == "_rebuild_parameter_with_state" and len(arguments) == 4:
+            self._with_attributes(name, arguments[0], arguments[3], depth)
+        elif function == "_rebuild_from_type_v2" and len(arguments) == 4:
+            rebuild, _, parts, attributes = arguments
+            self._with_attributes(name, called(rebuild, parts), attributes, depth)
+        elif function == "_rebuild_sparse_tensor" and len(arguments) == 2:
+            self._sparse(name, *arguments, depth)
+        elif function == "_rebuild_meta_tensor_no_storage" and len(arguments) >= 2:
+            self._meta(name, arguments)
+        else:
+            raise UnreadablePayloadError("describes a tensor in a way that stepfs cannot follow")
+
+    def _with_attributes(self, name: str, tensor: object, attributes: object, depth: int) -> None:
+        """A tensor to which Python attributes were added, which may be tensors."""
+        self.visit(name, tensor, depth + 1)
+        if isinstance(attributes, dict | tuple):
+            self.visit(name, attributes, depth + 1)
+
+    def _sparse(self, name: str, layout: object, data: object, depth: int) -> None:
+        """One array, of the dtype of its values; its parts are no arrays of the payload."""
+        found = self._parts(name, data, depth)
+        sizes = (
+            [sizes_of(part) for part in data if isinstance(part, tuple)] if isinstance(data, tuple) else []
+        )
+        if not found or len(sizes) != 1 or sizes[0] is None or not isinstance(layout, str):
+            raise UnreadablePayloadError("describes a sparse tensor in a way that stepfs cannot follow")
+        dtype = f"{layout.removeprefix('torch.')} {found[-1].dtype}"
+        nbytes = sum(part.nbytes for part in found)
+        self.arrays.append(ArrayInfo(name or ONLY_ARRAY, dtype, sizes[0], 0, nbytes))
+
+    def _parts(self, name: str, values: object, depth: int) -> list[ArrayInfo]:
+        """The tensors among the values that make a tensor: they are no arrays of the payload."""
+        before = len(self.arrays)
+        for part in values if isinstance(values, tuple) else ():
+            if isinstance(part, Call):
+                self.visit(name, part, depth + 1)
+        found = self.arrays[before:]
+        del self.arrays[before:]
+        return found
+
+    def _meta(self, name: str, arguments: tuple[object, ...]) -> None:
+        """A tensor without values."""
+        dtype, sizes = arguments[0], sizes_of(arguments[1])
+        if not isinstance(dtype, Global) or sizes is None:
+            raise UnreadablePayloadError("describes a tensor in a way that stepfs cannot follow")
+        self.arrays.append(ArrayInfo(name or ONLY_ARRAY, f"meta {dtype.name}", sizes, 0, 0))
 
     def _tensor(self, name: str, arguments: tuple[object, ...]) -> None:
         storage, (first, *_) = arguments[0], sizes_of([arguments[1]]) or (-1,)
@@ -114,6 +171,7 @@ class _Tensors:
             raise UnreadablePayloadError("describes a tensor in a way that stepfs cannot follow")
         named = [each.name for each in arguments[4:] if isinstance(each, Global)]
         dtype = storage.dtype or (named[-1] if named else "bytes")
+        self.storages.add(storage)
         item = DTYPE_BYTES.get(dtype, 1)
         count: int = math.prod(sizes)
         member_at, available = self._place(storage.key)
@@ -122,9 +180,14 @@ class _Tensors:
             raise UnreadablePayloadError(f"has a tensor {name[:80]!r} that is larger than its values")
         rows = [step for size, step in zip(sizes, steps, strict=True) if size != 1]
         dense = [math.prod(sizes[at + 1 :]) for at, size in enumerate(sizes) if size != 1]
-        strided = rows != dense
+        # Conjugated and negated views say so in a map; their bytes are those of the tensor that they view.
+        strided = rows != dense or any(isinstance(each, dict) and each for each in arguments[4:])
         self.arrays.append(
             ArrayInfo(
                 name or ONLY_ARRAY, dtype, sizes, first * item, count * item, strided, member_at=member_at
             )
         )
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, _SHOWN_AS_TEXT) else value

@@ -1,8 +1,9 @@
 """The pickle of a `.pt` file, read without running it.
 
 A small machine follows the opcodes that `torch.save` writes and builds plain values and marks: a global stays a name
-(`Global`), a call stays a mark (`Call`). A pickle that would run a program is found to name one, and is refused for it.
-Opcodes are counted; the pickle is as short as its caller lets it be.
+(`Global`), a call that makes a tensor stays a mark (`Call`), one that makes bytes, a set or a complex number becomes a
+short plain value (`torch_calls`). A pickle that would run a program is found to name one, and is refused for it. So is one
+that calls anything else. Opcodes are counted; the pickle is as short as its caller lets it be.
 
 Rejected: `pickle.Unpickler` with `find_class` and `persistent_load` replaced: five bytes make its memo take gigabytes.
 """
@@ -15,17 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stepfs.format.payload.excerpt import UnreadablePayloadError
+from stepfs.format.payload.torch_calls import Global, allowed_global, called
 
 _OPCODES_MAX: Final = 400_000
-_MODULES: Final = {
-    "collections",
-    "torch",
-    "torch._tensor",
-    "torch._utils",
-    "torch.nn.parameter",
-    "torch.serialization",
-    "torch.storage",
-}
 _STORAGES: Final = {
     "Bool": "bool",
     "Byte": "uint8",
@@ -39,27 +32,15 @@ _STORAGES: Final = {
     "Double": "float64",
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
+    "QInt8": "qint8",
+    "QUInt8": "quint8",
+    "QInt32": "qint32",
 }
+_KEYS: Final = (str, int, float, complex, type(None))  # other keys are shown by their type and number
 _MARK: Final = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Global:
-    """A name that unpickling would import."""
-
-    module: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """`function(*arguments)`, not carried out."""
-
-    function: object
-    arguments: object
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StorageRef:
     """The values of tensors, in a member of the zip. `dtype` None: the tensor names it."""
 
@@ -67,14 +48,17 @@ class StorageRef:
     key: str
 
 
-def read_pickle(data: bytes) -> object:
-    """The value of the pickle, of plain values, `Global`, `Call` and `StorageRef`; `UnreadablePayloadError`."""
+def read_pickle(data: bytes) -> tuple[object, list[StorageRef]]:
+    """The value of the pickle, of plain values, `Global`, `Call` and `StorageRef`, and every `StorageRef` that it makes.
+
+    `UnreadablePayloadError` for a pickle that stepfs does not follow.
+    """
     machine = _Machine()
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count > _OPCODES_MAX:
             break
         if opcode.name == "STOP":
-            return machine.stack.pop()
+            return machine.stack.pop(), machine.storages
         machine.follow(opcode.name, argument)
     raise UnreadablePayloadError("holds a pickle without an end, or with more than stepfs looks at")
 
@@ -84,6 +68,7 @@ class _Machine:
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
+        self.storages: list[StorageRef] = []
         self._memo: dict[int, Any] = {}
 
     def follow(self, name: str, argument: Any) -> None:
@@ -104,19 +89,19 @@ class _Machine:
         self.stack.append(self._memo[argument])
 
     def name(self, argument: str) -> None:
-        self.stack.append(_allowed(*argument.split(" ", 1)))
+        self.stack.append(allowed_global(*argument.split(" ", 1)))
 
     def name_on_stack(self, _argument: None) -> None:
         named, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_allowed(module, named))
+        self.stack.append(allowed_global(module, named))
 
     def refer(self, _argument: None) -> None:
         self.stack.append(_storage(self.stack.pop()))
+        self.storages.append(self.stack[-1])
 
     def call(self, _argument: None) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
-        is_map = function == Global("collections", "OrderedDict")
-        self.stack.append({} if is_map else Call(function, arguments))
+        self.stack.append(called(function, arguments))
 
     def drop(self, _argument: None) -> None:
         """POP; and BUILD, which would change the object below."""
@@ -144,12 +129,20 @@ class _Machine:
         self._extend(self._marked())
 
     def _set(self, items: list[Any]) -> None:
-        if isinstance(self.stack[-1], dict):
-            self.stack[-1].update(zip(map(_key, items[::2]), items[1::2], strict=True))
+        found = self.stack[-1]
+        if not isinstance(found, dict):
+            raise UnreadablePayloadError(
+                "puts items into something that is no map; it is no file of torch.save"
+            )
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            found[key if isinstance(key, _KEYS) else f"({type(key).__name__} {len(found)})"] = value
 
     def _extend(self, items: list[Any]) -> None:
-        if isinstance(self.stack[-1], list):
-            self.stack[-1].extend(items)
+        if not isinstance(self.stack[-1], list):
+            raise UnreadablePayloadError(
+                "puts items into something that is no list; it is no file of torch.save"
+            )
+        self.stack[-1].extend(items)
 
     def _marked(self) -> list[Any]:
         """Everything above the topmost mark, which goes with it."""
@@ -190,18 +183,6 @@ _OPERATIONS: Final[dict[str, Callable[[_Machine, Any], None]]] = {
     "SETITEMS": _Machine.set_items,
     "APPEND": _Machine.extend_by_one,
 }
-
-
-def _key(value: object) -> object:
-    return value if isinstance(value, str | int) else f"({type(value).__name__})"
-
-
-def _allowed(module: object, name: object) -> Global:
-    if not isinstance(module, str) or not isinstance(name, str) or module not in _MODULES:
-        raise UnreadablePayloadError(
-            f"names {str(module)[:60]}.{str(name)[:60]}, which unpickling would import; save tensors and plain values only"
-        )
-    return Global(module, name)
 
 
 def _storage(persistent: object) -> StorageRef:
