@@ -56,13 +56,13 @@ class ShuffledSteps:
         if not 0 <= self._seed < 10**16:
             raise UsageError(f"seed {seed} is not in [0, 10^16)")
         self._epoch = self._position = 0
-        self._inside = False
+        self._inside = self._drawn = False
 
     def set_epoch(self, epoch: int, *, position: int = 0) -> None:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
         middle)."""
         self._epoch, self._position = check_integer(epoch, "epoch"), check_integer(position, "position")
-        self._inside = False
+        self._inside, self._drawn = self._position > 0, False
         if not 0 <= self._epoch < 10**16 or not 0 <= self._position <= len(self._order()):
             raise UsageError(f"epoch {epoch} has no position {position}")
 
@@ -71,10 +71,13 @@ class ShuffledSteps:
         """The first step that a checkpoint of this epoch needs, until the epoch has ended."""
         return self._first
 
-    @property
-    def needed_from(self) -> int | None:
-        """`next_step` from the first draw of an epoch until its last; else None. `set_epoch` gives up an epoch left before."""
-        return self._first if self._inside else None
+    def refuses(self, next_step: int) -> bool:
+        """Whether a checkpoint with this next step releases what the epoch still needs.
+
+        An epoch has begun with its first draw, or where it is resumed. It needs its steps until the next one begins: a
+        loader draws ahead of what is trained. Once all are drawn, the checkpoint behind all of them may be recorded.
+        """
+        return self._inside and next_step > self._first and not (self._drawn and next_step >= self._stop)
 
     def __len__(self) -> int:
         return len(self._order()) - self._position
@@ -84,7 +87,7 @@ class ShuffledSteps:
         start = self._position
         told_at: float | None = None
         for place in range(start, len(order)):
-            self._inside = place + 1 < len(order)
+            self._inside, self._drawn = True, place + 1 == len(order)
             now = time.monotonic()
             if self._directory is not None and (told_at is None or now - told_at >= _AGAIN_S):
                 # A loader draws steps some places before it opens them; a mount that knows the exact place keeps it.

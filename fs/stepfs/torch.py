@@ -176,9 +176,11 @@ class CheckpointHook:
     def __call__(self, next_step: int) -> None:
         """Record a durable checkpoint that resumes at `next_step`: call it when `dcp.save` has returned.
 
-        `RefusedError` if readers of this mount or `Lake` are inside a shuffled order and `next_step` is beyond its first step:
-        pass `ShuffledSteps.next_step`.
+        `RefusedError` if readers of this mount, or a sampler given to a `StepDataset` on this `Lake`, are inside a shuffled
+        order and `next_step` is beyond its first step: pass `ShuffledSteps.next_step`. A hook on a URL knows of none.
         """
+        if _rank() == 0:
+            self._check_order(check_integer(next_step, "next_step"))
         self._say(next_step, _Event.SAVED)
 
     def resumed(self, next_step: int) -> None:
@@ -192,11 +194,17 @@ class CheckpointHook:
         self._say(next_step, _Event.RESUMED)
 
     def after(self, future: Future[object], next_step: int) -> None:
-        """Record the checkpoint once the future of `dcp.async_save` is done; a failed save is not recorded."""
+        """Record the checkpoint once the future of `dcp.async_save` is done; a failed save is not recorded.
+
+        `RefusedError` at once, as a call of the hook.
+        """
+        next_step = check_integer(next_step, "next_step")
+        if _rank() == 0:
+            self._check_order(next_step)  # now: when it is durable, the trainer may be in another epoch
 
         def done(ended: Future[object]) -> None:
             if not ended.cancelled() and ended.exception() is None:
-                self(next_step)
+                self._say(next_step, _Event.SAVED)
 
         future.add_done_callback(done)
 
@@ -208,8 +216,6 @@ class CheckpointHook:
         next_step = check_integer(next_step, "next_step")
         if _rank() != 0:
             return
-        if event is _Event.SAVED:
-            self._check_order(next_step)
         with self._speaking:
             self._unsaid.append((next_step, event))
             try:
@@ -222,14 +228,16 @@ class CheckpointHook:
 
     def _check_order(self, next_step: int) -> None:
         """`RefusedError` for a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""
-        needed: object = None
-        if self._reads is not None and self._reads.sampler is not None:
-            needed = self._reads.sampler.needed_from
-        if self._mounted is not None:
-            try:
-                needed = read_status(self._mounted).get("order_needs_from")
-            except StepfsError as error:
-                _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
+        for sampler in [] if self._reads is None else list(self._reads.samplers):
+            if sampler.refuses(next_step):
+                raise RefusedError(in_shuffled_order(next_step, sampler.next_step))
+        if self._mounted is None:
+            return
+        try:
+            needed = read_status(self._mounted).get("order_needs_from")
+        except StepfsError as error:
+            _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
+            return
         if isinstance(needed, int) and next_step > needed:
             raise RefusedError(in_shuffled_order(next_step, needed))
 

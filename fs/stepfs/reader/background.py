@@ -84,9 +84,13 @@ class _Call(Generic[T]):
 class BackgroundLoop(Generic[P]):
     """Runs `open_parts()` as a context in its loop until `stop`; `parts` is what it gave."""
 
-    def __init__(self, open_parts: Callable[[], AbstractAsyncContextManager[P]]) -> None:
-        """Start, and return once the parts are open. Raises what opening raised."""
+    def __init__(
+        self, open_parts: Callable[[], AbstractAsyncContextManager[P]], *, owner: int | None = None
+    ) -> None:
+        """Start, and return once the parts are open. Raises what opening raised. `owner`: a process; once it has ended,
+        the loop ends, and every call raises `ClosedError`."""
         self.generation = _generation
+        self._owner = owner
         self._open_parts = open_parts
         self._opened = threading.Lock()
         self._opened.acquire()
@@ -216,9 +220,22 @@ class BackgroundLoop(Generic[P]):
                 self._nursery, self._parts, self._was_open = nursery, parts, True
                 self._opened.release()
                 try:
-                    await trio.sleep_forever()
+                    await _end_of(self._owner)
                 finally:
                     self._nursery = None  # it is about to close
+
+
+async def _end_of(owner: int | None) -> None:
+    """Wait for ever, or until the process has ended: then raise `ClosedError`."""
+    if owner is None:
+        await trio.sleep_forever()
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(owner)
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+    raise ClosedError(f"process {owner}, for which this one reads, has ended")
 
 
 def _end_all() -> None:

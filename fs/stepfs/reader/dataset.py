@@ -20,21 +20,20 @@ from __future__ import annotations
 
 import io
 import itertools
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
-from stepfs.errors import MissingPackageError, NoSuchStepError, UsageError
+from stepfs.errors import MissingPackageError, NoSuchStepError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
 from stepfs.reader.background import generation
 from stepfs.reader.lake import Lake
+from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.view.naming import STEP_MAX
-
-if TYPE_CHECKING:
-    from stepfs.shuffled_steps import ShuffledSteps
 
 Decode = Callable[[memoryview], Any]
 _turns = itertools.count()
@@ -52,6 +51,11 @@ class StepDataset:
         cls, *_args: Any, stop: int | None = None, iterable: bool | None = None, **_options: Any
     ) -> Self:
         kind: type[StepDataset] = cls
+        if cls not in {StepDataset, _Stream, _Items}:
+            raise UsageError(
+                "StepDataset is map-style or iterable as its arguments say, so it has no subclasses: pass `decode`, or hold "
+                "one in a dataset of your own"
+            )
         if cls is StepDataset:
             kind = _Stream if iterable or (iterable is None and stop is None) else _Items
         if kind is _Stream:
@@ -88,14 +92,14 @@ class StepDataset:
         )
         self._rank = check_integer(rank, "rank")
         self._block = 1 if batch_size is None else check_integer(batch_size, "batch_size")
-        if not 0 <= self._start <= (STEP_MAX if self._stop is None else self._stop) <= STEP_MAX + 1:
+        if self._start < 0:
+            raise UsageError(f"start is {start}: steps count from 0")
+        if not self._start <= (STEP_MAX if self._stop is None else self._stop) <= STEP_MAX + 1:
             raise UsageError(f"steps {start} to {stop}: start must not be beyond stop")
         if self._block < 1:
             raise UsageError(f"batch_size {batch_size}: give 1 or more, or None")
-        if sampler is not None and sampler.next_step != self._start:
-            raise UsageError(
-                f"the sampler begins at step {sampler.next_step}, the dataset at {start}: give both one `first`"
-            )
+        if sampler is not None:
+            self._check_sampler(sampler)
         if isinstance(lake, Lake):
             if options:
                 raise UsageError(f"{', '.join(options)}: these options belong to the Lake")
@@ -108,9 +112,23 @@ class StepDataset:
         self._decode = decode or _decoder(self.lake.ext)
         self._sampler = sampler
         if sampler is not None:
-            self.lake.sampler = sampler
+            self.lake.samplers.add(sampler)
         self._place = (0, 1)  # (worker, workers) of the loader in this process
         self._generation = -1
+
+    def _check_sampler(self, sampler: object) -> None:
+        if not isinstance(sampler, ShuffledSteps):
+            raise WrongTypeError(
+                f"sampler is a {type(sampler).__name__}; give a ShuffledSteps here, or another one to the loader alone"
+            )
+        if isinstance(self, _Stream):
+            raise UsageError(
+                "an iterable dataset goes in the order of steps: with a sampler, give `stop` alone"
+            )
+        if sampler.next_step != self._start:
+            raise UsageError(
+                f"the sampler begins at step {sampler.next_step}, the dataset at {self._start}: give both one `first`"
+            )
 
     def _enter(self) -> tuple[int, int]:
         """(this worker, number of workers) of the loader in this process; (0, 1) where there is none."""
@@ -120,7 +138,8 @@ class StepDataset:
             found = None if data is None else data.get_worker_info()
             self._place = (0, 1) if found is None else (found.id, found.num_workers)
             if found is not None:
-                self.lake.as_worker(found.num_workers)
+                trainer = multiprocessing.parent_process()
+                self.lake.as_worker(found.num_workers, owner=None if trainer is None else trainer.pid)
         return self._place
 
     def _read(self, step: int) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from stepfs.data.prefetch.order_hint import Hint
 from stepfs.errors import ClosedError, NoSuchStepError
 from stepfs.format.arguments import check_integer
-from stepfs.format.ids import Step
+from stepfs.format.ids import SliceIndex, Step
 from stepfs.reader.assembly import Assembly
 from stepfs.reader.background import BackgroundLoop, generation
 from stepfs.reader.lake_step import LakeStep
@@ -43,7 +43,6 @@ class Lake:
     lake_id: str | None = None  # unknown until it was opened for the first time
     slices: int
     ext: str
-    sampler: ShuffledSteps | None = None  # of the data set on it: tells `CheckpointHook` what an epoch needs
     _ranks: RankMap
 
     def __init__(
@@ -101,6 +100,10 @@ class Lake:
         self._closed = False
         self._loop: _Loop | None = None
         self._collected: weakref.finalize[[], Lake] | None = None
+        self._owner: int | None = None  # the process that ends this one's waits by ending
+        self.samplers: weakref.WeakSet[ShuffledSteps] = (
+            weakref.WeakSet()
+        )  # of data sets on it, for `CheckpointHook`
         self._locks: dict[int, threading.Lock] = {}  # by generation: a parent's may be held for ever
 
     def __getitem__(self, step: int) -> LakeStep:
@@ -128,7 +131,7 @@ class Lake:
 
     def can_follow_to(self, step: Step) -> bool:
         """Wait until the step can be read; False if the view ends before it. Raises as `follow`."""
-        if not 0 <= step <= STEP_MAX:
+        if not 0 <= check_integer(step, "step") <= STEP_MAX:
             raise NoSuchStepError(f"step {step}: steps count from 0")
         return self._parts().tree.readable(step) or self._call(
             lambda parts: partial(parts.wait_for, step, waits=True)
@@ -136,12 +139,9 @@ class Lake:
 
     def read(self, step: int, rank: int, *, waits: bool = False) -> memoryview:
         """As `lake[step][rank]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
-        number, rank = Step(check_integer(step, "step")), check_integer(rank, "rank")
-        if not 0 <= rank < self.world:
-            raise NoSuchStepError(f"rank {rank}: this lake has ranks 0 to {self.world - 1}")
+        number, index = Step(check_integer(step, "step")), self._slice(rank)
         if not 0 <= number <= STEP_MAX:
             raise NoSuchStepError(f"step {number}: steps count from 0")
-        index = self._ranks.slice_of(rank)
         return self._call(lambda parts: partial(parts.read, number, index, waits=waits))
 
     def announce(self, hint: Hint) -> None:
@@ -203,10 +203,10 @@ class Lake:
 
     def holds(self, step: int, rank: int) -> bool:
         """Whether the payload is in memory, whole and verified."""
-        index = self._ranks.slice_of(rank)
+        number, index = Step(check_integer(step, "step")), self._slice(rank)
 
         async def look(parts: Assembly) -> bool:
-            return parts.slices.holds(Step(step), index)
+            return parts.slices.holds(number, index)
 
         return self._call(lambda parts: partial(look, parts))
 
@@ -248,12 +248,19 @@ class Lake:
             setattr(self, name, value)
         self._ranks = rank_map(self.slices, world=self.options.world, mesh=self.options.mesh)
 
-    def as_worker(self, workers: int) -> None:
+    def as_worker(self, workers: int, *, owner: int | None = None) -> None:
         """This process is one of `workers` that read different steps: they share one budget, and none fetches what was
-        not announced to it. Before the first use in this process; without effect later."""
+        not announced to it. When the process `owner` has ended, nothing is read or waited for here any more. Before the
+        first use in this process; without effect later."""
         loop = self._loop
         if loop is None or not loop.is_here:
-            self.options = self.options.of_worker(workers)
+            self.options, self._owner = self.options.of_worker(workers), owner
+
+    def _slice(self, rank: int) -> SliceIndex:
+        rank = check_integer(rank, "rank")
+        if not 0 <= rank < self.world:
+            raise NoSuchStepError(f"rank {rank}: this lake has ranks 0 to {self.world - 1}")
+        return self._ranks.slice_of(rank)
 
     def _call(self, bind: Callable[[Assembly], Callable[[], Awaitable[T]]]) -> T:
         while True:
@@ -277,7 +284,7 @@ class Lake:
             if loop is None or not loop.is_here:
                 if self._closed:
                     raise ClosedError("the lake is closed: open it again")
-                loop = BackgroundLoop(partial(open_reader, self.options, self.lake_id))
+                loop = BackgroundLoop(partial(open_reader, self.options, self.lake_id), owner=self._owner)
                 self._collected = weakref.finalize(self, loop.stop, join_s=0)
                 self._collected.atexit = False  # `background` ends all loops at exit
                 self._loop = loop

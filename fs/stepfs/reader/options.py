@@ -12,7 +12,7 @@ from typing import Final
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_LIMIT, CONNECTIONS_MAX
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
-from stepfs.errors import UsageError
+from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.store.options import StoreOptions
 from stepfs.view.naming import RANK_MAX, STEP_MAX
@@ -80,7 +80,7 @@ def lake_options(
     deadline_s: float,
 ) -> LakeOptions:
     """`UsageError` for what `stepfs mount` would refuse."""
-    if not deadline_s > 0:
+    if not _seconds(deadline_s, "deadline_s") > 0:
         raise UsageError(f"deadline_s is {deadline_s!r}; give seconds above 0")
     poll_s = _seconds(poll, "poll")
     if poll_s < INTERVAL_S_MIN:
@@ -97,20 +97,23 @@ def lake_options(
         endpoint_url=endpoint_url or os.environ.get("STEPFS_ENDPOINT_URL"),
         ranks=_ranks(ranks),
         world=None if world is None else check_integer(world, "world"),
-        mesh=mesh,
+        mesh=None if mesh is None else check_text(mesh, "mesh", "dp=4,tp=2"),
         steps=_steps(steps),
         wait_s=None if wait is None else _seconds(wait, "wait"),
-        group=group,
+        group=None if group is None else check_text(group, "group", "pretrain"),
         memory_bytes=_memory(memory),
         prefetch_steps=prefetch_steps,
         connections=connections,
         poll_s=poll_s,
-        deadline_s=float(deadline_s),
+        deadline_s=_seconds(deadline_s, "deadline_s"),
     )
 
 
 def _seconds(value: str | float, what: str) -> float:
-    seconds = parse_duration(value) if isinstance(value, str) else float(value)
+    try:
+        seconds = parse_duration(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise WrongTypeError(f"{what} is {value!r}, a {type(value).__name__}; give seconds") from None
     if not seconds >= 0:
         raise UsageError(f"{what} is {value!r}; give seconds")
     return seconds
@@ -121,6 +124,8 @@ def _ranks(value: str | int | Iterable[int] | None) -> tuple[int, ...]:
         return ()
     if isinstance(value, str):
         return parse_ranks(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise WrongTypeError(f"ranks is a {type(value).__name__}; give numbers, or text such as '0-7'")
     listed = value if isinstance(value, Iterable) else (value,)
     ranks = sorted({check_integer(rank, "ranks") for rank in listed})
     if ranks and not 0 <= ranks[0] <= ranks[-1] <= RANK_MAX:

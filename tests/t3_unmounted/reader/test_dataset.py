@@ -22,12 +22,11 @@ from stepfs.errors import (
     CorruptError,
     NoSuchStepError,
     ReclaimedError,
-    RefusedError,
     UsageError,
     WaitExpiredError,
 )
 from stepfs.reader import Lake
-from stepfs.torch import CheckpointHook, ShuffledSteps, StepDataset, StreamState, dump
+from stepfs.torch import ShuffledSteps, StepDataset, StreamState, dump
 from stepfs_producer import Producer
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -102,31 +101,6 @@ def test_an_epoch_of_steps_in_random_order_is_fetched_ahead_and_once(tmp_path, u
     assert decode.total("bytes_delivered") == delivered
     assert decode.total("bytes_fetched") <= 1.05 * delivered
     assert decode.total("hits") >= STEPS // 2
-
-
-def test_a_checkpoint_inside_a_shuffled_epoch_releases_none_of_its_steps(tmp_path):
-    """As on a mount. The last step of the epoch may be followed by one that releases all of it."""
-    url = (tmp_path / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(12), SMALL)
-    with Lake(url, group="run", ranks=1) as lake:
-        sampler = ShuffledSteps(None, first=2, stop=12, seed=7)
-        items = StepDataset(lake, rank=1, start=2, stop=12, sampler=sampler, decode=bytes)
-        StepDataset(lake, rank=0, stop=2, decode=bytes)  # for evaluation: in order
-        durable = CheckpointHook(lake)
-        durable(1)
-        for done, _ in enumerate(DataLoader(items, sampler=sampler, batch_size=None), 1):
-            if done == 10:
-                break
-            with pytest.raises(RefusedError, match="record 2"):
-                durable(3)
-        durable(sampler.next_step)
-        durable(5)
-        next(iter(sampler))
-        with pytest.raises(RefusedError, match="set_epoch"):
-            durable(12)
-        sampler.set_epoch(1)  # nobody will finish that one
-        durable(12)
 
 
 def test_an_order_nobody_announced_fetches_what_it_reads(tmp_path, url):
@@ -253,9 +227,19 @@ def test_what_cannot_be_read_is_refused(url):
         {"batch_size": 0},
         {"iterable": False},
         {"sampler": ShuffledSteps(None, first=1, stop=9), "stop": 9},
+        {"sampler": ShuffledSteps(None, first=0, stop=9), "stop": 9, "iterable": True},
+        {"sampler": range(9), "stop": 9},
     ):
         with pytest.raises(UsageError):
             StepDataset(url, **({"rank": 0} | options))
+
+
+def test_a_subclass_is_told_what_to_do_instead(url):
+    class Mine(StepDataset):
+        pass
+
+    with pytest.raises(UsageError, match="pass `decode`, or hold one"):
+        Mine(url, rank=0)
 
 
 def test_options_of_a_lake_are_given_to_the_lake(url):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import signal
+import subprocess
 import threading
 import time
 import weakref
@@ -129,3 +130,15 @@ def test_a_loop_that_failed_says_why_for_good(still):
             with pytest.raises(StepfsError, match="failed for good"):
                 assert lake.next_step
     assert not background._alive
+
+
+def test_a_worker_waits_no_longer_than_its_trainer_lives(still):
+    with subprocess.Popen(["sleep", "600"]) as trainer, Lake(still) as lake:
+        lake.rest()
+        lake.as_worker(2, owner=trainer.pid)
+        waiting, found = in_thread(lambda: next(lake.follow(5)))
+        until(lambda: is_waiting(lake))
+        trainer.kill()
+        waiting.join(WAIT_S)
+        assert isinstance(found[0], ClosedError)
+        assert "has ended" in str(found[0])
