@@ -53,7 +53,12 @@ def state_text(newest_ms: int, now_ms: int, *, retired: bool) -> str:
 
 
 def time_text(time_ms: int) -> str:
-    """Milliseconds since 1970 as UTC, to the second; '-' for never."""
+    """Milliseconds since 1970 as UTC, to the second; '-' for never. A time that no calendar has (a machine's clock was
+    wrong) is shown as its seconds."""
     if not time_ms:
         return "-"
-    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    seconds = time_ms // 1000
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # which one depends on the number and the platform
+        return f"{seconds} s"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _PRODUCERS: Final = 8  # with a colour of their own
 _HOURS_MAX: Final = 24 * 14  # the newest ones
 _HOUR_S: Final = 3600
+_HOURS_END: Final = 24 * 365 * 8000  # matplotlib's dates end with the year 9999
 _OTHERS: Final = "others"
 
 
@@ -30,8 +31,7 @@ def write_picture(stats: LakeStats, title: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     largest = sorted(stats.producers, key=lambda name: -stats.producers[name].payload_bytes)[:_PRODUCERS]
-    last = max((hour for hour, _ in stats.hours), default=0)
-    hours = range(max(min((hour for hour, _ in stats.hours), default=0), last - _HOURS_MAX + 1), last + 1)
+    hours, undated = hours_to_draw(stats)
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -43,7 +43,8 @@ def write_picture(stats: LakeStats, title: str, path: Path) -> None:
         axes.bar(times, rates, bottom=below, width=1 / 24, align="edge", label=_label(name))
         below = [low + rate for low, rate in zip(below, rates, strict=True)]
     axes.set_ylabel("MB/s committed, mean of the hour")
-    axes.set_title(_label(title), fontsize="medium")
+    more = f" (without {undated} steps whose time no calendar has)" if undated else ""
+    axes.set_title(_label(title) + more, fontsize="medium")
     axes.tick_params(axis="x", rotation=30)
     if stats.producers:
         figure.legend(loc="outside right upper", fontsize="small")
@@ -51,6 +52,14 @@ def write_picture(stats: LakeStats, title: str, path: Path) -> None:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror or error}; name a file that can be written") from error
+
+
+def hours_to_draw(stats: LakeStats) -> tuple[range, int]:
+    """The newest hours; and how many steps have a time that a picture cannot show (a producer's clock was wrong)."""
+    dated = [hour for hour, _ in stats.hours if 0 <= hour < _HOURS_END]
+    last = max(dated, default=0)
+    undated = sum(sums.steps for (hour, _), sums in stats.hours.items() if not 0 <= hour < _HOURS_END)
+    return range(max(min(dated, default=0), last - _HOURS_MAX + 1), last + 1), undated
 
 
 def _rates(stats: LakeStats, hours: range, name: str | None, shown: set[str]) -> list[float]:
