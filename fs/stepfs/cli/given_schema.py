@@ -41,6 +41,10 @@ def schema_text(given: str | None, sample: str | None, ext: str) -> str | None:
     """The text to be stored for a lake of `ext` files; None if neither option is given. `UsageError` for mistakes."""
     if given is not None and sample is not None:
         raise UsageError("give --payload-schema or --from-payload, not both")
+    if "" in {given, sample}:
+        raise UsageError(
+            f"--{'from-payload' if given is None else 'payload-schema'}: is empty; name a file, or leave it out"
+        )
     if sample is not None:
         return _of_sample(Path(sample), ext).text()
     if given is None:
@@ -71,6 +75,9 @@ def ends_of(path: Path) -> Excerpt:
     """The first and last bytes of a file. `AbsentError`, `RefusedError` if it cannot be read."""
     from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt
 
+    with _reading(path):
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a FIFO waits for a writer
+            raise UsageError(f"{path}: is not a regular file; name a file that holds one payload")
     with _reading(path), path.open("rb") as file:
         length = file.seek(0, os.SEEK_END)
         file.seek(0)

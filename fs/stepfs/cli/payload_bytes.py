@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stepfs.errors import AbsentError, CorruptError, RefusedError
+from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from stepfs.format.descriptor import SliceRef
@@ -61,13 +62,16 @@ class FilePayload:
 
     @classmethod
     def at(cls, path: Path) -> FilePayload:
-        """`AbsentError`, `RefusedError`."""
+        """`AbsentError`, `RefusedError`, `UsageError` for what is no file: opening a FIFO waits for a writer."""
         try:
-            return cls(path, path.stat().st_size)
+            found = path.stat()
         except FileNotFoundError as error:
             raise AbsentError(f"{path}: no such file; name one, or the URL of a lake") from error
         except OSError as error:
             raise RefusedError(f"{path}: {error.strerror or error}; name a readable file") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path}: is not a regular file; name a file, or the URL of a lake")
+        return cls(path, found.st_size)
 
     async def read(self, offset: int, size: int) -> bytes:
         import trio

@@ -37,6 +37,8 @@ def decoder(given: str | None, recorded: Mapping[str, object]) -> Decode | None:
         return _decode_bytes
     if given is None:
         return None
+    if not given:
+        raise UsageError("--tokenizer: is empty; give `bytes`, or the model's tokenizer.json")
     path = Path(given)
     try:
         data = path.read_bytes()

@@ -67,8 +67,11 @@ def show(
         ),
     ] = None,
     rank: Annotated[
-        int, typer.Option("--rank", envvar="STEPFS_RANK", metavar="R", min=0, help="Of a lake: which slice.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--rank", envvar="STEPFS_RANK", metavar="R", min=0, help="Of a lake: which slice; 0 by default."
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -100,7 +103,7 @@ def show(
 class _Wanted:
     target: str
     step: int | None
-    rank: int
+    rank: int | None
     tokenizer: str | None
 
 
@@ -112,8 +115,9 @@ async def _of_file(wanted: _Wanted, _options: StoreOptions) -> _Shown:
     from stepfs.cli.payload_bytes import FilePayload
 
     path = Path(wanted.target)
-    if wanted.step is not None:
-        raise UsageError(f"--step is for lakes; {path} is one payload")
+    for option, given in (("--step", wanted.step), ("--rank", wanted.rank)):
+        if given is not None:
+            raise UsageError(f"{option} is for lakes; {path} is one payload")
     payload = _Payload(str(path), path.suffix, FilePayload.at(path), place={"file": str(path)})
     return await _shown(payload, wanted)
 
@@ -140,17 +144,18 @@ async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Want
     identity, newest = log.identity, log.state.next_step - 1
     if newest < log.first_live_step:
         raise AbsentError(f"{lake}: has no step yet")
-    if wanted.rank >= identity.slices:
-        raise UsageError(f"--rank {wanted.rank}: the lake has {identity.slices} slices, from 0 on")
+    rank = wanted.rank or 0
+    if rank >= identity.slices:
+        raise UsageError(f"--rank {rank}: the lake has {identity.slices} slices, from 0 on")
     entry = await log.entry(Step(newest if wanted.step is None else wanted.step))
-    ref = entry.tgb.slice(SliceIndex(wanted.rank))
+    ref = entry.tgb.slice(SliceIndex(rank))
     data = await slice_payload(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
-    name = f"{step_name(entry.step).decode()}/{rank_name(wanted.rank, identity.ext.encode()).decode()}"
+    name = f"{step_name(entry.step).decode()}/{rank_name(rank, identity.ext.encode()).decode()}"
     place = {
         "lake": lake,
         "lake_id": identity.lake_id,
         "step": entry.step,
-        "rank": wanted.rank,
+        "rank": rank,
         "producer": entry.producer_id,
     }
     return _Payload(name, identity.ext, data, payload_schema(identity, lake), place)

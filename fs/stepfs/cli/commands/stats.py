@@ -11,6 +11,7 @@ import typer
 
 from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def stats(
     from stepfs.cli.stats_picture import require_matplotlib, write_picture
     from stepfs.cli.target import lake_of
 
+    if png == "":
+        raise UsageError("--png: is empty; name a file that can be written")
     if png is not None:
         require_matplotlib()
     lake, store_options = lake_of(target, StoreOptions(endpoint_url))
