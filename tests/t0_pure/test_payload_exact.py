@@ -49,6 +49,7 @@ def headed(text: str | bytes, values: bytes = bytes(8), version: bytes = b"\x01\
         (framed(b"\xef\xbb\xbf" + json.dumps({"a": ONE}).encode(), bytes(8)), "no JSON"),
         (framed({"__metadata__": {"n": 1}, "a": ONE}, bytes(8)), "no map of text"),
         (framed({"__metadata__": {"n": "\ud800"}, "a": ONE}, bytes(8)), "no map of text"),
+        (framed(b'{"a":{"dtype":"I64","shape":[1],"data_offsets":[-0,8]}}', bytes(8)), "damaged"),
         (framed({"__metadata__": [], "a": ONE}, bytes(8)), "no map of text"),
         (framed({"a": {**ONE, "more": float("nan")}}, bytes(8)), "NaN, which is no JSON"),
         (framed(b'{"a":{"dtype":"I64","dtype":"I64","shape":[1],"data_offsets":[0,8]}}', bytes(8)), "one name twice"),

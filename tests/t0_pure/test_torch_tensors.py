@@ -205,3 +205,33 @@ def test_quantized_tensors_are_arrays_that_no_schema_admits():
         payload = pt(tensors)
     found = [(array.name, array.dtype, array.shape) for array in read(payload).arrays]
     assert found == [("a", "qint8", (2, 2)), ("b", "quint8", (2, 2))]
+
+
+def persistent(kind="Float", count=2, more=""):
+    """The pickle of {"x": a tensor}, by hand: its storage, and how the tensor is made of it."""
+    storage = f"(X\x07\0\0\0storagectorch\n{kind}Storage\nX\x01\0\0\x000X\x03\0\0\0cpuK{chr(count)}tQ"
+    made = f"ctorch._utils\n_rebuild_tensor_v2\n({storage}K\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)R{more}tR"
+    return f"\x80\x02}}X\x01\0\0\0x{made}s.".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"kind": "Flat"}, "describes a storage in a way"),
+        ({"count": 3}, "has other bytes for the tensor 'x'"),
+        ({"count": 1}, "has other bytes for the tensor 'x'"),
+        ({"more": "NNN"}, "describes a tensor in a way"),
+    ],
+)
+def test_a_description_that_torch_cannot_follow_is_refused(changes, reason):
+    members = {"data/0": bytes(8), "version": b"3", "byteorder": b"little"}
+    payload = zipped(persistent(**changes), **members)
+    if reason is None:
+        assert torch.load(io.BytesIO(payload), weights_only=True)["x"].shape == (2,)
+        assert CHECK.problem(Excerpt.of(payload)) is None
+        return
+    with pytest.raises((RuntimeError, TypeError, pickle.UnpicklingError)):
+        torch.load(io.BytesIO(payload), weights_only=True)
+    with pytest.raises(UnreadablePayloadError, match=reason):
+        read(payload)

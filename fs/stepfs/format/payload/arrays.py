@@ -114,7 +114,9 @@ def _safetensors(excerpt: Excerpt) -> PayloadArrays:
 
 def _safetensors_header(data: bytes) -> dict[str, object]:
     try:
-        header = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        header = json.loads(
+            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole
+        )
     except UnreadablePayloadError:
         raise
     except UnicodeDecodeError as error:
@@ -135,6 +137,10 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse_constant(name: str) -> object:
     raise UnreadablePayloadError(f"has a header with {name}, which is no JSON; it is no safetensors file")
+
+
+def _whole(text: str) -> int | float:
+    return -0.0 if text == "-0" else int(text)  # which the library takes for no whole number
 
 
 def _metadata(facts: object) -> dict[str, object]:

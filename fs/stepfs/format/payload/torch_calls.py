@@ -20,6 +20,7 @@ _MODULES: Final = {
     "torch.serialization",
     "torch.storage",
 }
+_TENSOR_MODULES: Final = {"torch._utils", "torch._tensor"}
 _NAMES: Final = {"_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set"}
 _PYTHON_2: Final = {
     "__builtin__": "builtins"
@@ -73,7 +74,7 @@ def called(function: object, arguments: object) -> object:
     """What a call makes: a plain value, or the mark of a tensor. `UnreadablePayloadError` for any other call."""
     if isinstance(function, Global) and isinstance(arguments, tuple):
         name = str(function)
-        if name in _TENSORS:
+        if function.module in _TENSOR_MODULES and function.name in ARGUMENTS:
             return Call(function.name, arguments)
         if name in _VALUES:
             return _VALUES[name](arguments)
@@ -130,16 +131,16 @@ def _of_type(kind: type[_Kind], value: object) -> _Kind:
     return value
 
 
-_TENSORS: Final = {
-    "torch._tensor._rebuild_from_type_v2",
-    "torch._utils._rebuild_meta_tensor_no_storage",
-    "torch._utils._rebuild_parameter",
-    "torch._utils._rebuild_parameter_with_state",
-    "torch._utils._rebuild_qtensor",
-    "torch._utils._rebuild_sparse_tensor",
-    "torch._utils._rebuild_tensor",
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_tensor_v3",
+ARGUMENTS: Final = {  # how many each way to make a tensor takes
+    "_rebuild_from_type_v2": {4},
+    "_rebuild_meta_tensor_no_storage": {4},
+    "_rebuild_parameter": {3},
+    "_rebuild_parameter_with_state": {4},
+    "_rebuild_qtensor": {7},
+    "_rebuild_sparse_tensor": {2},
+    "_rebuild_tensor": {4},
+    "_rebuild_tensor_v2": {6, 7},
+    "_rebuild_tensor_v3": {7, 8},
 }
 _VALUES: Final[dict[str, Callable[[tuple[object, ...]], object]]] = {
     "_codecs.encode": _bytes,

@@ -18,14 +18,13 @@ from stepfs.format.payload.arrays import ArrayInfo, PayloadArrays, sizes_of
 from stepfs.format.payload.dtypes import DTYPE_BYTES
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, Excerpt, ExcerptFile, UnreadablePayloadError
 from stepfs.format.payload.schema import ONLY_ARRAY
-from stepfs.format.payload.torch_calls import Bytes, Call, Global, called
+from stepfs.format.payload.torch_calls import ARGUMENTS, Bytes, Call, Global, called
 from stepfs.format.payload.torch_pickle import StorageRef, read_pickle
 
 _VISITED_MAX: Final = 20_000
 _DEPTH_MAX: Final = 16
 _NAME_CHARACTERS_MAX: Final = 1024
 _REASON_CHARACTERS_MAX: Final = 120
-_DENSE: Final = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
 _PLAIN: Final = (type(None), bool, int, float, str)
 _SHOWN_AS_TEXT: Final = (complex, Bytes, Global)
 
@@ -110,24 +109,23 @@ class _Tensors:
 
     def _call(self, name: str, call: Call, depth: int) -> None:
         function, arguments = call.function, call.arguments
-        if function in _DENSE and len(arguments) >= 4:
-            self._tensor(name, arguments)
-        elif function == "_rebuild_qtensor" and len(arguments) >= 5:
-            self._parts(name, arguments[4], depth)  # of a quantizer by channel
-            self._tensor(name, arguments)
-        elif function == "_rebuild_parameter" and arguments:
+        if len(arguments) not in ARGUMENTS[function]:
+            raise UnreadablePayloadError("describes a tensor in a way that stepfs cannot follow")
+        if function == "_rebuild_parameter":
             self.visit(name, arguments[0], depth + 1)
-        elif function == "_rebuild_parameter_with_state" and len(arguments) == 4:
+        elif function == "_rebuild_parameter_with_state":
             self._with_attributes(name, arguments[0], arguments[3], depth)
-        elif function == "_rebuild_from_type_v2" and len(arguments) == 4:
+        elif function == "_rebuild_from_type_v2":
             rebuild, _, parts, attributes = arguments
             self._with_attributes(name, called(rebuild, parts), attributes, depth)
-        elif function == "_rebuild_sparse_tensor" and len(arguments) == 2:
-            self._sparse(name, *arguments, depth)
-        elif function == "_rebuild_meta_tensor_no_storage" and len(arguments) >= 2:
+        elif function == "_rebuild_sparse_tensor":
+            self._sparse(name, arguments[0], arguments[1], depth)
+        elif function == "_rebuild_meta_tensor_no_storage":
             self._meta(name, arguments)
         else:
-            raise UnreadablePayloadError("describes a tensor in a way that stepfs cannot follow")
+            if function == "_rebuild_qtensor":
+                self._parts(name, arguments[4], depth)  # of a quantizer by channel
+            self._tensor(name, arguments)
 
     def _with_attributes(self, name: str, tensor: object, attributes: object, depth: int) -> None:
         """A tensor to which Python attributes were added, which may be tensors."""
@@ -172,9 +170,13 @@ class _Tensors:
         named = [each.name for each in arguments[4:] if isinstance(each, Global)]
         dtype = storage.dtype or (named[-1] if named else "bytes")
         self.storages.add(storage)
-        item = DTYPE_BYTES.get(dtype, 1)
+        item = 4 if dtype == "qint32" else DTYPE_BYTES.get(dtype, 1)
         count: int = math.prod(sizes)
         member_at, available = self._place(storage.key)
+        if storage.count * (item if storage.dtype else 1) != available:
+            raise UnreadablePayloadError(
+                f"has other bytes for the tensor {name[:80]!r} than its description says"
+            )
         last = first + sum((size - 1) * step for size, step in zip(sizes, steps, strict=False)) + 1
         if len(steps) != len(sizes) or (count and last * item > available):
             raise UnreadablePayloadError(f"has a tensor {name[:80]!r} that is larger than its values")

@@ -19,7 +19,7 @@ from stepfs.format.payload.excerpt import UnreadablePayloadError
 from stepfs.format.payload.torch_calls import Global, allowed_global, called
 
 _OPCODES_MAX: Final = 400_000
-_STORAGES: Final = {
+_STORAGES: Final[dict[str, str | None]] = {
     "Bool": "bool",
     "Byte": "uint8",
     "Char": "int8",
@@ -35,6 +35,9 @@ _STORAGES: Final = {
     "QInt8": "qint8",
     "QUInt8": "quint8",
     "QInt32": "qint32",
+    "QUInt4x2": "quint4x2",
+    "QUInt2x4": "quint2x4",
+    "Untyped": None,
 }
 _KEYS: Final = (str, int, float, complex, type(None))  # other keys are shown by their type and number
 _MARK: Final = object()
@@ -42,10 +45,11 @@ _MARK: Final = object()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StorageRef:
-    """The values of tensors, in a member of the zip. `dtype` None: the tensor names it."""
+    """The values of tensors, in a member of the zip. `dtype` None: the tensor names it, and `count` is of bytes."""
 
     dtype: str | None
     key: str
+    count: int
 
 
 def read_pickle(data: bytes) -> tuple[object, list[StorageRef]]:
@@ -186,8 +190,9 @@ _OPERATIONS: Final[dict[str, Callable[[_Machine, Any], None]]] = {
 
 
 def _storage(persistent: object) -> StorageRef:
-    if isinstance(persistent, tuple) and len(persistent) > 2 and persistent[0] == "storage":
-        kind, key = persistent[1:3]
-        if isinstance(kind, Global) and isinstance(key, str):
-            return StorageRef(_STORAGES.get(kind.name.removesuffix("Storage")), key)
+    if isinstance(persistent, tuple) and len(persistent) == 5 and persistent[0] == "storage":
+        _, kind, key, _, count = persistent
+        name = kind.name.removesuffix("Storage") if isinstance(kind, Global) else None
+        if name in _STORAGES and isinstance(key, str) and isinstance(count, int):
+            return StorageRef(_STORAGES[name], key, count)
     raise UnreadablePayloadError("describes a storage in a way that stepfs cannot follow")
