@@ -108,6 +108,15 @@ def test_npy_files_that_numpy_refuses_are_refused_without_a_warning(payload):
         read("npy", payload)
 
 
+@pytest.mark.parametrize(
+    "text", ["1" * 9000 + "!", "1" * 9000, "'" + "a" * 9000, "[" * 9000, "1," * 4500 + "!"]
+)
+def test_a_long_header_that_is_none_is_refused_at_once(text):
+    """A pattern that tries every division of it into tokens would take longer than the universe has."""
+    with pytest.raises(UnreadablePayloadError):
+        read("npy", headed(text))
+
+
 @pytest.mark.parametrize("text", ["1if 2else 3", r"'\d'", "1or 2", "0x1for x in y"])
 def test_text_that_the_parser_warns_of_is_not_parsed(text):
     with pytest.raises(UnreadablePayloadError, match="no header"):

@@ -22,7 +22,8 @@ _LENGTH_AT: Final = 8
 _DTYPE_CHARACTERS_MAX: Final = 40
 _ESCAPE: Final = r"\\(?:[\\'\"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})"
 _STRING: Final = rf"""'(?:[^'\\\n\r\0]|{_ESCAPE})*'|"(?:[^"\\\n\r\0]|{_ESCAPE})*\""""
-_LITERAL: Final = re.compile(rf"(?:[ \n]|[{{}}\[\](),:]|True|False|\d{{1,16}}|{_STRING})*")
+# Possessive: a header that is none is not tried again in every other division into tokens.
+_LITERAL: Final = re.compile(rf"(?:[ \n]|[{{}}\[\](),:]|True|False|\d{{1,16}}(?!\d)|{_STRING})*+")
 _KEYS: Final = {"descr", "fortran_order", "shape"}
 _KINDS: Final = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _MOMENTS: Final = {"M": "datetime64", "m": "timedelta64"}
