@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import errno
 import json
 import os
 import signal
@@ -158,7 +159,11 @@ def mounted(
 def clear(directory: Path, mount: Mount | None) -> None:
     """No mount, no process."""
     while mountinfo.mount_at(directory) is not None:
-        unmount(directory, lazy=True)
+        try:
+            unmount(directory, lazy=True)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a daemon that was told to end has unmounted it meanwhile
+                raise
     if mount is not None:
         try:
             gone_within(mount.pid, 15)

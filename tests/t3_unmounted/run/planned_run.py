@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +19,7 @@ from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.state import State, read_position
 from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
+from stepfs_producer.run.failover import WORKERS_MAX
 from stepfs_producer.run.loading import LoadedSource
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
@@ -26,13 +28,17 @@ from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
 
 
 class HereEngine:
-    """Carries tasks out in this process, after a random number of other tasks' turns; some workers die."""
+    """Carries tasks out in this process, after a random number of other tasks' turns; some workers die.
+
+    A task is given to `WORKERS_MAX` workers at most, so no more than all but one die of it.
+    """
 
     def __init__(self, seed: int, *, workers: int = 2, deaths: float = 0.0) -> None:
         self.workers = workers
         self.deaths = deaths
         self.submitted = 0
         self._random = Random(seed)
+        self._died: Counter[bytes] = Counter()
         self._limiter = trio.CapacityLimiter(workers)
 
     async def submit(self, function: Callable, *arguments: object) -> object:
@@ -41,7 +47,8 @@ class HereEngine:
         async with self._limiter:
             for _ in range(self._random.randrange(6)):
                 await trio.lowlevel.checkpoint()
-            if self._random.random() < self.deaths:
+            if self._random.random() < self.deaths and self._died[task] < WORKERS_MAX - 1:
+                self._died[task] += 1
                 return Died("killed")
             function, arguments = pickle.loads(task)
             return pickle.loads(pickle.dumps(function(*arguments)))
