@@ -30,7 +30,7 @@ from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
 class HereEngine:
     """Carries tasks out in this process, after a random number of other tasks' turns; some workers die.
 
-    A task is given to `WORKERS_MAX` workers at most, so no more than all but one die of it.
+    A run gives up a task that `WORKERS_MAX` workers died of. Unless all do (`deaths` 1), the last one of them lives.
     """
 
     def __init__(self, seed: int, *, workers: int = 2, deaths: float = 0.0) -> None:
@@ -47,7 +47,8 @@ class HereEngine:
         async with self._limiter:
             for _ in range(self._random.randrange(6)):
                 await trio.lowlevel.checkpoint()
-            if self._random.random() < self.deaths and self._died[task] < WORKERS_MAX - 1:
+            lives = self.deaths < 1 and self._died[task] == WORKERS_MAX - 1
+            if not lives and self._random.random() < self.deaths:
                 self._died[task] += 1
                 return Died("killed")
             function, arguments = pickle.loads(task)
