@@ -157,29 +157,6 @@ async def test_what_a_failing_disk_may_have_done_is_unknown(store, monkeypatch, 
     assert await store.create("1", b"mine") is Put.UNKNOWN
 
 
-async def test_delete_prunes_directories_that_a_racing_create_makes_again(store):
-    rounds = 200
-    deleted = set()
-
-    async def create():
-        for number in range(rounds):
-            answer = await store.create(f"a/b/c/{number}", b"x")
-            # One that is deleted before its name was made durable, directory and all, is not known to have been.
-            assert answer is Put.CREATED or (answer is Put.UNKNOWN and number in deleted)
-
-    async def delete():
-        for number in range(rounds):
-            deleted.add(number)
-            await store.delete([f"a/b/c/{number}", f"a/b/x/{number}"])
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(create)
-        nursery.start_soon(delete)
-    await store.delete([entry.key for entry in await store.list("")])
-    assert [path.name for path in store.root.iterdir()] == [".stepfs-tmp"]
-
-
 async def test_a_root_that_vanished_is_not_an_empty_lake(store):
     await store.create("a", b"x")
     store.root.rename(store.root.with_name("elsewhere"))

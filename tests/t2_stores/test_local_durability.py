@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+import trio
 
 from stepfs.lake import sequence
+from stepfs.store.api import Put
 from stepfs.store.local import local_store
 from stepfs.store.local.local_store import LocalStore
 
@@ -56,3 +58,26 @@ async def test_a_link_that_may_have_happened_is_synced_before_it_counts(store, m
     )
     assert await sequence.take_slot(store, "log/1", b"mine") == sequence.Mine()
     assert synced == [store.root / "log"]
+
+
+async def test_delete_prunes_directories_that_a_racing_create_makes_again(store):
+    rounds = 200
+    deleted = set()
+
+    async def create():
+        for number in range(rounds):
+            answer = await store.create(f"a/b/c/{number}", b"x")
+            # One that is deleted before its name was made durable, directory and all, is not known to have been.
+            assert answer is Put.CREATED or (answer is Put.UNKNOWN and number in deleted)
+
+    async def delete():
+        for number in range(rounds):
+            deleted.add(number)
+            await store.delete([f"a/b/c/{number}", f"a/b/x/{number}"])
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(create)
+        nursery.start_soon(delete)
+    await store.delete([entry.key for entry in await store.list("")])
+    assert [path.name for path in store.root.iterdir()] == [".stepfs-tmp"]

@@ -226,11 +226,17 @@ class BackgroundLoop(Generic[P]):
 
 
 async def _end_of(owner: int | None) -> None:
-    """Wait for ever, or until the process has ended: then raise `ClosedError`."""
+    """Wait for ever, or until the process has ended: then raise `ClosedError`. For ever, too, where a sandbox has no
+    pidfd_open: there a wait ends by its deadline."""
     if owner is None:
         await trio.sleep_forever()
-    with suppress(ProcessLookupError):
+    try:
         descriptor = os.pidfd_open(owner)
+    except ProcessLookupError:
+        pass
+    except OSError:
+        await trio.sleep_forever()
+    else:
         try:
             await trio.lowlevel.wait_readable(descriptor)
         finally:

@@ -142,3 +142,15 @@ def test_a_worker_waits_no_longer_than_its_trainer_lives(still):
         waiting.join(WAIT_S)
         assert isinstance(found[0], ClosedError)
         assert "has ended" in str(found[0])
+
+
+def test_a_worker_reads_where_a_sandbox_has_no_pidfd(still, monkeypatch):
+    def forbidden(_pid):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.pidfd_open", forbidden)
+    with Lake(still) as lake:
+        lake.rest()
+        lake.as_worker(2, owner=1)
+        assert lake[0][0] == payload(0, 0, SMALL)
+        assert lake[1][0] == payload(1, 0, SMALL)
