@@ -7,19 +7,17 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import importlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
+
+import forkedprogram
 
 # Changed in each command and each daemon that is forked: {"MODULE:NAME": value}, as JSON.
 CONSTANTS: Final = "TESTS_CONSTANTS"
@@ -109,24 +107,13 @@ def _daemon(message: Mapping[str, Any], descriptors: list[int]) -> int:
     for number, descriptor in wanted.items():
         os.dup2(descriptor, number)
         os.close(descriptor)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
-    os.environ.update(message["env"])
-    os.chdir(message["cwd"])
-    sys.argv = [_DAEMON, *message["arguments"]]
-    code = 1
-    try:
+    forkedprogram.begin([_DAEMON, *message["arguments"]], message["env"], message["cwd"])
+
+    def program() -> None:
         change_constants()
-        code = importlib.import_module(_DAEMON).main(sys.argv[1:])
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter does at its edge
-        traceback.print_exc()
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+        sys.exit(importlib.import_module(_DAEMON).main(sys.argv[1:]))
+
+    return forkedprogram.run(program)
 
 
 def change_constants() -> None:

@@ -134,42 +134,28 @@ def _look_after(connection: socket.socket, told: dict[str, list[str]], descripto
 
 def _command(told: dict[str, list[str]], descriptors: list[int]) -> int:
     """What an interpreter does with a console script, or with `-c TEXT`, from its start to its end."""
-    import atexit  # noqa: PLC0415
-    import threading  # noqa: PLC0415
-    import traceback  # noqa: PLC0415
     import types  # noqa: PLC0415
+
+    import forkedprogram  # noqa: PLC0415
 
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
-    for item in told["env"]:
-        variable, _, value = item.partition("=")
-        os.environ[variable] = value
-    os.chdir(told["cwd"][0])
     name, *words = told["words"]
-    code = 0
-    try:
+    environment = dict(item.split("=", 1) for item in told["env"])
+    arguments = ["-c", *words[2:]] if name == "python" else [name, *words]
+    forkedprogram.begin(arguments, environment, told["cwd"][0])
+
+    def program() -> None:
         if name == "python":
-            sys.argv = ["-c", *words[2:]]
             sys.path[0] = ""
             sys.modules["__main__"] = main = types.ModuleType("__main__")
             exec(compile(words[1], "<string>", "exec"), vars(main))
         else:
-            sys.argv = [name, *words]
             package = "stepfs" if name == "stepfs" else "stepfs_producer"
             __import__(f"{package}.cli", fromlist=["main"]).main()
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter does at its edge
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    return code
+
+    return forkedprogram.run(program)
 
 
 if __name__ == "__main__":

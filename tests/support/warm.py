@@ -25,7 +25,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any, Final
 
 import botodata
 import forkeddaemon
+import forkedprogram
 
 _MESSAGE_BYTES_MAX: Final = 1 << 17
 _READY: Final = b"ready"
@@ -177,26 +177,14 @@ def _command(message: dict[str, Any], standard: list[int]) -> int:
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
-    os.environ.update(message["env"])
-    os.chdir(message["cwd"])
-    sys.argv = ["-c", *message["arguments"]]
+    forkedprogram.begin(["-c", *message["arguments"]], message["env"], message["cwd"])
     from stepfs.cli import main as stepfs  # noqa: PLC0415 - the tests' side of this module does not need it
 
-    code = 0
-    try:
+    def program() -> None:
         forkeddaemon.change_constants()
         stepfs()
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter does at its edge
-        traceback.print_exc()
-        code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+
+    return forkedprogram.run(program)
 
 
 if __name__ == "__main__":
