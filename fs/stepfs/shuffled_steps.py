@@ -61,10 +61,12 @@ class ShuffledSteps:
     def set_epoch(self, epoch: int, *, position: int = 0) -> None:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
         middle)."""
-        self._epoch, self._position = check_integer(epoch, "epoch"), check_integer(position, "position")
-        self._inside, self._drawn = self._position > 0, False
-        if not 0 <= self._epoch < 10**16 or not 0 <= self._position <= len(self._order()):
+        epoch, position = check_integer(epoch, "epoch"), check_integer(position, "position")
+        steps = len(self._order())  # of every epoch
+        if not 0 <= epoch < 10**16 or not 0 <= position <= steps:
             raise UsageError(f"epoch {epoch} has no position {position}")
+        self._epoch, self._position = epoch, position
+        self._inside, self._drawn = position > 0, position == steps
 
     @property
     def next_step(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from shelf import SMALL, commit_on_disk, lake_on_disk
 from torch.utils.data import DataLoader
 
-from stepfs.errors import RefusedError
+from stepfs.errors import RefusedError, UsageError
 from stepfs.reader import Lake
 from stepfs.torch import CheckpointHook, ShuffledSteps, StepDataset
 
@@ -71,6 +71,25 @@ def test_an_epoch_that_is_resumed_needs_its_steps_from_the_start(lake):
     refused(durable, 5, STOP)
     assert len(list(loader)) == STOP - FIRST - 3
     durable(STOP)
+
+
+def test_an_epoch_that_was_whole_when_it_was_left_releases_all_of_it(lake):
+    sampler, durable = sampler_of(), CheckpointHook(lake)
+    loader = epoch_of(lake, sampler)
+    sampler.set_epoch(0, position=STOP - FIRST)
+    refused(durable, STOP - 1)
+    assert list(loader) == []
+    durable(STOP)
+
+
+def test_an_epoch_that_does_not_exist_changes_nothing(lake):
+    sampler, durable = sampler_of(), CheckpointHook(lake)
+    training = iter(epoch_of(lake, sampler))
+    next(training)
+    with pytest.raises(UsageError, match="has no position 99"):
+        sampler.set_epoch(1, position=99)
+    refused(durable, 5)
+    assert len(list(training)) == STOP - FIRST - 1
 
 
 def test_other_samplers_and_other_draws_do_not_hide_it(lake):
