@@ -155,7 +155,7 @@ async def opened(steps: int) -> tuple[int, int]:
     return requests, store.counts.requests - requests
 
 
-@pytest.mark.parametrize("tail", [1, 300])
+@pytest.mark.parametrize("tail", [pytest.param(1, marks=pytest.mark.slow), 300])
 def test_a_cold_reader_needs_as_many_requests_for_1e5_steps_as_for_1e3(tail: int) -> None:
     """The tail of a lake is at most a segment long and decides alone; an old entry takes one more request."""
     short, long = (

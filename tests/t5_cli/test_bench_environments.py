@@ -35,6 +35,7 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_pips_reason_and_tried_a
         assert len(said) == attempt
 
 
+@pytest.mark.slow  # pip into two new environments
 def test_an_environment_finds_this_projects_packages_and_keeps_its_torch(no_index, monkeypatch):
     said = []
     python = environment("numbers", ["numpy"], said.append) / "python"  # which is there already
