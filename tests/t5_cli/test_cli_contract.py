@@ -46,6 +46,17 @@ def test_an_unknown_option_is_a_usage_error(command):
     assert "--no-such-option" in ended.err
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_word_is_never_a_name(command):
+    """A variable that is not set would otherwise be the current directory."""
+    arguments = [each for each in GROUP.commands[command].params if each.param_type_name == "argument"]  # type: ignore[attr-defined]
+    for place, argument in enumerate(arguments):
+        if argument.type.name == "text":
+            ended = stepfs(command, *["file:///nowhere"] * place, "")
+            assert (ended.code, ended.out) == (2, ""), argument.name
+            assert "is empty" in ended.err, argument.name
+
+
 def test_version():
     assert stepfs("--version").out == f"stepfs {importlib.metadata.version('stepfs')}\n"
 

@@ -45,18 +45,13 @@ def test_options_of_lakes_are_refused_for_a_file(tmp_path: Path, option: list[ob
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["show", ""], "the name is empty; name a lake by its URL, or a path"),
-        (["stats", ""], "the name is empty"),
-        (["verify", ""], "the name is empty"),
-        (["ls", ""], "the name is empty"),
-        (["init", "", "--slices", 1], "the name is empty"),
         (["stats", "{lake}", "--png", ""], "--png: is empty; name a file"),
         (["show", "{file}", "--tokenizer", ""], "--tokenizer: is empty; give `bytes`, or"),
         (["init", "{lake}", "--slices", 1, "--payload-schema", ""], "--payload-schema: is empty; name a file"),
         (["init", "{lake}", "--slices", 1, "--from-payload", ""], "--from-payload: is empty; name a file"),
     ],
 )  # fmt: skip
-def test_an_empty_name_is_one_clear_line(
+def test_an_option_without_a_name_is_one_clear_line(
     file_url: str, tmp_path: Path, arguments: list[object], words: str
 ) -> None:
     (tmp_path / "x.npy").write_bytes(npy(np.zeros(2, np.int32)))

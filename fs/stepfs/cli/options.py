@@ -10,11 +10,25 @@ from typing import Annotated
 
 import typer
 
+
+def not_empty(name: str | None) -> str | None:
+    """An empty word, such as a variable that is not set, is no path: it would be the current directory."""
+    if name == "":
+        raise typer.BadParameter("the name is empty; name a lake by its URL, or a path")
+    return name
+
+
 Lake = Annotated[
-    str, typer.Argument(metavar="LAKE", help="URL of the lake: file:///dir or s3://bucket/prefix.")
+    str,
+    typer.Argument(
+        metavar="LAKE", help="URL of the lake: file:///dir or s3://bucket/prefix.", callback=not_empty
+    ),
 ]
 LakeOrDirectory = Annotated[
-    str, typer.Argument(metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.")
+    str,
+    typer.Argument(
+        metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.", callback=not_empty
+    ),
 ]
 EndpointUrl = Annotated[
     str | None,

@@ -25,7 +25,6 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
 
     `UsageError` that offers a URL if the directory is not a mount, `StepfsError` if its daemon does not answer.
     """
-    _refuse_empty(target)
     if is_lake(target):
         return target, options
     from stepfs.checkpoints.record import mounted_lake
@@ -37,12 +36,6 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
             f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {_as_url(target)}"
         ) from None
     return mounted.lake, options.at_endpoint(mounted.endpoint_url)
-
-
-def _refuse_empty(target: str) -> None:
-    """An empty word, such as a variable that is not set, is no path: it would be the current directory."""
-    if not target:
-        raise UsageError("the name is empty; name a lake by its URL, or a path")
 
 
 def watched_store(url: str, options: StoreOptions) -> Store:
@@ -60,7 +53,6 @@ async def opened_store(lake: str, options: StoreOptions) -> AsyncIterator[Store]
     """The store of a lake's URL; `UsageError` that offers the URL when a directory was given instead."""
     import trio
 
-    _refuse_empty(lake)
     if not is_lake(lake):
         raise UsageError(f"{lake!r} is not a lake; a lake is a URL, such as {_as_url(lake)}")
     store = watched_store(lake, options)

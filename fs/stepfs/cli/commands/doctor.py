@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl, Json
+from stepfs.cli.options import EndpointUrl, Json, not_empty
 from stepfs.cli.target import is_lake
 from stepfs.store.options import StoreOptions
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 def doctor(
     target: Annotated[
-        str | None, typer.Argument(metavar="LAKE|DIR", help="A lake or a mount point to look at as well.")
+        str | None,
+        typer.Argument(
+            metavar="LAKE|DIR", help="A lake or a mount point to look at as well.", callback=not_empty
+        ),
     ] = None,
     bundle: Annotated[
         str | None,

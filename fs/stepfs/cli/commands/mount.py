@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepfs.cli.mount_checks import check_watching, warn_of_memory
-from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.cli.options import EndpointUrl, Lake, not_empty
 from stepfs.command_hint import command
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.store.options import StoreOptions
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from stepfs.mount.unmount import Daemon
 
 # A string: typer stats a `Path`, and a mount that hangs would hang the command.
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="The mount point: an empty directory.")]
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="The mount point: an empty directory.", callback=not_empty)
+]
 
 
 def mount(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from stepfs.cli.columns import printable, size_text, table
-from stepfs.cli.options import EndpointUrl, Json
+from stepfs.cli.options import EndpointUrl, Json, not_empty
 from stepfs.cli.target import is_lake, lake_of
 from stepfs.errors import AbsentError, CorruptError, UsageError
 from stepfs.store.options import StoreOptions
@@ -58,7 +58,11 @@ class _Shown:
 def show(
     target: Annotated[
         str,
-        typer.Argument(metavar="LAKE|DIR|FILE", help="A lake, the directory it is mounted on, or a payload."),
+        typer.Argument(
+            metavar="LAKE|DIR|FILE",
+            help="A lake, the directory it is mounted on, or a payload.",
+            callback=not_empty,
+        ),
     ],
     step: Annotated[
         int | None,
