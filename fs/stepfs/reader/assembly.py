@@ -193,8 +193,11 @@ class Assembly:
 
     def _refuse_expired(self, step: Step) -> NoReturn:
         waited_s = self.options.deadline_s if self.options.wait_s is None else self.options.wait_s
+        trouble = self._follower.trouble
         message = (
-            f"step {step} was not committed within {waited_s:g} s; look at its producers with `stepfs status`"
+            f"step {step} was not seen within {waited_s:g} s: the lake cannot be followed: {trouble}"
+            if trouble
+            else f"step {step} was not committed within {waited_s:g} s; look at its producers with `stepfs status`"
         )
         if self._waits.expired_errno == errno.ETIMEDOUT:
             raise WaitExpiredError(message)

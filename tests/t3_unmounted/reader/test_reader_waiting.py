@@ -19,6 +19,7 @@ from stepfs.errors import (
     WaitExpiredError,
 )
 from stepfs.format.ids import Step
+from stepfs.format.keys import log_prefix, numbered
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.testing.faulty_store import FaultyStore
@@ -81,6 +82,19 @@ async def test_following_waits_whatever_the_options_say(autojump_clock):
         began = trio.current_time()
         assert isinstance(await outcome_of(reader.wait_for, Step(1), waits=True), WaitExpiredError)
         assert trio.current_time() - began == pytest.approx(300.0, abs=1)
+
+
+@pytest.mark.logs("cannot follow the lake")
+async def test_a_lake_that_cannot_be_followed_is_the_reason_that_is_named(autojump_clock):
+    shelf = await Shelf.create()
+    await shelf.commit(SMALL)
+    async with shelf.reader(deadline_s=20.0) as reader:
+        damaged = numbered(log_prefix(shelf.identity.lake_id), (await shelf.log()).state.version + 1)
+        await FaultyStore(shelf.shared).put(damaged, [b"garbage"])
+        error = await outcome_of(reader.wait_for, Step(1), waits=True)
+        assert isinstance(error, WaitExpiredError)
+        assert "not seen within 20 s: the lake cannot be followed" in str(error)
+        assert damaged in str(error)
 
 
 async def test_without_a_deadline_following_waits_for_ever(autojump_clock):
