@@ -89,7 +89,7 @@ class Follower:
                 await self._guarded(self._look)
             if due:
                 identity_due = trio.current_time() + IDENTITY_CHECK_S
-                await self._guarded(self._check_identity)
+                await self._guarded(self.check_identity)
 
     async def _sleep(self) -> None:
         """Sleep until one interval after the last look began; a reader that starts to wait shortens it to the
@@ -137,8 +137,8 @@ class Follower:
             newest = state.next_step - 1
             _log.debug("steps up to %d are visible", newest, extra={"step": newest, "version": state.version})
 
-    async def _check_identity(self) -> None:
-        """Raise if another lake took the URL (hazard 7): this mount's lake is gone, so it must not go on."""
+    async def check_identity(self) -> None:
+        """`ReplacedError` if another lake took the URL (hazard 7): this reader's lake is gone, so it must not go on."""
         found = await self._find_lake_id()
         if found != self._reader.identity.lake_id:
             raise ReplacedError(

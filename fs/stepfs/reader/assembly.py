@@ -222,7 +222,8 @@ class Assembly:
         raise NoSuchStepError(f"step {step} is not committed: {tree.next_step} steps are{sealed}")
 
     async def _explain_absence(self, step: Step, error: AbsentError) -> NoReturn:
-        """The object of a committed step is gone: reclaimed a moment ago, or lost."""
+        """The object of a committed step is gone: with its whole lake, or reclaimed a moment ago, or lost."""
+        await self._follower.check_identity()
         known = self.log.floor
         floor = Floor(self.store, self.log.identity, known.number, known.record)
         await floor.refresh()

@@ -221,6 +221,21 @@ async def test_a_lake_recreated_under_the_url_ends_the_reader(autojump_clock):
     assert caught.group_contains(RefusedError, match="was replaced")
 
 
+async def test_a_read_says_at_once_that_the_lake_was_replaced_or_is_gone(autojump_clock):
+    shelf = await Shelf.create()
+    await shelf.commit(SMALL)
+    async with shelf.reader() as reader:
+        shelf.shared.objects.clear()
+        shelf.shared._keys.clear()
+        error = await outcome_of(shelf.read, reader, 0, 0)
+        assert isinstance(error, AbsentError)
+        assert "no lake" in str(error)
+        await create_lake(FaultyStore(shelf.shared), slices=2, clock=TrioClock())
+        error = await outcome_of(shelf.read, reader, 0, 0)
+        assert isinstance(error, RefusedError)
+        assert "was replaced" in str(error)
+
+
 async def test_a_store_that_does_not_deliver_is_an_error_after_the_deadline(autojump_clock):
     class Mute(FaultyStore):
         async def read_into(self, *args, **options):
