@@ -25,11 +25,11 @@ def bench(*arguments, **options):
     ("peer", "kind", "sample_bytes", "bound", "pss_mib"),
     [
         ("stepfs-loop", "text", 16 << 10, 1.1, 20),
-        # torch, imported four times
-        pytest.param("stepfs", "text", 16 << 10, 1.1, 100, marks=pytest.mark.slow),
-        pytest.param("stepfs", "images", 15 << 10, 2.0, 100, marks=pytest.mark.slow),
+        ("stepfs", "text", 16 << 10, 1.1, 100),
+        ("stepfs", "images", 15 << 10, 2.0, 100),
     ],
 )
+@pytest.mark.slow  # torch, imported four times
 def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     tmp_path, peer, kind, sample_bytes, bound, pss_mib
 ):
