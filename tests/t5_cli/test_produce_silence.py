@@ -7,14 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 import trio
 from faultproxy import FaultProxy
 from test_cli_silence import LAKE, mute
 from test_produce_text import corpus
-
-from stepfs.errors import StoreSilentError
-from stepfs.store.silence import Silence
 
 __all__ = ["corpus", "mute"]  # fixtures
 
@@ -74,56 +70,3 @@ async def test_in_the_middle(s3_url: str, fault_proxy: FaultProxy, corpus: Path)
     assert said.count(waiting) == 1  # a commit that was under way may say of its own that it is not decided
     assert gave_up.startswith(f"stepfs-produce: {s3_url}: no answer for {BEAR_S:g} s; check the network")
     assert (ended[0].returncode, ended[0].stdout) == (6, b"")
-
-
-def watched() -> tuple[Silence, list[str]]:
-    heard: list[str] = []
-    return Silence(heard.append, say_after_s=0.1, give_up_after_s=0.5), heard
-
-
-async def test_requests_that_fail_without_an_answer_are_one_silence() -> None:
-    """Each ends by its own time-out and is tried again: neither the line nor the end may wait for ever."""
-    silence, heard = watched()
-
-    async def time_out() -> None:
-        await trio.sleep(0.15)
-        raise TimeoutError
-
-    tries = 0
-    with pytest.raises(StoreSilentError), trio.fail_after(10):
-        while True:
-            tries += 1
-            with pytest.raises(TimeoutError):
-                await silence.watch("s3://x", time_out)
-    assert tries == 4
-    assert heard == ["waiting for s3://x: no answer yet; gives up after 0.5 s"]
-    with pytest.raises(StoreSilentError):  # at once: it has been silent for long enough
-        await silence.watch("s3://x", trio.sleep_forever)
-
-
-async def test_an_answer_ends_a_silence_and_time_without_requests_is_none() -> None:
-    silence, heard = watched()
-
-    async def time_out() -> None:
-        await trio.sleep(0.3)
-        raise TimeoutError
-
-    async def answer() -> None:
-        silence.note_sign_of_life()
-
-    for _ in range(3):
-        with pytest.raises(TimeoutError):
-            await silence.watch("s3://x", time_out)
-        await trio.sleep(0.4)
-        await silence.watch("s3://x", answer)
-    assert len(heard) == 3
-
-
-async def test_more_patience_from_now_on() -> None:
-    silence, heard = watched()
-    silence.set_limit(1.0)
-    began_s = trio.current_time()
-    with pytest.raises(StoreSilentError, match="no answer for 1 s"):
-        await silence.watch("s3://x", trio.sleep_forever)
-    assert trio.current_time() - began_s > 0.9
-    assert heard == ["waiting for s3://x: no answer yet; gives up after 1 s"]

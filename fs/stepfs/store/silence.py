@@ -21,6 +21,7 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 SAY_AFTER_S: Final = 5.0
 GIVE_UP_AFTER_S: Final = 60.0  # and up to 20 s more for a create, which always reports its outcome
+_NAP_S: Final = 0.001  # a clock may not move by what is left when differences were rounded
 
 
 class Silence:
@@ -32,8 +33,10 @@ class Silence:
         *,
         say_after_s: float | None = None,
         give_up_after_s: float | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say = say
+        self._now_s = now_s
         self._say_after_s = SAY_AFTER_S if say_after_s is None else say_after_s
         self._give_up_after_s = GIVE_UP_AFTER_S if give_up_after_s is None else give_up_after_s
         self._ended = False
@@ -44,7 +47,7 @@ class Silence:
 
     def note_sign_of_life(self) -> None:
         """Note a sign of life, from any thread."""
-        self._last_sign_s = time.monotonic()
+        self._last_sign_s = self._now_s()
 
     def set_limit(self, give_up_after_s: float) -> None:
         """Set the seconds of silence allowed from now on: a program that has begun loses more by giving up."""
@@ -62,7 +65,7 @@ class Silence:
         if self._ended:
             return await request()
         if not self._waiting:
-            self._last_sign_s = time.monotonic() - self._silent_s
+            self._last_sign_s = self._now_s() - self._silent_s
         self._waiting += 1
         results: list[T] = []
         failures: list[Exception] = []
@@ -77,7 +80,7 @@ class Silence:
                 nursery.cancel_scope.cancel()
         finally:
             self._waiting -= 1
-            self._silent_s = time.monotonic() - self._last_sign_s
+            self._silent_s = self._now_s() - self._last_sign_s
         for failure in failures:
             raise failure
         if not results:
@@ -88,17 +91,17 @@ class Silence:
 
     async def _report_silence(self, url: str, scope: trio.CancelScope) -> None:
         while not self._ended:
-            silent_s = time.monotonic() - self._last_sign_s
+            silent_s = self._now_s() - self._last_sign_s
             if silent_s < self._say_after_s:
                 self._reported = False
-                await trio.sleep(self._say_after_s - silent_s)
+                await trio.sleep(max(_NAP_S, self._say_after_s - silent_s))
             elif not self._reported:
                 self._reported = True
                 self._say(f"waiting for {url}: no answer yet; gives up after {self._give_up_after_s:g} s")
                 # Wait the full time, also if this task runs late (a stopped process): an answer may be ready.
                 await trio.sleep(self._give_up_after_s - self._say_after_s)
             elif silent_s < self._give_up_after_s:
-                await trio.sleep(self._give_up_after_s - silent_s)
+                await trio.sleep(max(_NAP_S, self._give_up_after_s - silent_s))
             else:
                 scope.cancel()
                 return
