@@ -29,11 +29,16 @@ def resident_bytes(path: Path, length: int) -> int | None:
     """Bytes of the file that a reader would find cached, whole pages counted up to `length`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pages = _cachestat_pages(descriptor, length)
-        if pages is None:
-            pages = _mincore_pages(descriptor, length)
+        return resident_bytes_of(descriptor, length)
     finally:
         os.close(descriptor)
+
+
+def resident_bytes_of(descriptor: int, length: int) -> int | None:
+    """`resident_bytes` of an open file."""
+    pages = _cachestat_pages(descriptor, length)
+    if pages is None:
+        pages = _mincore_pages(descriptor, length)
     return None if pages is None else min(pages * _PAGE, length)
 
 
