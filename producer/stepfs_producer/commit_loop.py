@@ -91,7 +91,7 @@ class CommitLoop:
     @property
     def first_live_step(self) -> Step:
         """The first step that is not reclaimed, as last read."""
-        return self._committer.reader.floor.first_live_step
+        return self._committer.reader.control.first_live_step
 
     async def run(self) -> None:
         """Commit until retired. Raises `FencedError`, `SealedError`, and the error after which the back-off gives

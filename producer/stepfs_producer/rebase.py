@@ -50,6 +50,7 @@ class Stamp:
 
     commit_id: bytes
     now_ms: int
+    control: int = 0  # a control record that exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ def rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: S
         time_ms=_next_time(head, stamp),
         total_bytes=total_bytes,
         total_records=total_records,
+        control=stamp.control,
     )
 
 
@@ -202,6 +204,7 @@ def _epoch_commit(
         time_ms=_next_time(head, stamp),
         total_bytes=head.total_bytes,
         total_records=head.total_records,
+        control=stamp.control,
         retired=retired,
     )
 

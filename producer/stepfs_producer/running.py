@@ -51,8 +51,7 @@ class RunningProducer:
         )
         self._writer = TgbWriter(store, started.identity, started.me, at_once=settings.uploads)
         self._lead = Lead(
-            store,
-            started.identity,
+            started.committer.reader.control,
             steps_max=settings.max_lead,
             bytes_max=settings.max_lead_bytes,
             without_groups=settings.max_lead_without_groups,
@@ -80,7 +79,7 @@ class RunningProducer:
             if not self.pending.admits(payload_bytes):
                 await self.wait_for_change()
             elif self._lead.look_due(head, self.pending, payload_bytes):
-                await backoff.run(lambda: self._lead.look(self.loop.head, self.loop.first_live_step))
+                await backoff.run(self._lead.look)
             elif self._lead.exceeded(head, self.pending, payload_bytes):
                 self._lead.note_held()
                 with trio.move_on_after(self._lead.pause_s):

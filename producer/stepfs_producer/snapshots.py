@@ -7,7 +7,6 @@ unreachable, the producer that commits across the next boundary makes up for it;
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Final
 
 import trio
@@ -49,9 +48,8 @@ class SnapshotWriter:
                 await self._changed.park()
             state, self._wanted, self._writing = self._wanted, None, True
             try:
-                # A copy of the floor: the commit loop refreshes its own at the same time.
-                floor = replace(self._reader.floor)
-                await write_snapshot(self._store, self._identity, state, self._reader.segments, floor)
+                reader = self._reader
+                await write_snapshot(self._store, self._identity, state, reader.segments, reader.control)
             except StepfsError as error:
                 _log.warning(
                     "snapshot of version %d not written, a later one will be: %s", state.version, error

@@ -40,11 +40,6 @@ class Difference:
         """Whether the look shows a checkpoint that the one before did not show."""
         return self.seen is None or not self.adds <= self.seen
 
-    @property
-    def brings(self) -> frozenset[Step]:
-        """The checkpoints that the node answers for; others that `apply` adds to what it finds come on top."""
-        return self.adds if self.reconciles else self.adds - (self.seen or _NOTHING)
-
     def apply(self, kept: frozenset[Step]) -> frozenset[Step]:
         """The checkpoints to keep, from those that are `kept`."""
         adds = self.adds | (self.barred & kept)

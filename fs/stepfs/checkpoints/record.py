@@ -9,8 +9,8 @@ from typing import Any
 
 from stepfs.control_files import read_config
 from stepfs.errors import UsageError
+from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.format.records import ConsumerRecord
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 
@@ -38,7 +38,7 @@ async def record_checkpoint(
     keep: int | None = None,
     drop: bool = False,
     resumed: bool = False,
-) -> ConsumerRecord:
+) -> GroupRecord:
     """Record for `group` a durable checkpoint that resumes at `next_step`; with `drop` its deletion; with `resumed`
     that training continues from it. `keep` belongs to the first of these.
 
@@ -46,7 +46,7 @@ async def record_checkpoint(
     """
     assert not (drop and resumed)
     check_next_step(next_step, log.state.next_step)
-    run = Group.of(log.store, log.identity, group)
+    run = Group.on(log.control, group)
     if drop:
         return await run.drop(Step(next_step))
     if resumed:

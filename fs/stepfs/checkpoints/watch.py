@@ -11,8 +11,8 @@ Every look may be old (`difference` says what follows from that), and a change t
   caches of file systems have expired; if the checkpoint is still there, it is just late;
 * a look without a change writes nothing and sends no request. But if the group's record, which the mount follows
   anyway, lacks for that long what this node sees, the node adds it;
-* after a change without a clear answer, and at the start (another life of this node may have sent one), the next change
-  takes a slot in any case: what was sent before cannot come after it.
+* after a change without an answer the next look reconciles, even if it shows no change; the change at the start fences,
+  because another life of this node may have sent one (`lake/decisions.py`).
 
 So the directory decides: a checkpoint that a user drops by hand comes back while the directory holds it.
 
@@ -35,8 +35,8 @@ from stepfs.checkpoints.formats import Found, Place, look
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import HeldBack, Progress
 from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.format.records import ConsumerRecord
 from stepfs.lake.groups import Group
 
 _log = logging.getLogger("stepfs.checkpoints")
@@ -46,7 +46,7 @@ _FAILURES_TOLD: Final = 60
 _LAG_S_MAX: Final = 60.0  # how late a file system shows a change (NFS caches a directory for up to 60 s)
 
 Look = Callable[[], Found]
-Changed = Callable[[ConsumerRecord], None]
+Changed = Callable[[GroupRecord | None], None]
 
 
 class Watch:
@@ -62,10 +62,9 @@ class Watch:
         look_at: Look | None = None,
         progress: Callable[[], Progress] | None = None,
         trusts: bool = False,
-        on_record: Callable[[], frozenset[Step] | None] = lambda: None,
     ) -> None:
         """`progress`: of the group's readers; checkpoints beyond it are held back, unless the watcher `trusts`
-        them. `on_record`: the checkpoints that the live group keeps, as far as is known without a request.
+        them.
         """
         self._group = group
         self._next_step = next_step
@@ -73,12 +72,10 @@ class Watch:
         self._changed = changed or (lambda _: None)
         self._progress = progress
         self._held_back = HeldBack(progress, trusts=trusts) if progress is not None else None
-        self._on_record = on_record
         self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
         self._late: frozenset[Step] = frozenset()  # on disk, but steps that they need are reclaimed
         self._drops_from_s = float("-inf")
-        self._unanswered = False  # a change of ours may still reach the store
         self._missing_since_s: float | None = None
         self._told_counters: set[int] = set()  # logged: they give no step
 
@@ -160,13 +157,13 @@ class Watch:
             adds=adds,
             barred=barred,
             drops_wait=drops_wait,
-            reconciles=self._unanswered or self._lack_lasts(adds & complete, now_s),
+            reconciles=self._group.control.is_unanswered or self._lack_lasts(adds & complete, now_s),
         )
 
     def _lack_lasts(self, adds: frozenset[Step], now_s: float) -> bool:
         """Whether the record has lacked some of `adds` for longer than another node may see an older directory."""
-        kept = self._on_record()
-        if self._seen is None or kept is None or adds <= kept:
+        record = self._group.known
+        if self._seen is None or record is None or adds <= set(record.kept):
             self._missing_since_s = None
             return False
         if self._missing_since_s is None:
@@ -182,23 +179,12 @@ class Watch:
             before = kept
             return difference.apply(kept)
 
-        first, unanswered = difference.seen is None, self._unanswered
         opened = self._progress().opened if self._progress is not None else Step(0)
-        self._unanswered = True
-        try:
-            record = await self._group.revise(
-                apply,
-                brings=difference.brings,
-                opened=opened,
-                revives=difference.is_new,
-                fences=first or unanswered,
-            )
-        except WithdrawnError:
-            self._unanswered = unanswered  # the call has undone its change
-            raise
-        self._unanswered = False
+        record = await self._group.revise(
+            apply, opened=opened, revives=difference.is_new, fences=difference.seen is None
+        )
         self._missing_since_s = None
-        if frozenset(record.kept) != before:
+        if record is not None and frozenset(record.kept) != before:
             _log.info("group %r keeps %s", self._group.name, list(record.kept))
         self._changed(record)
         return difference.seen_next(before)

@@ -15,16 +15,14 @@ from stepfs.checkpoints.plausible import Progress
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StepfsError
 from stepfs.follow.fleet_interval import FleetInterval
+from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.format.keys import group_prefix, numbered
-from stepfs.format.records import ConsumerRecord
 from stepfs.lake.groups import Group
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")
 
 INTERVAL_S: Final = 1.0
-_LIST_EVERY: Final = 10  # looks; the others are one GET of the slot after the newest, at a tenth of the price
 _SETTLE_S: Final = 10.0
 _SETTLE_OPENED_S: Final = 5.0
 _REPORT_S: Final = (300.0, 600.0)
@@ -41,21 +39,24 @@ class GroupFollower:
         *,
         checkpoints: tuple[Place, NextStep] | None,
         fleet: FleetInterval | None = None,
+        poll_s: Callable[[], float] = lambda: INTERVAL_S,
         opened_here: Callable[[], Step] = lambda: Step(0),
         order_needs_from: Callable[[], Step | None] = lambda: None,
         trusts: bool = False,
         on_retired: Callable[[], None] = lambda: None,
     ) -> None:
         """`checkpoints`: the trainer's directory to follow, and the meaning of its counters. `opened_here`: one past
-        the greatest step that a reader of this mount has opened. `trusts`: checkpoints beyond it are recorded
+        the greatest step that a reader of this mount has opened. `poll_s`: the present interval of looks for steps, which
+        an idle lake lengthens; looks at the group follow it. `trusts`: checkpoints beyond it are recorded
         nevertheless. `on_retired`: called when the group keeps nothing any more.
         """
         self._fleet = fleet or FleetInterval()
+        self._poll_s = poll_s
         self.name = group.name
         self._group = group
         self._opened_here = opened_here
         self._order_needs_from = order_needs_from
-        self._record: ConsumerRecord | None = None  # the newest known
+        self._shown = False  # the group was there
         self._watch: Watch | None = None
         if checkpoints is not None:
             self._watch = Watch(
@@ -64,19 +65,16 @@ class GroupFollower:
                 changed=self._show,
                 progress=self._progress,
                 trusts=trusts,
-                on_record=self._on_record,
             )
         self._tree = tree
         self._on_change = on_change
         self._on_retired = on_retired
-        self._newest = -1  # slot of the newest record known
-        self._looks = 0
         self._troubled = False
 
     async def register(self) -> None:
         """Make the group exist before the view shows anything: from now on it keeps the steps that the mount shows."""
-        self._record = await self._group.register()
-        self._tree.need = self._record.need
+        record = await self._group.register()
+        self._shown, self._tree.need = True, record.need
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the group's record, and the trainer's checkpoints, until cancelled; then settle the record."""
@@ -93,7 +91,7 @@ class GroupFollower:
 
     async def _follow(self) -> None:
         while True:
-            await trio.sleep(self._fleet.group_look_s(INTERVAL_S))
+            await trio.sleep(self._fleet.group_look_s(max(INTERVAL_S, self._poll_s())))
             try:
                 await self.look()
             except StepfsError as error:
@@ -104,22 +102,8 @@ class GroupFollower:
                 self._troubled = False
 
     async def look(self) -> None:
-        """Show the newest record if there is a newer one.
-
-        Older slots are trimmed, so after two quick changes the next slot stays empty: an occasional LIST finds the
-        newest.
-        """
-        self._looks += 1
-        if self._newest >= 0 and self._looks % _LIST_EVERY and not await self._has_moved():
-            return
-        newest, record = await self._group.newest()
-        if record is not None:
-            self._show(record)
-        self._newest = newest
-
-    async def _has_moved(self) -> bool:
-        prefix = group_prefix(self._group.identity.lake_id, self._group.name)
-        return await self._group.store.get(numbered(prefix, self._newest + 1)) is not None
+        """Show the group as the newest control record has it: one GET when nothing is new."""
+        self._show(await self._group.read())
 
     async def _report(self) -> None:
         """Sometimes record the progress of this mount's readers: another mount may watch the checkpoints.
@@ -139,21 +123,18 @@ class GroupFollower:
             _log.info("group %r: how far its readers are is not on record: %s", self._group.name, error)
 
     def _progress(self) -> Progress:
-        here, record = self._opened_here(), self._record
+        here, record = self._opened_here(), self._group.known
         return Progress(
             committed=self._tree.next_step,
             opened=max(here, self._opened_on_record()),
             reads_here=here > 0,
-            kept=frozenset() if record is None or record.retired else frozenset(record.kept),
+            kept=frozenset() if record is None else frozenset(record.kept),
             order_needs_from=self._order_needs_from(),
         )
 
-    def _on_record(self) -> frozenset[Step] | None:
-        record = self._record
-        return None if record is None or record.retired else frozenset(record.kept)
-
     def _opened_on_record(self) -> Step:
-        return self._record.opened if self._record is not None else Step(0)
+        record = self._group.known
+        return Step(0) if record is None else record.opened
 
     async def _settle(self) -> None:
         """Record the facts that only this mount knows: a trainer exits at once after saving, and the progress of the
@@ -179,11 +160,12 @@ class GroupFollower:
             )
         return not scope.cancelled_caught
 
-    def _show(self, record: ConsumerRecord) -> None:
-        """Apply the record's need to the view. A retired group needs no step, and hides none."""
-        self._record = record
-        if record.retired:
-            self._on_retired()
-        elif record.need != self._tree.need:
+    def _show(self, record: GroupRecord | None) -> None:
+        """Apply the group's need to the view. A retired group needs no step, and hides none."""
+        if record is None:
+            if self._shown:
+                self._on_retired()
+        elif record.need != self._tree.need or not self._shown:
             self._tree.need = record.need
             self._on_change()
+        self._shown = record is not None

@@ -4,25 +4,22 @@
            6   u8        kind (`Kind`)
            7   u8        format version
            8   u32 LE    body length
-          12   u32 LE    CRC32C of the body; from format 3 on, of the first 12 bytes and the body
+          12   u32 LE    CRC32C of the first 12 bytes and the body
           16   …         body: one msgpack map with string keys
 
 The checksum is verified before msgpack sees a byte. Unknown map keys are ignored within a format version; an
-unknown kind or a higher version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
+unknown kind or another version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
 `CorruptError`, never another exception, never an allocation larger than a small multiple of the input (`shape.py`).
 
-Format 2 is format 1 with a running total above 2⁵³: only objects that hold such a total are written in it, so that
-readers which cannot handle the number request an upgrade instead of reporting a corrupt object.
-
-The checksum of formats 1 and 2 does not cover the version. So a version that this reader does not know is believed only
-if the checksum covers it, as every later format must; otherwise a flipped bit would ask for an upgrade.
+A version that this reader does not know is believed only if the checksum holds: otherwise a flipped bit would ask for
+an upgrade.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import msgpack
@@ -34,11 +31,10 @@ from stepfs.format.shape import check_shape
 
 MAGIC: Final = b"stepfs"
 FORMAT_VERSION: Final = 1
-WIDE_VERSION: Final = 2  # holds a total above INTEGER_MAX
 OBJECT_BYTES_MAX: Final = 256 << 20
-_HEADER = struct.Struct("<6sBBII")
-HEADER_BYTES: Final = _HEADER.size
-_COVERED_BYTES: Final = 12  # of the header, by the checksum of a format above 2
+_COVERED = struct.Struct("<6sBBI")  # the part of the header that the checksum covers
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES: Final = _COVERED.size + _CHECKSUM.size
 _CONTAINER_ITEMS_MAX: Final = 1 << 14
 
 T = TypeVar("T")
@@ -52,31 +48,22 @@ class Kind(enum.IntEnum):
     COMMIT = 2
     SNAPSHOT = 3
     SEGMENT = 4
-    FLOOR = 5
-    CONSUMER = 6
-    TGB_INDEX = 7
-    NODE = 8
-    FORK = 9
-    STEP_ENTRY = 10
+    CONTROL = 5
+    TGB_INDEX = 6
+    NODE = 7
+    STEP_ENTRY = 8
+    RECLAIM = 9
 
 
-_WIDE_KINDS: Final = {Kind.COMMIT, Kind.SNAPSHOT, Kind.FLOOR}
-
-
-def encode(kind: Kind, body: Mapping[str, object], *, totals: Iterable[int] = ()) -> bytes:
-    """Envelope one map. `RefusedError` if it is larger than readers accept.
-
-    `totals`: the values in `body` that may exceed `INTEGER_MAX`; one that does makes the object format 2.
-    """
+def encode(kind: Kind, body: Mapping[str, object]) -> bytes:
+    """Envelope one map. `RefusedError` if it is larger than readers accept."""
     packed: bytes = msgpack.packb(body, use_bin_type=True)
     if len(packed) > OBJECT_BYTES_MAX:  # no reader would take it
         raise RefusedError(
             f"a {kind.name.lower()} of {len(packed)} bytes is not written; at most {OBJECT_BYTES_MAX} can be read"
         )
-    wide = any(total > INTEGER_MAX for total in totals)
-    assert not wide or kind in _WIDE_KINDS
-    version = WIDE_VERSION if wide else FORMAT_VERSION
-    return _HEADER.pack(MAGIC, kind, version, len(packed), crc32c(packed)) + packed
+    covered = _COVERED.pack(MAGIC, kind, FORMAT_VERSION, len(packed))
+    return covered + _CHECKSUM.pack(crc32c(packed, crc32c(covered))) + packed
 
 
 def readable(kind: Kind, data: bytes, value: T, decoder: Callable[[bytes, str], T]) -> bytes:
@@ -97,21 +84,24 @@ def readable(kind: Kind, data: bytes, value: T, decoder: Callable[[bytes, str], 
 
 def decode(kind: Kind, data: bytes | memoryview, what: str) -> Fields:
     """Open an envelope of the expected kind. `what` names the object in errors (its key)."""
-    if len(data) < _HEADER.size:
-        raise CorruptError(f"{what}: {len(data)} bytes is too short for a stepfs object")
-    magic, got_kind, _version, length, checksum = _HEADER.unpack_from(data)
+    length = envelope_bytes(data, what) - HEADER_BYTES
+    magic, got_kind, version, _ = _COVERED.unpack_from(data)
     if magic != MAGIC:
         raise CorruptError(f"{what}: not a stepfs object (magic {magic!r})")
-    _check_version(data, WIDE_VERSION if got_kind in _WIDE_KINDS else FORMAT_VERSION, what)
+    body = memoryview(data)[HEADER_BYTES:]
+    if len(body) != length:
+        raise CorruptError(f"{what}: truncated, {len(body)} of {length} body bytes")
+    (checksum,) = _CHECKSUM.unpack_from(data, _COVERED.size)
+    if crc32c(body, crc32c(memoryview(data)[: _COVERED.size])) != checksum:
+        raise CorruptError(f"{what}: checksum mismatch")
+    if version != FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{what}: written in format {version}, this stepfs reads format {FORMAT_VERSION}; upgrade stepfs"
+        )
     if got_kind != kind:
         raise CorruptError(
             f"{what}: is a stepfs object of kind {got_kind}, expected {kind.name} ({kind.value})"
         )
-    body = memoryview(data)[_HEADER.size :]
-    if len(body) != length:
-        raise CorruptError(f"{what}: truncated, {len(body)} of {length} body bytes")
-    if crc32c(body) != checksum:
-        raise CorruptError(f"{what}: checksum mismatch")
     return Fields(unpack(body, what), what)
 
 
@@ -119,7 +109,7 @@ def envelope_bytes(data: bytes | memoryview, what: str) -> int:
     """The length of the envelope at the beginning of `data`; `decode` verifies its checksum."""
     if len(data) < HEADER_BYTES:
         raise CorruptError(f"{what}: {len(data)} bytes is too short for a stepfs object")
-    length: int = _HEADER.unpack_from(data)[3]
+    length: int = _COVERED.unpack_from(data)[3]
     return HEADER_BYTES + length
 
 
@@ -140,26 +130,6 @@ def unpack(body: bytes | memoryview, what: str) -> Value:
     return value
 
 
-def _check_version(data: bytes | memoryview, newest: int, what: str) -> None:
-    """Refuse an object of a format above `newest`: `NewerFormatError` if its checksum covers the version it claims,
-    `CorruptError` if not."""
-    *_, version, length, checksum = _HEADER.unpack_from(data)
-    if 0 < version <= newest:
-        return
-    body = memoryview(data)[_HEADER.size :]
-    if (
-        version == 0
-        or len(body) != length
-        or crc32c(body, crc32c(memoryview(data)[:_COVERED_BYTES])) != checksum
-    ):
-        raise CorruptError(
-            f"{what}: its header is damaged (format {version}, and the checksum does not cover that)"
-        )
-    raise NewerFormatError(
-        f"{what}: written in format {version}, this stepfs reads up to {newest}; upgrade stepfs"
-    )
-
-
 class Fields:
     """A decoded map, read field by field, each with its type and bound."""
 
@@ -172,7 +142,7 @@ class Fields:
         self._what = what
 
     def __contains__(self, name: str) -> bool:
-        """Whether the map has a key that older writers do not know."""
+        """Whether the map has an optional key."""
         return name in self._map
 
     def integer(self, name: str, *, low: int = 0, high: int = INTEGER_MAX) -> int:
@@ -182,7 +152,7 @@ class Fields:
         return value
 
     def total(self, name: str) -> int:
-        """A running total. Above `INTEGER_MAX` in format 1 too: writers before format 2 made such objects."""
+        """A running total of bytes or records."""
         return self.integer(name, high=TOTAL_MAX)
 
     def text(self, name: str, *, bytes_max: int = ID_BYTES_MAX) -> str:

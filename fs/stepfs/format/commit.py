@@ -20,7 +20,7 @@ from stepfs.format.ids import POSITION_BYTES_MAX, Epoch, Step, Version
 COMMIT_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
 COMMIT_TGBS_MAX: Final = 4096
-_URL_BYTES_MAX: Final = 2048
+URL_BYTES_MAX: Final = 2048
 
 
 class CommitKind(enum.StrEnum):
@@ -69,6 +69,7 @@ class Commit:
     time_ms: int
     total_bytes: int  # payload bytes of all steps up to and including this version
     total_records: int
+    control: int = 0  # a control record that exists, as its writer knew: where a cold start begins to look
     retired: bool = False  # EPOCH only: this incarnation retires
     origin: Origin | None = None  # ORIGIN only
 
@@ -110,12 +111,12 @@ def encode_commit(commit: Commit) -> bytes:
         "time": commit.time_ms,
         "bytes": commit.total_bytes,
         "records": commit.total_records,
+        "control": commit.control,
         "retired": commit.retired,
     }
     if commit.origin is not None:
         body["origin"] = origin_body(commit.origin)
-    data = encode(Kind.COMMIT, body, totals=(commit.total_bytes, commit.total_records))
-    return readable(Kind.COMMIT, data, commit, decode_commit)
+    return readable(Kind.COMMIT, encode(Kind.COMMIT, body), commit, decode_commit)
 
 
 def decode_commit(data: bytes, what: str) -> Commit:
@@ -147,6 +148,7 @@ def decode_commit(data: bytes, what: str) -> Commit:
         time_ms=fields.integer("time"),
         total_bytes=fields.total("bytes"),
         total_records=fields.total("records"),
+        control=fields.integer("control"),
         retired=fields.boolean("retired"),
         origin=read_origin(fields.map("origin")) if kind is CommitKind.ORIGIN else None,
     )
@@ -167,7 +169,7 @@ def read_origin(fields: Fields) -> Origin:
     """Inverse of `origin_body`."""
     skip_first = Step(fields.integer("skip_first"))
     return Origin(
-        url=fields.text("url", bytes_max=_URL_BYTES_MAX),
+        url=fields.text("url", bytes_max=URL_BYTES_MAX),
         lake_id=fields.text("lake"),
         skip_first=skip_first,
         skip_end=Step(fields.integer("skip_end", low=skip_first)),

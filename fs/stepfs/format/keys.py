@@ -49,8 +49,13 @@ def log_prefix(lake_id: str) -> str:
     return f"{lake_id}/log/"
 
 
-def floor_prefix(lake_id: str) -> str:
-    return f"{lake_id}/floor/"
+def control_prefix(lake_id: str) -> str:
+    return f"{lake_id}/control/"
+
+
+def reclaim_key(lake_id: str) -> str:
+    """Where the last reclaim stood; advisory, overwritten."""
+    return f"{lake_id}/reclaim"
 
 
 def snapshot_prefix(lake_id: str) -> str:
@@ -74,14 +79,6 @@ def producer_prefix(lake_id: str, producer: str) -> str:
     return f"{lake_id}/data/{producer}/"
 
 
-def consumers_prefix(lake_id: str) -> str:
-    return f"{lake_id}/consumers/"
-
-
-def group_prefix(lake_id: str, group: str) -> str:
-    return f"{lake_id}/consumers/{component(group)}/"
-
-
 def nodes_prefix(lake_id: str) -> str:
     return f"{lake_id}/nodes/"
 
@@ -90,19 +87,27 @@ def node_key(lake_id: str, group: str, node: str) -> str:
     return f"{lake_id}/nodes/{component(group)}/{component(node)}"
 
 
+def sources_prefix(lake_id: str) -> str:
+    return f"{lake_id}/sources/"
+
+
+def plans_prefix(lake_id: str) -> str:
+    return f"{lake_id}/plans/"
+
+
 def source_listing_key(lake_id: str, digest: str, shard: int) -> str:
     """Shard `shard` of the listing of a planned source, named by the digest of the whole listing."""
-    return numbered(f"{lake_id}/sources/{_hexadecimal(digest)}/", shard)
+    return numbered(f"{sources_prefix(lake_id)}{_hexadecimal(digest)}/", shard)
 
 
 def plan_key(lake_id: str, digest: str) -> str:
     """The text of a plan, named by its digest."""
-    return f"{lake_id}/plans/{_hexadecimal(digest)}"
+    return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}"
 
 
 def skips_key(lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> str:
     """Records that one incarnation could not decode, beside the plan it ran."""
-    return f"{lake_id}/plans/{_hexadecimal(digest)}-skipped/{component(producer_id)}-{epoch:010d}"
+    return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}-skipped/{component(producer_id)}-{epoch:010d}"
 
 
 def _hexadecimal(digest: str) -> str:
@@ -156,9 +161,14 @@ class DataName:
 
 def data_key(lake_id: str, producer_id: str, epoch: Epoch, seq: int) -> str:
     """A fresh name for a TGB; the random part keeps a forked or rewound producer from overwriting (hazard 8)."""
+    return f"{lake_id}/data/{component(producer_id)}/{data_name(epoch, seq)}-{entropy.token(8).hex()}.tgb"
+
+
+def data_name(epoch: Epoch, seq: int) -> str:
+    """The beginning of a data object's name below its producer's prefix; names sort by epoch, then seq."""
     assert 0 <= epoch < 10**10
     assert 0 <= seq < 10**16
-    return f"{lake_id}/data/{component(producer_id)}/{epoch:010d}-{seq:016d}-{entropy.token(8).hex()}.tgb"
+    return f"{epoch:010d}-{seq:016d}"
 
 
 def parse_data_key(key: str) -> DataName | None:

@@ -89,6 +89,7 @@ class LogState:
     time_ms: int
     total_bytes: int
     total_records: int
+    control: int  # a control record that exists, from the newest commit that names one
     sealed: bool
     producers: Mapping[str, ProducerState]
     origins: tuple[Origin, ...]
@@ -133,6 +134,7 @@ def genesis(lake_id: str, slices: int) -> LogState:
         time_ms=0,
         total_bytes=0,
         total_records=0,
+        control=0,
         sealed=False,
         producers={},
         origins=(),
@@ -188,6 +190,7 @@ def encode_snapshot(state: LogState) -> bytes:
             "time": state.time_ms,
             "bytes": state.total_bytes,
             "records": state.total_records,
+            "control": state.control,
             "sealed": state.sealed,
             "producer_states": [_producer_body(p) for _, p in sorted(state.producers.items())],
             "origins": [origin_body(origin) for origin in state.origins],
@@ -196,7 +199,6 @@ def encode_snapshot(state: LogState) -> bytes:
             "producers": producers,
             "steps": _entry_bodies(state.tail, producers),
         },
-        totals=(state.total_bytes, state.total_records),
     )
     return readable(Kind.SNAPSHOT, data, state, decode_snapshot)
 
@@ -223,6 +225,7 @@ def decode_snapshot(data: bytes, what: str) -> LogState:
         time_ms=fields.integer("time"),
         total_bytes=fields.total("bytes"),
         total_records=fields.total("records"),
+        control=fields.integer("control"),
         sealed=fields.boolean("sealed"),
         producers={producer.producer_id: producer for producer in producers},
         origins=tuple(read_origin(item) for item in fields.maps("origins", items_max=255)),

@@ -1,6 +1,6 @@
 """The TGB object: every slice of one global step, immutable, readable without any log.
 
-    offset 0      64 bytes   magic "stepfs-tgb\\n", format version, zero padding (above format 1: last a u32 CRC32C of it)
+    offset 0      64 bytes   magic "stepfs-tgb\\n", format version, zeros, u32 CRC32C of these 60 bytes
            64     slices     back to back, each at a multiple of 64 bytes, zero padding between
            …      index      enveloped map (codec.py): lake, producer, epoch, seq, packed slice table
            end-24 24 bytes   u64 index offset, u32 index length, u32 CRC32C of the 12 bytes before it, magic "tgb-foot"
@@ -29,7 +29,8 @@ ALIGNMENT_BYTES: Final = 64
 FOOTER_BYTES: Final = 24
 _MAGIC: Final = b"stepfs-tgb\n"
 _FOOT: Final = b"tgb-foot"
-HEADER: Final = (_MAGIC + bytes([FORMAT_VERSION])).ljust(ALIGNMENT_BYTES, b"\0")
+_COVERED: Final = (_MAGIC + bytes([FORMAT_VERSION])).ljust(ALIGNMENT_BYTES - 4, b"\0")
+HEADER: Final = _COVERED + struct.pack("<I", crc32c(_COVERED))
 _FOOTER = struct.Struct("<QI")
 _ZEROS: Final = bytes(ALIGNMENT_BYTES)
 
@@ -113,13 +114,12 @@ def read_header(header: bytes, what: str) -> None:
     """Refuse an object that is no TGB, or of a newer format. `header` is the object's first 64 bytes."""
     if not header.startswith(_MAGIC) or len(header) != ALIGNMENT_BYTES:
         raise CorruptError(f"{what}: not a TGB object")
-    version = header[len(_MAGIC)]
-    if version == FORMAT_VERSION:
+    if header == HEADER:
         return
     (checksum,) = struct.unpack("<I", header[-4:])
-    if version == 0 or crc32c(header[:-4]) != checksum:  # as in codec.py: an unknown version needs a checksum
-        raise CorruptError(f"{what}: the header of the TGB is damaged (format {version})")
-    raise NewerFormatError(f"{what}: TGB of format {version}; upgrade stepfs")
+    if crc32c(header[:-4]) != checksum:
+        raise CorruptError(f"{what}: the header of the TGB is damaged")
+    raise NewerFormatError(f"{what}: TGB of format {header[len(_MAGIC)]}; upgrade stepfs")
 
 
 def read_footer(footer: bytes, *, size: int, what: str) -> tuple[int, int]:

@@ -1,11 +1,12 @@
 """A new lake that shares the immutable data of another: the answer to a loss spike, and to damage.
 
-The fork first registers a group in its parent, so the parent's reclaimers keep the objects that the fork names. Its
-own log starts with one *origin* commit and the snapshot that belongs to it. Its identity is written last, so a
-half-made fork is no lake (unfinished_fork.py). Steps before STEP keep the parent's numbers: a checkpoint taken before
-the spike resumes in the fork unchanged. Producers find their seq and position in the snapshot and continue where the
-parent's stood; they do not produce again the steps that `skip` and `until` leave out. In the fork of a damaged parent
-they continue from its last good commit and produce the later steps again.
+The fork first registers a group in its parent, so the parent's reclaimers keep the objects that the fork names; the
+group carries the fork's place and cut, so that a killed fork is found (unfinished_fork.py). Its own log starts with one
+*origin* commit and the snapshot that belongs to it. Its identity is written last, and only after a look that the group
+still stands, so a half-made or undone fork is no lake. Steps before STEP keep the parent's numbers: a checkpoint taken
+before the spike resumes in the fork unchanged. Producers find their seq and position in the snapshot and continue where
+the parent's stood; they do not produce again the steps that `skip` and `until` leave out. In the fork of a damaged
+parent they continue from its last good commit and produce the later steps again.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.errors import (
-    AbsentError,
-    RefusedError,
-    StepfsError,
-    UsageError,
-    WithdrawnError,
-)
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.commit import CommitKind, Origin, chain_digest
-from stepfs.format.fork_marker import NO_END, Cut, ForkMarker
+from stepfs.format.control import NO_END, RECORD_ID_BYTES, ControlRecord, Cut, ForkMark, encode_control
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.keys import floor_prefix, log_prefix, new_lake_id, numbered, segment_key, snapshot_prefix
-from stepfs.format.records import RECORD_ID_BYTES, FloorRecord, LakeIdentity, encode_floor
+from stepfs.format.keys import (
+    control_prefix,
+    log_prefix,
+    new_lake_id,
+    numbered,
+    plans_prefix,
+    segment_key,
+    snapshot_prefix,
+    sources_prefix,
+)
+from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import (
     LogState,
     Segment,
@@ -48,14 +52,14 @@ from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.sequence import create_own
-from stepfs.lake.unfinished_fork import group_name, mark, markers, undo, undo_others, unmark
+from stepfs.lake.unfinished_fork import group_name, undo, undo_others
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.fork")
 
 _FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
 _RETIRE_S: Final = 30.0
-_ROUNDS_MAX: Final = 16
+_PAGE: Final = 1000
 
 
 def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
@@ -84,19 +88,20 @@ async def fork(
     `until_damage`, the fork has the steps before the damage.
     """
     schema = parent.identity.payload_schema if payload_schema is None else payload_schema
-    finished = await _finish_former(parent, store, cut, clock)
+    finished = await _finish_former(parent, store, cut)
     if finished is not None and finished.payload_schema != schema:
         await refuse_existing(store)
     if finished is not None:
         return finished
     # Report mistakes before anything is written.
     parent_steps(cut, parent.first_live_step, parent.state.next_step)
-    marker = ForkMarker(new_lake_id(), parent.store.url, parent.identity.lake_id, cut)
+    lake_id = new_lake_id()
+    group = Group.on(parent.control, group_name(lake_id))
     filled = False
     try:
-        await mark(store, marker)
-        await _hold(parent, marker.lake_id, clock)
-        await _write(parent, store, marker.lake_id, cut, clock)
+        await group.register(ForkMark(store.url, cut))
+        await _write(parent, store, lake_id, cut, clock)
+        await _check_held(group, store)
         filled = True
         identity = await create_lake(
             store,
@@ -105,65 +110,54 @@ async def fork(
             check_payload=parent.identity.check_payload,
             payload_schema=schema,
             clock=clock,
-            lake_id=marker.lake_id,
+            lake_id=lake_id,
         )
     except BaseException as error:
         # If the fork exists although the reply was lost, it needs the steps that the group holds.
         with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
-            if not filled or (isinstance(error, RefusedError) and not await _exists(store, marker.lake_id)):
-                await undo(store, marker, parent.store, parent.identity, clock)
+            if not filled or (isinstance(error, RefusedError) and not await _exists(store, lake_id)):
+                await undo(store, lake_id, parent.control)
         raise
-    await _clear(parent, store, identity, clock)
+    await _clear(parent, store, identity)
     return identity
 
 
-async def _finish_former(parent: LogReader, store: Store, cut: Cut, clock: Clock) -> LakeIdentity | None:
+async def _check_held(group: Group, store: Store) -> None:
+    """The last look before the identity: the parent may have given up the steps of a group that is gone."""
+    if await group.read() is None:
+        raise RefusedError(f"{store.url}: another process undid this fork; fork again")
+
+
+async def _finish_former(parent: LogReader, store: Store, cut: Cut) -> LakeIdentity | None:
     """The lake that an earlier start of the same fork made before it was killed. `RefusedError` for any other lake."""
     try:
         there = await open_lake(store)
     except AbsentError:
         return None
-    same = False
-    for marker in await markers(store):
-        same |= (marker.lake_id, marker.parent_id, marker.cut) == (
-            there.lake_id,
-            parent.identity.lake_id,
-            cut,
-        )
-    await _clear(parent, store, there, clock)
-    if same:
+    await parent.control.refresh()
+    held = parent.control.groups.get(group_name(there.lake_id))
+    await _clear(parent, store, there)
+    if held is not None and held.fork is not None and held.fork.cut == cut:
         return there
     await refuse_existing(store)
     return None
 
 
-async def _clear(parent: LogReader, store: Store, identity: LakeIdentity, clock: Clock) -> None:
+async def _clear(parent: LogReader, store: Store, identity: LakeIdentity) -> None:
     """Remove the leftovers of killed forks to this place: `identity` is the lake here, so theirs can never become one.
 
     A failure here does not fail the fork; the next start tries again.
     """
     try:
-        await undo_others(store, identity.lake_id, parent.store, parent.identity, clock)
-        await unmark(store, identity.lake_id)
+        await undo_others(store, identity.lake_id, parent.control)
     except StepfsError as error:
         _log.warning("%s: leftovers of a killed fork could not be removed: %s", store.url, error)
-
-
-async def _hold(parent: LogReader, lake_id: str, clock: Clock) -> None:
-    """Keep the parent's live steps; its reclaimers may advance meanwhile."""
-    group = Group.of(parent.store, parent.identity, group_name(lake_id), clock)
-    for _ in range(_ROUNDS_MAX):
-        with suppress(WithdrawnError):
-            await group.add(parent.first_live_step)
-            return
-        await _look(parent)
-    raise RefusedError(f"{parent.store.url}: reclaimers keep moving; stop them, or fork again")
 
 
 async def _look(parent: LogReader) -> None:
     """Follow the parent to its head. A damaged parent has no readable news, but its floor may move."""
     if parent.damage is None:
-        await parent.poll()
+        await parent.refresh()
     if await parent.confirm():
         return
     if parent.damage is not None:
@@ -190,15 +184,26 @@ async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, clock:
         end=Step(parent.first_live_step + sum(map(len, stretches))),
     )
     state = await _fill(parent, store, lake_id, origin, stretches, clock=clock)
-    record = FloorRecord(
+    record = ControlRecord(
         record_id=entropy.token(RECORD_ID_BYTES),
-        floor=_FIRST_VERSION,
-        first_live_step=parent.first_live_step,
-        closing=parent.first_live_step,
-        deleted_bytes=0,
         time_ms=state.time_ms,
+        first_live_step=parent.first_live_step,
+        floor=_FIRST_VERSION,
     )
-    await _create(store, numbered(floor_prefix(lake_id), 0), encode_floor(lake_id, record))
+    await _create(store, numbered(control_prefix(lake_id), 0), encode_control(lake_id, record))
+    for prefix in (plans_prefix, sources_prefix):
+        await _copy(parent.store, prefix(parent.identity.lake_id), store, prefix(lake_id))
+
+
+async def _copy(parent: Store, old_prefix: str, store: Store, new_prefix: str) -> None:
+    """The parent's plans, and its listings of their sources: a planned run goes on in the fork as it does there."""
+    after = ""
+    while page := await parent.list(old_prefix, after=after, limit=_PAGE):
+        for entry in page:
+            body = await parent.get(entry.key)
+            if body is not None:
+                await _create(store, new_prefix + entry.key.removeprefix(old_prefix), body)
+        after = page[-1].key
 
 
 async def _renumbered(parent: LogReader, stretches: list[range]) -> AsyncIterator[StepEntry]:

@@ -1,4 +1,4 @@
-"""Which checkpoints a group keeps: pure decisions from one record to the next, free of I/O and clocks.
+"""Which checkpoints a group keeps: pure decisions about the order of recording, free of I/O and clocks.
 
 "The K newest" means the K recorded last. After a roll-back these are not the K greatest: a trainer that kept 90 and
 100, went back to 40 and then saves 50 must lose neither 50 nor 40. So a record holds the order of recording, and
@@ -9,19 +9,10 @@ they keep no step that a lower checkpoint does not keep anyway, and they leave o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from stepfs.format.ids import Step
-from stepfs.format.records import ConsumerRecord
 
 Order = tuple[Step, ...]  # kept checkpoints in the order of recording
-
-
-def with_order(record: ConsumerRecord, order: Order) -> ConsumerRecord:
-    """The record with these kept checkpoints, recorded in this order."""
-    kept = tuple(sorted(order))
-    assert len(set(kept)) == len(kept)
-    return replace(record, kept=kept, recorded=() if order == kept else order)
 
 
 def add(order: Order, step: Step, keep: int | None) -> Order:
@@ -45,23 +36,6 @@ def set_to(order: Order, kept: Iterable[Step]) -> Order:
     """Exactly `kept`: known checkpoints in their present order, then the new ones in ascending order."""
     wanted = set(kept)
     return (*(step for step in order if step in wanted), *sorted(wanted - set(order)))
-
-
-def surviving(record: ConsumerRecord, first_live: Step) -> ConsumerRecord:
-    """The record without checkpoints that were reclaimed before the record counted; the same object if there are none.
-
-    Its writer died between writing the record and reading the floor, so it never reported these steps as safe. A group
-    that keeps no checkpoint needs every live step.
-    """
-    if record.retired or record.need >= first_live:
-        return record
-    rest = with_order(record, tuple(step for step in record.order if step >= first_live))
-    return replace(rest, start=max(record.start, first_live))
-
-
-def equal(one: ConsumerRecord, other: ConsumerRecord) -> bool:
-    """Whether two records of a group are equal apart from their id and time."""
-    return replace(one, record_id=other.record_id, time_ms=other.time_ms) == other
 
 
 def _without(order: Sequence[Step], gone: Iterable[Step]) -> Order:

@@ -1,4 +1,4 @@
-"""A numbered create-if-absent sequence: the one structure behind the log, the floor and consumer groups.
+"""A numbered create-if-absent sequence: the one structure behind the log and the control records.
 
 Slots are taken one by one, each by a single conditional create of bytes that carry a random id. So a writer whose
 create had no clear reply (a lost reply, a 409, a 500 for the loser of a race) reads the slot: equal bytes are its own
@@ -94,11 +94,11 @@ async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
     )
 
 
-async def last_number(store: Store, prefix: str) -> int | None:
-    """The greatest number under `prefix`, None if there is none: one LIST for up to 1000 slots, then galloping and
-    bisection, so the cost is logarithmic in the number of slots.
+async def last_number(store: Store, prefix: str, *, after: int = -1) -> int | None:
+    """The greatest number above `after` under `prefix`, None if there is none: one LIST for up to 1000 slots, then
+    galloping and bisection, so the cost is logarithmic in the number of slots.
     """
-    low = await _greatest_after(store, prefix, -1)
+    low = await _greatest_after(store, prefix, after)
     if low is None:
         return None
     number, full = low

@@ -199,11 +199,12 @@ class Assembly:
         options = self.options
         found = options.checkpoint_dir is not None and Place.parse(options.checkpoint_dir)
         return GroupFollower(
-            Group.of(self.store, self.reader.identity, name),
+            Group.on(self.reader.control, name),
             self.tree,
             self.changed,
             checkpoints=(found, NextStep(options.next_step)) if found else None,
             fleet=self.fleet,
+            poll_s=lambda: self.follower.pace.interval_s,
             opened_here=lambda: self.meter.opened,
             order_needs_from=self.prefetcher.hints.needed_from,
             trusts=options.trust_checkpoints,

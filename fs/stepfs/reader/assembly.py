@@ -34,7 +34,6 @@ from stepfs.follow.follower import Follower
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
-from stepfs.lake.floor import Floor
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
@@ -224,12 +223,11 @@ class Assembly:
     async def _explain_absence(self, step: Step, error: AbsentError) -> NoReturn:
         """The object of a committed step is gone: with its whole lake, or reclaimed a moment ago, or lost."""
         await self._follower.check_identity()
-        known = self.log.floor
-        floor = Floor(self.store, self.log.identity, known.number, known.record)
-        await floor.refresh()
-        if step < floor.first_live_step:
+        await self.log.control.refresh()
+        first_live = self.log.control.first_live_step
+        if step < first_live:
             raise ReclaimedError(
-                f"step {step} was reclaimed while it was read; the lake begins at step {floor.first_live_step}"
+                f"step {step} was reclaimed while it was read; the lake begins at step {first_live}"
             ) from error
         raise CorruptError(*error.args) from error
 
@@ -246,11 +244,12 @@ class Assembly:
         if name is None or self.options.is_worker:
             return None  # the process that made the `Lake` speaks for the workers of its loader
         return GroupFollower(
-            Group.of(self.store, self.log.identity, name),
+            Group.on(self.log.control, name),
             self.tree,
             self._changed,
             checkpoints=None,
             fleet=self._fleet,
+            poll_s=lambda: self._follower.pace.interval_s,
             opened_here=lambda: self.opened,
         )
 

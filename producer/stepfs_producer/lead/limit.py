@@ -2,9 +2,9 @@
 
 Without it a producer that is faster than training fills the bucket, because only steps below a checkpoint can be
 reclaimed. The bound is exact for a single producer; other producers may exceed it by their commits between two of our
-own reads of the log. Groups are read only when the last known need would stop an append, and sometimes to notice a
-roll-back; a run far from its bound costs nothing. While held back, the pauses between looks double and are jittered,
-and the producers of one process share their looks.
+own reads of the log. Groups are read (one GET of the next control record) only when the last known need would stop an
+append, and sometimes to notice a roll-back; a run far from its bound costs nothing. While held back, the pauses between
+looks double and are jittered.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ import trio
 
 from stepfs import entropy
 from stepfs.format.ids import Step
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
-from stepfs.store.api import Store
-from stepfs_producer.lead.deadlock import DeadlockCheck
-from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
+from stepfs.lake.control import Control
 from stepfs_producer.pending import Pending
 
 _log = logging.getLogger("stepfs.producer")
@@ -28,7 +25,6 @@ _log = logging.getLogger("stepfs.producer")
 LOOK_S_MIN: Final = 1.0  # between looks while held back; doubles while nothing changes
 LOOK_S_MAX: Final = 30.0
 LOOK_JITTER: Final = 0.25
-_DEFERRED_S: Final = 0.5  # wait while another producer of this process looks
 _RECENT_STEPS: Final = 32
 TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
@@ -40,31 +36,25 @@ class Lead:
 
     def __init__(
         self,
-        store: Store,
-        identity: LakeIdentity,
+        control: Control,
         *,
         steps_max: int | None,
         bytes_max: int | None,
         without_groups: bool = True,
     ) -> None:
-        self._store = store
-        self._identity = identity
+        self._control = control
         self._steps_max = steps_max
         self._bytes_max = bytes_max
         self._without_groups = without_groups
         self._said_unbounded = False
-        self._looks = GroupLooks(store, identity)
-        self._deadlock = DeadlockCheck(store, identity)
         self._need = Step(0)
         self._holder: str | None = None
         self._known = False  # need and group are known
         self._look_at_s = float("-inf")  # time of the next look, at the earliest
         self._trusted_until_s = float("-inf")
         self._pause_s = LOOK_S_MIN
-        self._still_since_s = float("-inf")  # since then neither the need nor this producer has moved
         self._held = False
         self._said = False
-        self._said_deadlock = False
         self._fork_mean_at = -1  # version
         self._fork_mean_bytes = 0.0
 
@@ -115,48 +105,20 @@ class Lead:
             self._fork_mean_at, self._fork_mean_bytes = head.version, sum(recent) / len(recent)
         return self._fork_mean_bytes
 
-    async def look(self, head: LogState, first_live_step: Step) -> None:
-        """Read the groups, or take the look of another producer of this process: one LIST and a GET for each group.
-
-        Without any group all live steps count as needed.
-        """
-        slowest = await self._looks.next()
-        now_s = trio.current_time()
-        if slowest is None:
-            self._look_at_s = self._trusted_until_s = now_s + _DEFERRED_S
-            return
-        self._note(slowest, first_live_step, now_s)
-        if self._held and self._holder is not None and not self._said_deadlock:
-            await self._check_deadlock(self._holder, head, now_s)
-
-    def _note(self, slowest: SlowestGroup, first_live_step: Step, now_s: float) -> None:
-        need = slowest.need if slowest.name is not None else first_live_step
-        if (slowest.name, need) != (self._holder, self._need):
-            self._still_since_s = now_s
+    async def look(self) -> None:
+        """Read the groups. Without any group all live steps count as needed."""
+        await self._control.refresh()
+        groups, now_s = self._control.groups, trio.current_time()
+        holder = min(groups, key=lambda name: groups[name].need, default=None)
+        need = self._control.record.need
+        if (holder, need) != (self._holder, self._need):
             self._pause_s = LOOK_S_MIN
-            self._deadlock.reset()
         elif self._held:
             self._pause_s = min(LOOK_S_MAX, 2.0 * self._pause_s)
-        self._holder, self._need, self._known = slowest.name, need, True
+        self._holder, self._need, self._known = holder, need, True
         jitter = entropy.uniform(1.0 - LOOK_JITTER, 1.0 + LOOK_JITTER)
         self._look_at_s = now_s + self._pause_s * jitter
         self._trusted_until_s = now_s + TRUST_S * (1.0 + LOOK_JITTER) * jitter
-
-    async def _check_deadlock(self, group: str, head: LogState, now_s: float) -> None:
-        if not await self._deadlock.found(group, now_s - self._still_since_s, head.next_step):
-            return
-        self._said_deadlock = True
-        _log.warning(
-            "%s: held back by max_lead (%s) for %.0f s: group %r needs step %d, and its mounts have read all %d steps since "
-            "then. If its next checkpoint takes more steps than that, producers and trainer wait for each other for ever: "
-            "set max_lead above the steps between two checkpoints, or record a checkpoint now",
-            self._store.url,
-            self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
-            now_s - self._still_since_s,
-            group,
-            self._need,
-            head.next_step - self._need,
-        )
 
     def _note_unbounded(self) -> None:
         if self._said_unbounded:
@@ -165,29 +127,32 @@ class Lead:
         _log.warning(
             "%s: no consumer group is registered, so nothing bounds how far this producer runs ahead; mount with --group, "
             "and it keeps within max_lead (%s) of the slowest group",
-            self._store.url,
+            self._control.store.url,
             self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
         )
 
     def note_held(self) -> None:
         """Log that no append is admitted, once per hold; as a warning if there is no group that could ever end it."""
-        if not self._held:
-            self._held = True
-            self._still_since_s = max(self._still_since_s, trio.current_time())
+        self._held = True
         if self._said or not self._known:
             return
         self._said = True
         if self._holder is None:
             _log.warning(
                 "%s: held back by max_lead, and no consumer group is registered; mount with --group or checkpoint one",
-                self._store.url,
+                self._control.store.url,
             )
         else:
-            _log.info("held back by max_lead: group %r needs step %d", self._holder, self._need)
+            _log.info(
+                "held back by max_lead (%s): group %r needs step %d. If that does not end, max_lead may be less than the steps "
+                "between two of its checkpoints: raise it, or record a checkpoint now",
+                self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
+                self._holder,
+                self._need,
+            )
 
     def note_moving(self) -> None:
         """Note an admitted append: the next hold is logged again, and begins with short pauses."""
         if self._held:
             self._pause_s = LOOK_S_MIN
-            self._deadlock.reset()
         self._held = self._said = False

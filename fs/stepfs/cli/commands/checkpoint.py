@@ -16,7 +16,7 @@ from stepfs.store.options import StoreOptions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from stepfs.format.records import ConsumerRecord
+    from stepfs.format.control import GroupRecord
     from stepfs.lake.log.reader import LogReader
 
 
@@ -76,32 +76,31 @@ def checkpoint(
         mounted = mounted_lake(Path(target))
         lake, store_options = mounted.lake, store_options.at_endpoint(mounted.endpoint_url)
 
-    async def change(log: LogReader) -> ConsumerRecord:
+    async def change(log: LogReader) -> GroupRecord:
         if next_step is None:
-            return await Group.of(log.store, log.identity, group).retire()
+            return await Group.on(log.control, group).retire()
         return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
 
-    _show(group, trio.run(_changed, lake, store_options, change), as_json=as_json)
+    _show(group, trio.run(_changed, lake, store_options, change), retired=retire, as_json=as_json)
 
 
 async def _changed(
-    lake: str, store_options: StoreOptions, change: Callable[[LogReader], Awaitable[ConsumerRecord]]
-) -> ConsumerRecord:
+    lake: str, store_options: StoreOptions, change: Callable[[LogReader], Awaitable[GroupRecord]]
+) -> GroupRecord:
     from stepfs.cli.target import opened_log
 
     async with opened_log(lake, store_options) as log:
         return await change(log)
 
 
-def _show(name: str, record: ConsumerRecord, *, as_json: bool) -> None:
+def _show(name: str, record: GroupRecord, *, retired: bool, as_json: bool) -> None:
     kept = list(record.kept)
     if as_json:
         from stepfs.format.ids import JSON_SCHEMA
 
-        facts = {"group": name, "need": record.need, "kept": kept, "retired": record.retired}
-        document = {"schema": JSON_SCHEMA, **facts}
-        typer.echo(json.dumps(document))
-    elif record.retired:
+        facts = {"group": name, "need": record.need, "kept": kept, "retired": retired}
+        typer.echo(json.dumps({"schema": JSON_SCHEMA, **facts}))
+    elif retired:
         typer.echo(f"group {name} is retired; it holds nothing back")
     else:
         typer.echo(f"group {name} needs steps from {record.need} on (checkpoints kept: {kept or 'none'})")

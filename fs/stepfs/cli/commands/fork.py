@@ -16,7 +16,7 @@ from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.fork_marker import Cut
+    from stepfs.format.control import Cut
     from stepfs.lake.log.left_out import LeftOut
     from stepfs.lake.log.reader import LogReader
 
@@ -110,7 +110,7 @@ def _skipped(skip: str | None) -> tuple[int, int | None] | None:
 
 
 def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | None, until: int | None) -> Cut:
-    from stepfs.format.fork_marker import NO_END, Cut
+    from stepfs.format.control import NO_END, Cut
     from stepfs.format.ids import Step
 
     end = NO_END if until is None else Step(until)

@@ -19,8 +19,8 @@ from stepfs.store.options import StoreOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from stepfs.format.control import GroupRecord
     from stepfs.format.node import NodeRecord
-    from stepfs.format.records import ConsumerRecord
     from stepfs.lake.log.reader import LogReader
 
 _WATCH_S: Final = 1.0
@@ -71,14 +71,11 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
 
     from stepfs.cli.target import opened_log
     from stepfs.lake.fleet import list_nodes
-    from stepfs.lake.floor import Floor
-    from stepfs.lake.group_records import list_groups
 
     async with opened_log(lake, store_options) as log:
-        floor = Floor(log.store, log.identity)  # kept: it lists retired groups, which need not be read
         while True:
-            found = await list_groups(log.store, log.identity, floor)
-            groups = {name: record for name, record in sorted(found.items()) if not record.retired}
+            await log.control.refresh()
+            groups = dict(sorted(log.control.groups.items()))
             nodes = await list_nodes(log.store, log.identity)
             lines = (*_lake_lines(log, groups), *_node_lines(nodes))
             yield lake_document(log, groups, nodes), "".join(f"{line}\n" for line in lines)
@@ -87,7 +84,7 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
 
 
 def lake_document(
-    log: LogReader, groups: Mapping[str, ConsumerRecord], nodes: Sequence[NodeRecord]
+    log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequence[NodeRecord]
 ) -> dict[str, object]:
     """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
     from stepfs.format.ids import JSON_SCHEMA
@@ -162,7 +159,7 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
     yield from table(["HOST", "MOUNT", "GROUP", "FRONTIER", "LAST READ", "WAITED", "SEEN"], rows)
 
 
-def _lake_lines(log: LogReader, groups: Mapping[str, ConsumerRecord]) -> Iterator[str]:
+def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[str]:
     from stepfs.cli.plan_lines import plan_lines
     from stepfs.clock import SystemClock
     from stepfs.format.payload.schema import schema_text

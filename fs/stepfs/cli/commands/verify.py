@@ -35,6 +35,14 @@ def verify(
             help="Check too that each slice is what the lake's schema says, or begins like a file of its extension.",
         ),
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            envvar="STEPFS_REPAIR",
+            help="First write a sound control record after one that is damaged, if that is the newest.",
+        ),
+    ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -48,6 +56,9 @@ def verify(
     from stepfs.cli.target import lake_of
 
     lake, store_options = lake_of(target, StoreOptions(endpoint_url))
+    if repair:
+        done = trio.run(_repair, lake, store_options)
+        say(printable(done or "the newest control record is sound: nothing to repair"))
     result, lines = trio.run(_verify, lake, as_json, store_options, content)
     if as_json:
         from stepfs.format.ids import JSON_SCHEMA
@@ -67,24 +78,32 @@ def verify(
         raise typer.Exit(CorruptError.exit_code)
 
 
+async def _repair(lake: str, store_options: StoreOptions) -> str | None:
+    from stepfs.cli.target import opened_store
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.verify.repair import repair_control
+
+    async with opened_store(lake, store_options) as store:
+        return await repair_control(store, await open_lake(store))
+
+
 async def _verify(
     lake: str, as_json: bool, store_options: StoreOptions, content: bool
 ) -> tuple[Verification, list[str]]:
     from stepfs.cli.target import opened_store
     from stepfs.lake.identity import open_lake
     from stepfs.lake.verify.advice import advice
-    from stepfs.lake.verify.metadata import group_names
 
     opened: list[LogReader] = []
     result = await _found(lake, as_json, store_options, opened, content)
     if not result.errors:
         return result, []
-    lake_id, groups, has_beginning = None, {}, bool(opened)
+    lake_id, control_reads, has_beginning = None, True, bool(opened)
     async with opened_store(lake, store_options) as store:
         with suppress(StepfsError):
             identity = await open_lake(store)
             lake_id = identity.lake_id
-            groups = await group_names(store, identity)
+            control_reads = await _reads_control(store, identity)
             has_beginning = has_beginning or await _begins(store, identity)
     live = range(opened[0].first_live_step, opened[0].state.next_step) if opened else range(0)
     return result, advice(
@@ -94,8 +113,18 @@ async def _verify(
         opens=bool(opened),
         has_beginning=has_beginning,
         live=live,
-        groups=groups,
+        control_reads=control_reads,
     )
+
+
+async def _reads_control(store: Store, identity: LakeIdentity) -> bool:
+    from stepfs.lake.control import Control
+
+    try:
+        await Control(store, identity).refresh()
+    except CorruptError:
+        return False
+    return True
 
 
 async def _begins(store: Store, identity: LakeIdentity) -> bool:

@@ -53,6 +53,7 @@ def apply(state: LogState, commit: Commit, body: bytes) -> Applied:
         time_ms=commit.time_ms,
         total_bytes=commit.total_bytes,
         total_records=commit.total_records,
+        control=max(state.control, commit.control),
         sealed=state.sealed or commit.kind is CommitKind.SEAL,
         producers=producers,
         origins=(*state.origins, commit.origin) if commit.origin is not None else state.origins,

@@ -2,7 +2,7 @@
 
 `head` is the state as read; `state` is the state that may be shown. The floor check (`confirm`) stands between them: a
 slot that was read, or probed and found empty, is evidence only if the floor had not passed it meanwhile (hazard 1).
-Readers call `poll`. Writers call `catch_up`, take the next slot, `extend`, and `confirm` on every branch.
+Readers call `poll`. Writers call `refresh`, take the next slot, `extend`, and `confirm` on every branch.
 
 Only one task at a time may call the methods that await; any task may use `state` and the lookups that never wait.
 """
@@ -10,9 +10,10 @@ Only one task at a time may call the methods that await; any task may use `state
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from stepfs.errors import AbsentError, CorruptError, ReclaimedError
@@ -21,7 +22,7 @@ from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
-from stepfs.lake.floor import Floor
+from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.lone_entries import LoneEntries
@@ -49,38 +50,45 @@ class LogDamage:
 class LogReader:
     """The log of one lake as one process knows it."""
 
-    def __init__(self, store: Store, identity: LakeIdentity, floor: Floor, state: LogState) -> None:
+    def __init__(self, store: Store, identity: LakeIdentity, control: Control, state: LogState) -> None:
         self.store = store
         self.identity = identity
         self.state = state
         self.head = state
-        self.first_live_step = floor.first_live_step
+        self.first_live_step = control.first_live_step
         self.segments = Segments(store, identity)
         self.lone_entries = LoneEntries(store, identity)
         self.damage: LogDamage | None = None  # the end of the log for a reader opened with `until_damage`
-        self._floor = floor
+        self.control = control
         self._lowest_unconfirmed: Version | None = None
         self._misses = 0
+        self._misled = False  # until a `reopen` has succeeded
 
     @classmethod
-    async def open(cls, store: Store, identity: LakeIdentity, *, until_damage: bool = False) -> LogReader:
+    async def open(
+        cls,
+        store: Store,
+        identity: LakeIdentity,
+        *,
+        until_damage: bool = False,
+        control: Control | None = None,
+    ) -> LogReader:
         """Newest snapshot that the log confirms, plus the short tail; floor-checked.
 
         With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it. Such
         a reader serves only as the base of a fork: do not `poll` it.
         """
-        floor = Floor(store, identity)
-        await floor.refresh()
+        control = control or Control(store, identity)
         for _ in range(_REOPENS_MAX):
             passed_over = PassedOver()
-            start = await newest_snapshot(store, identity, floor, passed_over=passed_over)
-            reader = cls(store, identity, floor, start)
+            start = await newest_snapshot(store, identity, control, passed_over=passed_over)
+            reader = cls(store, identity, control, start)
             try:
                 while (behind := await reader._read_listed()) is not None:
                     await reader._fill_gap(behind)
-                reader._reaches(passed_over)
+                passed_over.check_reached(reader.head.version, store.url)
             except CorruptError as error:
-                if await floor.refresh():
+                if await control.refresh():
                     continue
                 if not until_damage:
                     raise
@@ -91,18 +99,6 @@ class LogReader:
             f"{store.url}: the floor keeps passing the log; run `stepfs verify` and look at reclaimers"
         )
 
-    def _reaches(self, passed_over: PassedOver) -> None:
-        """`CorruptError` unless the log reaches the version of a damaged snapshot: commits never disappear."""
-        if passed_over.newest is not None and self.head.version < passed_over.newest:
-            raise CorruptError(
-                f"{self.store.url}: log version {self.head.version + 1} is missing, and the snapshot of version "
-                f"{passed_over.newest} that would stand in for it is damaged ({passed_over.why}); restore either"
-            )
-
-    @property
-    def floor(self) -> Floor:
-        return self._floor
-
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
 
@@ -110,30 +106,38 @@ class LogReader:
         trip, and readers wait for the first commit.
         """
         before = (self.state.version, self.first_live_step)
-        if self._misses % _MISSES_PER_FLOOR_PROBE == _MISSES_PER_FLOOR_PROBE - 1:
-            self._misses += 1
-            if not await self.confirm():
-                await self.reopen()
-            return before != (self.state.version, self.first_live_step)
+        await self.refresh(partial(self._look, published))
+        return before != (self.state.version, self.first_live_step)
+
+    async def _look(self, published: Callable[[], None]) -> None:
+        self._misses += 1
+        if self._misses % _MISSES_PER_FLOOR_PROBE == 0:
+            await self.confirm()
+            return
+        found = await self._probe()
+        if not found and self.head is self.state:  # else the last poll failed before it could confirm
+            return
+        if await self.confirm():
+            published()
+            if await self.catch_up(lists_max=1):
+                await self.confirm()
+        self._misses = 0
+
+    def doubt(self) -> None:
+        """Start again at the next `refresh`: a slot was taken and is gone, so a reclaim has passed it."""
+        self._misled = True
+
+    async def refresh(self, follow: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Move `head` to the log's end, from the newest snapshot if a slot below the floor has misled this reader."""
         try:
-            found = await self._probe()
-            if not found and self.head is self.state:  # else the last poll failed before it could confirm
-                self._misses += 1
-                return False
-            sound = await self.confirm()
-            if sound:
-                published()
-                sound = not await self.catch_up(lists_max=1) or await self.confirm()
+            if not self._misled:
+                await (follow or self.catch_up)()
         except ChainError:
-            # A stale writer's commit in a resurrected slot fails alike; it is corruption only if the floor did not
-            # move.
+            # A stale writer's commit there does not chain either; it is corruption only if the floor did not move.
             if await self.confirm():
                 raise
-            sound = False
-        self._misses = 0
-        if not sound:
+        if self._misled:
             await self.reopen()
-        return before != (self.state.version, self.first_live_step)
 
     async def catch_up(self, *, lists_max: int = _LISTS_PER_CATCH_UP) -> bool:
         """Advance `head` until a probe misses: GET by GET at first, by LIST when far behind. True if it moved.
@@ -145,11 +149,17 @@ class LogReader:
         """
         start = self.head.version
         for _ in range(lists_max):
-            for _ in range(_PROBES_BEFORE_LIST):
-                if not await self._probe():
-                    return self.head.version != start
+            if await self.read_on(_PROBES_BEFORE_LIST):
+                return self.head.version != start
             await self._read_listed()
         return True
+
+    async def read_on(self, versions_max: int) -> bool:
+        """Read the next versions into `head`, one by one. False if there may be more than `versions_max`."""
+        for _ in range(versions_max):
+            if not await self._probe():
+                return True
+        return False
 
     async def _probe(self) -> bool:
         """Read the next version into `head`; False if it is not there."""
@@ -172,36 +182,37 @@ class LogReader:
     async def confirm(self) -> bool:
         """Probe the floor. If it has passed no slot acted on since the last check, publish `head`: True.
 
-        False: `head` may rest on a resurrected slot; call `reopen` and start again.
+        False: `head` may rest on a resurrected slot; the next `refresh` or `poll` starts again.
         """
-        await self._floor.refresh()
+        await self.control.refresh()
         # Every slot that was probed, listed, or is about to be taken follows the published state.
         next_slot = Version(self.state.version + 1)
         lowest = next_slot if self._lowest_unconfirmed is None else self._lowest_unconfirmed
-        if self._floor.floor > lowest:
+        if self.control.floor > lowest:
+            self._misled = True
             return False
         self._lowest_unconfirmed = None
         self.state = self.head
-        self.first_live_step = self._floor.first_live_step
+        self.first_live_step = self.control.first_live_step
         return True
 
     async def reopen(self) -> None:
         """Forget `head`; start again from the newest snapshot. Refuses another lake under the same URL."""
         await check_identity(self.store, self.identity)
-        fresh = await LogReader.open(self.store, self.identity)
+        fresh = await LogReader.open(self.store, self.identity, control=self.control)
         if fresh.state.version < self.state.version:
             raise CorruptError(
                 f"{self.store.url}: the log ends at version {fresh.state.version}, but version "
                 f"{self.state.version} was read before; the store lost or rewrote objects"
             )
-        _log.info("reopened at version %d (floor %d)", fresh.state.version, fresh.floor.floor)
+        _log.info("reopened at version %d (floor %d)", fresh.state.version, fresh.control.floor)
         self.state = self.head = fresh.state
         self.first_live_step = fresh.first_live_step
         self.segments.replace_by(fresh.segments)  # a stale writer's commit may have completed one of ours
         self.lone_entries.clear()
-        self._floor = fresh.floor
         self._lowest_unconfirmed = None
         self._misses = 0
+        self._misled = False
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""
@@ -223,8 +234,7 @@ class LogReader:
         return segment.entries[step % SEGMENT_STEPS]
 
     async def lone_entry(self, step: Step) -> StepEntry:
-        """As `entry`, for steps that are opened in random order: reads only this step's part of the index if that is
-        cheaper."""
+        """As `entry`, for steps opened in random order: reads only this step's part of the index if that is cheaper."""
         entry = self.entry_if_loaded(step)
         if entry is not None:
             return entry
@@ -246,8 +256,7 @@ class LogReader:
             raise AbsentError(f"step {step} is not in the lake ({extent})")
 
     async def load_segment(self, index: SegmentIndex) -> Segment:
-        """One sealed segment, from memory or by one GET that all waiting tasks share. `ReclaimedError` if it is
-        gone."""
+        """One sealed segment, from memory or by one GET of all waiting tasks. `ReclaimedError` if it is gone."""
         try:
             return await self.segments.load(index, self.state.segment_ref(index))
         except CorruptError:
@@ -256,13 +265,10 @@ class LogReader:
 
     async def _check_not_reclaimed(self, index: SegmentIndex) -> None:
         """`ReclaimedError` if the floor has passed a whole segment since this reader last looked at it."""
-        floor = Floor(
-            self.store, self.identity, self._floor.number, self._floor.record
-        )  # `poll` refreshes its own
-        await floor.refresh()
-        if floor.first_live_step >= (index + 1) * SEGMENT_STEPS:
+        await self.control.refresh()
+        if self.control.first_live_step >= (index + 1) * SEGMENT_STEPS:
             raise ReclaimedError(
-                f"steps below {floor.first_live_step} were reclaimed: no checkpoint that is kept needs them"
+                f"steps below {self.control.first_live_step} were reclaimed: no checkpoint that is kept needs them"
             )
 
     def time_ms(self, step: Step) -> int:
@@ -285,8 +291,7 @@ class LogReader:
                 )
 
     async def _read_listed(self) -> Version | None:
-        """Read everything beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a
-        gap, if any."""
+        """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""
         first = Version(self.head.version + 1)
         self._touch(first)
         versions, behind = await list_versions(self.store, self.identity.lake_id, first)

@@ -30,7 +30,7 @@ from stepfs.format.snapshot import (
     encode_snapshot,
     genesis,
 )
-from stepfs.lake.floor import Floor
+from stepfs.lake.control import Control
 from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.segments import Segments
@@ -65,11 +65,19 @@ class PassedOver:
         if isinstance(error, NewerFormatError):
             self.newer_format = error
 
+    def check_reached(self, head: Version, url: str) -> None:
+        """`CorruptError` unless a log that ends at `head` reaches the newest of them: commits never disappear."""
+        if self.newest is not None and head < self.newest:
+            raise CorruptError(
+                f"{url}: log version {head + 1} is missing, and the snapshot of version {self.newest} that would stand "
+                f"in for it is damaged ({self.why}); restore either"
+            )
+
 
 async def newest_snapshot(
     store: Store,
     identity: LakeIdentity,
-    floor: Floor,
+    control: Control,
     *,
     at_most: Version | None = None,
     passed_over: PassedOver | None = None,
@@ -79,22 +87,25 @@ async def newest_snapshot(
     `NewerFormatError` if the only snapshots are those of a newer stepfs.
     """
     passed_over = passed_over or PassedOver()
-    async with aclosing(
-        confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)
-    ) as states:
-        async for state in states:
-            return state
-    if floor.floor > 0:
-        if await floor.refresh():
-            # The listed snapshots were reclaimed meanwhile; the reclaimer left a newer one.
-            return await newest_snapshot(store, identity, floor, at_most=at_most, passed_over=passed_over)
-        if passed_over.newer_format is not None:
-            raise passed_over.newer_format
-        raise CorruptError(
-            f"{store.url}: the log starts at version {floor.floor} and no readable snapshot covers what was before; "
-            "restore the newest object under snapshot/"
-        )
-    return genesis(identity.lake_id, identity.slices)
+    while True:
+        async with aclosing(
+            confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)
+        ) as states:
+            async for state in states:
+                control.hint = max(control.hint, state.control)
+                return state
+        moved = await control.refresh()
+        if control.floor == 0:
+            return genesis(identity.lake_id, identity.slices)
+        if not moved:
+            break
+        # Else the listed snapshots may have been reclaimed meanwhile; the reclaimer left a newer one.
+    if passed_over.newer_format is not None:
+        raise passed_over.newer_format
+    raise CorruptError(
+        f"{store.url}: the log starts at version {control.floor} and no readable snapshot covers what was before; "
+        "restore the newest object under snapshot/"
+    )
 
 
 async def confirmed_snapshots(
@@ -181,7 +192,7 @@ async def _digest_before(store: Store, identity: LakeIdentity, version: Version)
 
 
 async def write_snapshot(
-    store: Store, identity: LakeIdentity, state: LogState, segments: Segments, floor: Floor
+    store: Store, identity: LakeIdentity, state: LogState, segments: Segments, control: Control
 ) -> None:
     """Write the snapshot of a Committed state and every segment it needs that is not there yet.
 
@@ -189,26 +200,26 @@ async def write_snapshot(
     between its commit and its snapshot, the missing segments are rebuilt from the log. A reclaim that passes `state`
     meanwhile has ensured a newer snapshot: then nothing is left to do.
     """
-    while floor.floor <= max(state.version, 0):
-        before = floor.number
+    while control.floor <= max(state.version, 0):
+        before = control.floor
         try:
-            await _write_snapshot(store, identity, state, segments, floor)
+            await _write_snapshot(store, identity, state, segments, control)
         except CorruptError:
             # A missing object may have been reclaimed; it is damage only if the floor did not move.
-            await floor.refresh()
-            if floor.number == before:
+            await control.refresh()
+            if control.floor == before:
                 raise
         else:
             return
 
 
 async def _write_snapshot(
-    store: Store, identity: LakeIdentity, state: LogState, segments: Segments, floor: Floor
+    store: Store, identity: LakeIdentity, state: LogState, segments: Segments, control: Control
 ) -> None:
-    base = await newest_snapshot(store, identity, floor, at_most=state.version)
+    base = await newest_snapshot(store, identity, control, at_most=state.version)
     if base.version == state.version:
         return
-    live = max(base.sealed_segments, floor.first_live_step // SEGMENT_STEPS)  # the base may be an old one
+    live = max(base.sealed_segments, control.first_live_step // SEGMENT_STEPS)  # the base may be an old one
     wanted = range(live, state.sealed_segments)
     found = {SegmentIndex(index): segments.get(SegmentIndex(index)) for index in wanted}
     if any(segment is None for segment in found.values()):
@@ -220,7 +231,7 @@ async def _write_snapshot(
             store, segment_key(identity.lake_id, segment.index), encode_segment(identity.lake_id, segment)
         )
         await write_step_records(store, identity.lake_id, identity.slices, segment)
-    snapshot = encode_snapshot(state.trimmed(floor.first_live_step))
+    snapshot = encode_snapshot(state.trimmed(control.first_live_step))
     await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot)
 
 

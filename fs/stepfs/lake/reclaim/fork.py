@@ -28,7 +28,7 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
         return
     group = Group.of(store, identity, group_name(reader.identity.lake_id), clock)
     record = await group.read()
-    if record is None or record.retired:
+    if record is None:
         return
     if reader.first_live_step >= parent.end:
         await group.retire()

@@ -41,7 +41,7 @@ class CountingRemover:
         self.bytes += sum(entry.size for entry in entries)
 
     async def remove_if_allowed(self, entries: Sequence[Entry]) -> None:
-        """Delete objects that may as well stay: an older policy may not allow the reclaimer to delete them."""
+        """Delete objects that may as well stay."""
         try:
             await self.remove(entries)
         except StepfsError as error:

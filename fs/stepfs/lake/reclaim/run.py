@@ -1,14 +1,13 @@
 """One reclaim, in the order that makes a kill anywhere, and a second reclaimer at any time, harmless.
 
-    closing record at X  →  look at the groups again  →  make sure of two confirmed snapshots at or above the new floor
-    →  floor record in the slot directly after our own closing record  →  delete: data, index, log, snapshots
+    the newest control record and its need  →  make sure of two confirmed snapshots at or above the new floor
+    →  create the control record after it, which gives the steps up  →  delete: data, index, log, snapshots
 
-A group that appears after the closing record sees it and withdraws it; the second look at the groups shows one that
-appeared before. Another reclaimer's record in the slot after ours means our look is stale: start over. Deletion works
-from LISTs, so leftovers of a killed reclaimer, uploads of dead producers and resurrected slots are deleted too (`sweep`).
+A group that changes meanwhile, or another reclaimer, takes the slot of our advance: start over. Deletion works from LISTs,
+so leftovers of a killed reclaimer, uploads of dead producers and resurrected slots are deleted too (`sweep`).
 
-A `Reclaimer` runs repeatedly: it follows the log and remembers group records and how far it has swept, so a run that
-finds nothing new costs five requests, however long the lake is.
+A run that finds nothing new costs three requests in a process that goes on, and six in a new one (`progress`), however
+long the lake is.
 """
 
 from __future__ import annotations
@@ -22,27 +21,30 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StepfsError
 from stepfs.format.ids import Step, Version
-from stepfs.format.records import TOMBSTONES_MAX, FloorRecord, LakeIdentity
+from stepfs.format.keys import component
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import LogState
+from stepfs.lake.decisions import Advance
 from stepfs.lake.fleet import list_nodes_outside
-from stepfs.lake.floor import Floor
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.follow import opened, refreshed
 from stepfs.lake.reclaim.fork import release_origins
-from stepfs.lake.reclaim.groups import GroupWatch, Look
-from stepfs.lake.reclaim.plan import Need, Target, epochs, furthest_need, holds_back, least_need, orphans_due
+from stepfs.lake.reclaim.need import Need, ages_of_minima, needed
+from stepfs.lake.reclaim.plan import Target
+from stepfs.lake.reclaim.progress import Progress, open_reader, read_progress, write_progress
 from stepfs.lake.reclaim.report import CountingRemover, Report
 from stepfs.lake.reclaim.snapshots import ensure_snapshots, planned_floor
-from stepfs.lake.reclaim.sweep import live_entries, walk_doomed
-from stepfs.lake.sequence import Mine, Unknown
+from stepfs.lake.reclaim.sweep import LastDead, live_entries, walk_doomed, walk_orphans
 from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.reclaim")
 
 _ROUNDS_MAX: Final = 16
 _RETRY_S: Final = 0.2
+_SEARCH_MS: Final = 24 * 3_600_000  # a search of all of `data/` finds uploads that arrived late
+_BEHIND_MAX: Final = 8  # versions: a record of progress that is further back is written again
 
 
 async def reclaim(
@@ -82,10 +84,8 @@ class Reclaimer:
         self._max_percent = max_percent
         self._clock = clock or SystemClock()
         self._grace_s = grace_s
-        self._watch = GroupWatch(store, identity, grace_s)
         self._reader: LogReader | None = None
-        self._swept: Target | None = None  # as far as this process knows, nothing is left below this
-        self._fresh = True  # no run has looked for orphans yet
+        self._progress: Progress | None = None
         self._released: Step | None = None
 
     async def run(self, *, dry_run: bool = False, orphans: bool = False) -> Report:
@@ -119,93 +119,104 @@ class Reclaimer:
 
     async def _round(self, *, dry_run: bool, orphans: bool) -> Report | None:
         """Advance if steps can be released, and delete. None: another writer moved the floor, start over."""
-        self._reader = reader = await (
-            opened(self._store, self.identity) if self._reader is None else refreshed(self._reader)
-        )
-        look = await self._watch.look(reader.floor)
-        if furthest_need(look.groups) > reader.state.next_step:
+        reader = await self._followed()
+        control = reader.control
+        number = control.number
+        ages_s = await ages_of_minima(control, self._grace_s)
+        if number != control.number:
+            return None
+        if max((group.need for group in control.groups.values()), default=0) > reader.state.next_step:
             # A trainer may be faster than our two requests: read the log after the groups.
-            await refreshed(reader)
-            if furthest_need(look.groups) <= reader.state.next_step:
+            await _follow(reader)
+            if number != control.number:
                 return None
-        need = least_need(look.groups, reader.floor, reader.state.next_step, grace_s=self._grace_s)
+        need = needed(control.record, ages_s, self._grace_s, reader.state.next_step)
         _check_share(reader, need, self._max_percent)
         target = await _target(reader, need)
-        if dry_run and target.first_live > reader.first_live_step:
-            target = replace(target, floor=await planned_floor(reader, target.floor))
-        elif target.first_live > reader.first_live_step:
-            if not await _advance(reader, target, self._watch, self._clock, self._grace_s):
-                return None
-            await refreshed(reader)
-            target = Target(reader.first_live_step, reader.floor.floor)
-        report = await self._sweep(reader, target, look, need, dry_run=dry_run, orphans=orphans)
+        if target.first_live > reader.first_live_step:
+            if dry_run:
+                target = replace(target, floor=await planned_floor(reader, target.floor))
+            else:
+                advance = await _prepared(reader, target, number)
+                if not await control.advance(advance):
+                    return None
+                await _follow(reader)
+                target = Target(reader.first_live_step, control.floor)
+        report = await self._sweep(reader, target, need, dry_run=dry_run, orphans=orphans)
         if not dry_run and self._origins is not None and self._released != target.first_live:
             await release_origins(reader, self._origins, self._clock)
             self._released = target.first_live
         return report
 
+    async def _followed(self) -> LogReader:
+        """The log at its head, confirmed: by the reader of the last run, or by a new one."""
+        if self._reader is None:
+            self._progress = self._progress or await read_progress(self._store, self.identity)
+            self._reader = await open_reader(self._store, self.identity, self._progress)
+            self._reader.control.clock = self._clock
+        else:
+            await _follow(self._reader)
+        return self._reader
+
     async def _sweep(
-        self, reader: LogReader, target: Target, look: Look, need: Need, *, dry_run: bool, orphans: bool
+        self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, orphans: bool
     ) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
         remover = CountingRemover(None if dry_run else self._store)
-        orphans = orphans or orphans_due(reader.state, reader.floor, self._clock.now_ms(), fresh=self._fresh)
-        if orphans or self._swept != target:
-            await _delete(reader, target, remover, orphans=orphans)
-        await remover.remove_if_allowed(look.spent)
-        await remover.remove_if_allowed(
-            await _silent_nodes(self._store, self.identity, look.live_directories)
-        )
+        before, now_ms = self._progress, self._clock.now_ms()
+        search = orphans or before is None or abs(now_ms - before.searched_ms) >= _SEARCH_MS
+        last: LastDead = {}
+        if before is None or before.swept != target or search:
+            last = await walk_doomed(reader, target, remover.remove)
+        since = None if search or before is None else before.state
+        await walk_orphans(reader, last, remover.remove, since=since)
+        if search or before is None or before.control != reader.control.number:
+            await remover.remove_if_allowed(await _silent_nodes(reader))
         if not dry_run:
-            self._swept = target
-            self._fresh = self._fresh and not orphans
-            await self._announce(reader, look, orphans=orphans)
+            searched_ms = now_ms if search or before is None else before.searched_ms
+            await self._note(Progress(reader.control.number, target, searched_ms, reader.state))
         return remover.report(target, need.reason)
 
-    async def _announce(self, reader: LogReader, look: Look, *, orphans: bool) -> None:
-        """Record in a floor record facts that save other processes work, unless it has them: at most one create per
-        change.
+    async def _note(self, now: Progress) -> None:
+        """Record where this run stood, unless the record of an earlier one serves as well."""
+        before, self._progress = self._progress, now
+        if before is None or _differs(before, now):
+            await write_progress(self._store, now)
 
-        Every record holds its reclaimer's grace, but none is written to shorten it: writers keep group records for as
-        long as the reclaimer that wrote last must see them, and a reclaimer that advances with a shorter grace deletes
-        first anyway.
-        """
-        floor = reader.floor
-        changes: dict[str, object] = {}
-        grace_ms = round(self._grace_s * 1000)
-        if self._grace_s > floor.grace_s:
-            changes["grace_ms"] = grace_ms
-        if orphans:
-            changes |= {"swept_epochs": epochs(reader.state), "swept_ms": self._clock.now_ms()}
-        listed = await floor.tombstones()
-        buried = look.tombstones
-        if any(listed.get(group) != slot for group, slot in buried.items()):
-            bounded = dict(sorted(buried.items())[:TOMBSTONES_MAX])
-            if bounded != listed:
-                changes["tombstones"] = bounded
-        if changes:
-            # Taking this slot ends the announcement of the one before. If another writer has it, the next run records
-            # it.
-            changes |= {"grace_ms": grace_ms, "closing": floor.first_live_step}
-            await floor.append(floor.successor(self._clock, **changes))
+
+def _differs(before: Progress, now: Progress) -> bool:
+    return (
+        (before.control, before.swept, before.searched_ms, before.state.sealed)
+        != (now.control, now.swept, now.searched_ms, now.state.sealed)
+        or now.state.version > before.state.version + _BEHIND_MAX
+        or _epochs(before.state) != _epochs(now.state)
+    )
+
+
+def _epochs(state: LogState) -> dict[str, int]:
+    return {name: producer.epoch for name, producer in state.producers.items()}
 
 
 def _position(reader: LogReader | None) -> tuple[Version, int]:
-    return (Version(-2), -2) if reader is None else (reader.head.version, reader.floor.number)
+    return (Version(-2), -2) if reader is None else (reader.head.version, reader.control.number)
 
 
-async def _delete(reader: LogReader, target: Target, remover: CountingRemover, *, orphans: bool) -> None:
-    await walk_doomed(reader, target, remover.remove, orphans=orphans)
-
-
-async def _silent_nodes(store: Store, identity: LakeIdentity, live: set[str]) -> list[Entry]:
+async def _silent_nodes(reader: LogReader) -> list[Entry]:
     """The records that killed mounts of ended runs left. They are informative only: a failure here fails no
     reclaim."""
+    live = {component(name) for name in reader.control.groups}
     try:
-        return await list_nodes_outside(store, identity, live)
+        return await list_nodes_outside(reader.store, reader.identity, live)
     except StepfsError as error:
         _log.info("records of mounts that are gone stay in the fleet view: %s", error)
         return []
+
+
+async def _follow(reader: LogReader) -> None:
+    """Move to the head and the newest control record, and publish both: two requests when nothing is new."""
+    await reader.refresh()
+    while not await reader.confirm():
+        await reader.refresh()
 
 
 def _check_share(reader: LogReader, need: Need, max_percent: float) -> None:
@@ -223,57 +234,20 @@ async def _target(reader: LogReader, need: Need) -> Target:
     """The possible new beginning of the lake, if no group needs more meanwhile: never below the present one."""
     first_live = Step(max(need.step or 0, reader.first_live_step))
     if first_live == reader.first_live_step:
-        return Target(first_live, reader.floor.floor)
+        return Target(first_live, reader.control.floor)
     lowest = (
         reader.state.version
         if first_live >= reader.state.next_step
         else (await reader.entry(first_live)).version
     )
-    return Target(first_live, max(lowest, reader.floor.floor))
+    return Target(first_live, max(lowest, reader.control.floor))
 
 
-async def _advance(
-    reader: LogReader, target: Target, watch: GroupWatch, clock: Clock, grace_s: float
-) -> bool:
-    """Closing record, second look at the groups, floor record. False: another writer moved the floor, start over."""
-    floor = reader.floor
-    to = target.first_live
-    grace_ms = round(grace_s * 1000)
-    if not await _append(floor, floor.successor(clock, closing=to, grace_ms=grace_ms)):
-        return False
-    if not await _lets_go(watch, floor, to):
-        return False
+async def _prepared(reader: LogReader, target: Target, number: int) -> Advance:
+    """The advance after control record `number`; two confirmed snapshots stand at or above its floor."""
     freed = 0
-    async with aclosing(live_entries(reader, floor.first_live_step, to)) as parts:
+    async with aclosing(live_entries(reader, reader.control.first_live_step, target.first_live)) as parts:
         async for part in parts:
             freed += sum(entry.tgb.payload_bytes for entry in part if entry.tgb.origin == 0)
     lowest = await ensure_snapshots(reader, target.floor)
-    advanced = floor.successor(
-        clock,
-        floor=lowest,
-        first_live_step=to,
-        closing=to,
-        deleted_bytes=floor.deleted_bytes + freed,
-    )
-    return await _append(floor, advanced)
-
-
-async def _lets_go(watch: GroupWatch, floor: Floor, to: Step) -> bool:
-    """Whether it is certain that no group needs a step below `to`; False also if the groups change all the time."""
-    for _ in range(_ROUNDS_MAX):
-        look = await watch.look(floor)
-        if holds_back(look.groups, to):
-            return False
-        if look.certain:
-            return True
-    return False
-
-
-async def _append(floor: Floor, record: FloorRecord) -> bool:
-    """Take the slot directly after the newest record `floor` knows; False if it is taken."""
-    outcome = await floor.append(record)
-    if isinstance(outcome, Unknown):
-        raise StoreUnreachableError(
-            f"{floor.store.url}: the store stopped answering{outcome.why}; nothing was deleted, run it again"
-        )
-    return isinstance(outcome, Mine)
+    return Advance(number, target.first_live, lowest, freed)

@@ -7,7 +7,6 @@ Then the lake survives one damaged object: readers and producers start from the 
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Final
 
 from stepfs.errors import CorruptError
@@ -22,12 +21,11 @@ async def ensure_snapshots(reader: LogReader, lowest: Version) -> Version:
     """Ensure a snapshot at `lowest` or later. Returns the new floor: at most `lowest`, and no higher than the second
     newest snapshot that the log confirms. The log never begins between two snapshots of which one is damaged.
     """
-    floor = replace(reader.floor)  # a copy: this read must not move the record that our next slot follows
     found = await _confirmed(reader)
     if _is_one_missing(reader, found, lowest):
-        await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, floor)
+        await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, reader.control)
         found = await _confirmed(reader)
-    if not found and floor.floor > 0:
+    if not found and reader.control.floor > 0:
         raise CorruptError(f"{reader.store.url}: no readable snapshot is left; nothing was deleted")
     return _floor_over(reader, found, lowest)
 
@@ -41,14 +39,14 @@ async def planned_floor(reader: LogReader, lowest: Version) -> Version:
 
 
 def _is_one_missing(reader: LogReader, found: list[Version], lowest: Version) -> bool:
-    alone = len(found) < _KEPT and reader.floor.floor > 0  # an older stepfs kept one; or one is damaged
+    alone = len(found) < _KEPT and reader.control.floor > 0  # one is damaged
     return not found or found[0] < lowest or (alone and found[0] < reader.state.version)
 
 
 def _floor_over(reader: LogReader, found: list[Version], lowest: Version) -> Version:
     if len(found) < _KEPT:
-        return reader.floor.floor
-    return max(reader.floor.floor, min(lowest, found[-1]))
+        return reader.control.floor
+    return max(reader.control.floor, min(lowest, found[-1]))
 
 
 async def _confirmed(reader: LogReader) -> list[Version]:

@@ -8,7 +8,6 @@ deleted after the data that they name, because the next run needs them to find i
 
 from __future__ import annotations
 
-import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -16,7 +15,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
-from stepfs.errors import RefusedError
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step
 from stepfs.format.keys import (
     component,
@@ -34,23 +32,21 @@ from stepfs.format.keys import (
     segment_of_key,
     snapshot_prefix,
 )
-from stepfs.format.snapshot import StepEntry
+from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.plan import Target, can_never_be_committed, is_below, last_dead
+from stepfs.lake.reclaim.plan import Target, can_never_be_committed, ended_incarnations, is_below, last_dead
 from stepfs.store.api import Entry, Store
-
-_log = logging.getLogger("stepfs.lake.reclaim")
 
 _PAGE: Final = 1000
 _PAGE_MAX: Final = 16_000  # a directory is read whole for each page
 _NOBODY: Final = array("Q")
 
 Do = Callable[[list[Entry]], Awaitable[None]]  # called with objects to delete, in the required order
-_Last = dict[str, tuple[Epoch, int]]
+LastDead = dict[str, tuple[Epoch, int]]  # producer component → epoch and seq
 
 
-async def walk_doomed(reader: LogReader, target: Target, do: Do, *, orphans: bool) -> None:
-    """Pass every object that is below `target` to `do`, in batches."""
+async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
+    """Pass every object that is below `target` to `do`, in batches. Returns each producer's last dead step."""
     store, lake_id = reader.store, reader.identity.lake_id
     segments: list[Entry] = []
 
@@ -62,33 +58,23 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do, *, orphans: boo
 
     boundary = segment_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
     await _each_page(store, index_prefix(lake_id), dead_segments, end=boundary)
-    last: _Last = {}
+    last: LastDead = {}
     async with aclosing(_dead_entries(reader, segments, target.first_live)) as parts:
         async for part in parts:
             last_dead(part, last)
     for producer, (epoch, seq) in sorted(last.items()):
         prefix = producer_prefix(lake_id, producer)
         await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
-    if orphans:
-        await _walk_orphans(reader, target.first_live, last, do)
     # Always: a slow writer may create them after their segment was deleted.
-    await _walk_step_records(store, lake_id, target, do)
+    records = _only(partial(segment_of_entries_key, lake_id), do)
+    boundary = entries_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
+    await _each_page(store, entries_prefix(lake_id), records, end=boundary)
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
     for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):
         slots = _only(partial(number_of, prefix), do)
         await _each_page(store, prefix, slots, end=numbered(prefix, target.floor))
-
-
-async def _walk_step_records(store: Store, lake_id: str, target: Target, do: Do) -> None:
-    """Pass the dead `entries/` objects. They only speed readers up: a reclaimer without the right to delete them (an
-    older policy) leaves them."""
-    end = entries_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
-    try:
-        ours = _only(partial(segment_of_entries_key, lake_id), do)
-        await _each_page(store, entries_prefix(lake_id), ours, end=end)
-    except RefusedError as error:
-        _log.warning("objects under entries/ stay, give the reclaimer the right to delete them: %s", error)
+    return last
 
 
 def _only(parse: Callable[[str], object], do: Do) -> Do:
@@ -132,11 +118,26 @@ async def _dead_entries(
     yield [entry for entry in state.tail if entry.step < first_live]
 
 
-async def _walk_orphans(reader: LogReader, first_live: Step, last: _Last, do: Do) -> None:
-    """Objects above their producer's last dead step that can never be committed and that no live step names."""
-    state = reader.state
+async def walk_orphans(reader: LogReader, last: LastDead, do: Do, *, since: LogState | None) -> None:
+    """Pass the objects to `do` that can never be committed and that no live step names, except those up to `last`.
+
+    `since`: only those that incarnations left which have ended after this state; None: through all of `data/`, which
+    costs O(live).
+    """
+    state, lake_id = reader.state, reader.identity.lake_id
+    if since is None:
+        ranges: dict[str, tuple[str, str | None]] = {data_prefix(lake_id): ("", None)}
+        named = await _named(reader, reader.first_live_step)
+    else:
+        ended = ended_incarnations(since, state)
+        ranges = {
+            prefix: (prefix + after, prefix + end)
+            for producer, (after, end) in ended.items()
+            for prefix in [producer_prefix(lake_id, producer)]
+        }
+        first = max(since.next_step, reader.first_live_step)
+        named = await _named(reader, first) if ranges else {}
     producers = {component(producer.producer_id): producer for producer in state.producers.values()}
-    named = await _named(reader, first_live)
 
     def is_orphan(key: str) -> bool:
         name = parse_data_key(key)
@@ -152,7 +153,8 @@ async def _walk_orphans(reader: LogReader, first_live: Step, last: _Last, do: Do
         if found := [entry for entry in page if is_orphan(entry.key)]:
             await do(found)
 
-    await _each_page(reader.store, data_prefix(reader.identity.lake_id), orphans)
+    for prefix, (after, end) in ranges.items():
+        await _each_page(reader.store, prefix, orphans, after=after, end=end)
 
 
 async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
@@ -174,10 +176,10 @@ def _own_names(entries: tuple[StepEntry, ...]) -> Iterator[tuple[str, int]]:
             yield name.producer, name.nonce
 
 
-async def _each_page(store: Store, prefix: str, do: Do, *, end: str | None = None) -> None:
-    """Pass the objects under `prefix` and before the key `end` to `do`; no request beyond the page that reaches
-    `end`."""
-    after, limit = "", _PAGE
+async def _each_page(store: Store, prefix: str, do: Do, *, after: str = "", end: str | None = None) -> None:
+    """Pass the objects under `prefix`, behind the key `after` and before the key `end`, to `do`; no request beyond the
+    page that reaches `end`."""
+    limit = _PAGE
     while True:
         page = await store.list(prefix, after=after, limit=limit)
         inside = page if end is None else [entry for entry in page if entry.key < end]

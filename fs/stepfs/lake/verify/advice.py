@@ -8,9 +8,8 @@ from stepfs.command_hint import command
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.format.keys import (
     LAKE,
-    consumers_prefix,
+    control_prefix,
     entries_prefix,
-    floor_prefix,
     index_prefix,
     log_prefix,
     nodes_prefix,
@@ -28,12 +27,13 @@ def advice(
     opens: bool,
     has_beginning: bool,
     live: range,
-    groups: dict[str, str],
+    control_reads: bool,
 ) -> list[str]:
-    """One line per action, commands whole and quoted for a shell. `groups`: component → name, where known.
+    """One line per action, commands whole and quoted for a shell.
 
-    `opens`: whether a reader reaches the head of the log. `has_beginning`: whether it at least finds a state to start
-    from, which a fork needs, too. `live`: the steps that a reader shows.
+    `control_reads`: whether the newest control record can be read. `opens`: whether a reader reaches the head of the log.
+    `has_beginning`: whether it at least finds a state to start from, which a fork needs, too. `live`: the steps that a
+    reader shows.
     """
     if lake_id is None:
         return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
@@ -43,11 +43,18 @@ def advice(
     def under(prefix: str) -> list[str]:
         return [key for key in keys if key.startswith(prefix)]
 
-    if not opens and not has_beginning and not under(floor_prefix(lake_id)):
+    if not control_reads:
+        lines.append(
+            "continue the record before the lake's newest control record, which is damaged (until then nothing is deleted, and "
+            f"no group changes): {command('stepfs', 'verify', url, '--repair')}"
+        )
+    elif under(control_prefix(lake_id)):
+        lines.append("only the newest control record is read, and it is sound: nothing to do")
+    if not opens and not has_beginning and control_reads:
         lines.append(
             "restore the newest object under snapshot/ from a backup: nothing that can be read says what was before the log"
         )
-    elif not opens and (under(log_prefix(lake_id)) or not under(floor_prefix(lake_id))):
+    elif not opens and (under(log_prefix(lake_id)) or control_reads):
         lines.append(
             f"a new lake with all that comes before the damage: {command('stepfs', 'fork', url, 'NEW', '--until-damage')}"
         )
@@ -55,17 +62,7 @@ def advice(
         lines.append("commits that a snapshot covers are not needed to read the lake: nothing to do")
     if opens and under(snapshot_prefix(lake_id)):
         lines.append("readers and producers start from another snapshot: nothing to do")
-    if under(floor_prefix(lake_id)):
-        lines.append(
-            "restore the floor record from a backup; until then nothing is deleted, and no group changes"
-        )
     lines += _around(url, _lost_steps(lake_id, damages, live), live) if opens else []
-    for component in sorted({key.split("/")[2] for key in under(consumers_prefix(lake_id))}):
-        name = groups.get(component, "NAME")
-        lines.append(
-            "end the group, then record its checkpoints again (until then nothing is deleted): "
-            + command("stepfs", "checkpoint", url, "--group", name, "--retire")
-        )
     lines += [line for prefix, line in _harmless(lake_id) if under(prefix)]
     return lines
 

@@ -1,7 +1,7 @@
 """`verify`, second half: every small object of a lake, also those that readers do not open today.
 
-A reader starts at the newest snapshot and never opens older ones. A lake with a rotten older snapshot, checkpoint
-record or commit looks well until the object is needed. So each object is read by its own decoder (envelope, CRC,
+A reader starts at the newest snapshot and control record, and never opens older ones. A lake with a rotten older
+snapshot or commit looks well until the object is needed. So each object is read by its own decoder (envelope, CRC,
 ranges) and compared with its name; commits are compared with each other: consecutive from the floor on, each with the
 digest of the one before. Skipped: commits below the floor, and objects that are deleted meanwhile.
 
@@ -16,13 +16,12 @@ from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
+from stepfs.format.control import decode_control
 from stepfs.format.ids import SEGMENT_STEPS, Version
 from stepfs.format.keys import (
     LAKE,
-    component,
-    consumers_prefix,
+    control_prefix,
     entries_prefix,
-    floor_prefix,
     index_prefix,
     log_prefix,
     nodes_prefix,
@@ -33,10 +32,10 @@ from stepfs.format.keys import (
     snapshot_prefix,
 )
 from stepfs.format.node import decode_node
-from stepfs.format.records import LakeIdentity, decode_consumer, decode_floor
+from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.format.step_records import decode_step_records
-from stepfs.lake.floor import Floor
+from stepfs.lake.control import Control
 from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.tail import read_versions
 from stepfs.lake.verify.lake import Damage
@@ -76,8 +75,7 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
         return None
 
     checks: dict[str, Check] = {
-        floor_prefix(lake_id): lambda key, data: of_lake(decode_floor(data, key)[0]),
-        consumers_prefix(lake_id): lambda key, data: of_lake(decode_consumer(data, key)[0]),
+        control_prefix(lake_id): lambda key, data: of_lake(decode_control(data, key)[0]),
         nodes_prefix(lake_id): lambda key, data: of_lake(decode_node(data, key)[0]),
         snapshot_prefix(lake_id): snapshot,
         index_prefix(lake_id): segment,
@@ -86,7 +84,7 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
     damages = _check_schema(identity)
     for prefix, check in checks.items():
         damages += [damage async for damage in _check_each(store, prefix, check)]
-    damages += await _check_floors(store, floor_prefix(lake_id))
+    damages += await _check_dense(store, control_prefix(lake_id))
     return damages + await _check_log(store, identity)
 
 
@@ -98,19 +96,6 @@ def _check_schema(identity: LakeIdentity) -> list[Damage]:
     except CorruptError as error:
         return [_damage(LAKE, str(error).removeprefix(f"/{LAKE}: "))]
     return []
-
-
-async def group_names(store: Store, identity: LakeIdentity) -> dict[str, str]:
-    """Component → name of the groups that mounts have recorded; unreadable records are left out."""
-    names = {}
-    async with aclosing(_keys(store, nodes_prefix(identity.lake_id))) as keys:
-        async for key in keys:
-            data = await store.get(key)
-            with suppress(CorruptError, NewerFormatError):
-                if data is not None:
-                    name = decode_node(data, key)[1].group
-                    names[component(name)] = name
-    return names
 
 
 async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[Damage]:
@@ -133,29 +118,29 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
                 yield _damage(key, problem)
 
 
-async def _check_floors(store: Store, prefix: str) -> list[Damage]:
-    """Floor records are never deleted, so there is no gap among them."""
+async def _check_dense(store: Store, prefix: str) -> list[Damage]:
+    """Control records are never deleted, so there is no gap among them."""
     numbers = [n async for key in _keys(store, prefix) if (n := number_of(prefix, key)) is not None]
     missing = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
     return [_damage(numbered(prefix, number), "the object is missing") for number in missing]
 
 
 async def _check_log(store: Store, identity: LakeIdentity) -> list[Damage]:
-    floor = Floor(store, identity)
+    control = Control(store, identity)
     try:
-        await floor.refresh()
-        damages = await _check_commits(store, identity.lake_id, floor)
+        await control.refresh()
+        damages = await _check_commits(store, identity.lake_id, control)
         if damages:
-            await floor.refresh()
+            await control.refresh()
     except CorruptError:
-        return []  # a damaged floor record, found above: the expected range of the log is unknown
-    lowest = numbered(log_prefix(identity.lake_id), floor.floor)
+        return []  # the newest control record is damaged, found above: the expected range of the log is unknown
+    lowest = numbered(log_prefix(identity.lake_id), control.floor)
     return [damage for damage in damages if damage.key >= lowest]
 
 
-async def _check_commits(store: Store, lake_id: str, floor: Floor) -> list[Damage]:
+async def _check_commits(store: Store, lake_id: str, control: Control) -> list[Damage]:
     prefix = log_prefix(lake_id)
-    first = floor.floor
+    first = control.floor
     after = numbered(prefix, first - 1) if first > 0 else prefix
     listed = [n async for key in _keys(store, prefix, after) if (n := number_of(prefix, key)) is not None]
     missing = sorted(set(range(first, max(listed, default=first - 1) + 1)) - set(listed))
@@ -168,8 +153,8 @@ async def _check_commits(store: Store, lake_id: str, floor: Floor) -> list[Damag
         unread = [n for n in listed if n >= chain.expected]
         if unread:  # the first of them was deleted since the LIST; it is no damage if a reclaimer did so
             damages.append(_damage(numbered(prefix, unread[0]), "the object is missing"))
-            await floor.refresh()
-        listed = [n for n in unread[1:] if n >= floor.floor]
+            await control.refresh()
+        listed = [n for n in unread[1:] if n >= control.floor]
     return damages
 
 

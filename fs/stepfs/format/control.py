@@ -1,0 +1,168 @@
+"""A slot of `control/`: what the lake still needs, and what may go, in one record.
+
+The record holds the floor *and* every live consumer group, so one create-if-absent of the next number decides between
+a group that needs earlier steps and a reclaimer that gives them up (lake/control.py). A retired group is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from stepfs.errors import CorruptError, RefusedError
+from stepfs.format.codec import Fields, Kind, decode, encode, readable
+from stepfs.format.commit import URL_BYTES_MAX
+from stepfs.format.ids import FIRST_STEP, FIRST_VERSION, ID_BYTES_MAX, INTEGER_MAX, Step, Version
+
+RECORD_ID_BYTES: Final = 16
+RECORD_BYTES_MAX: Final = 1 << 20
+KEPT_CHECKPOINTS_MAX: Final = 4096  # of one group
+MINIMA_MAX: Final = 256
+NO_END: Final = Step(INTEGER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The parent steps of a fork: those before `step`, then those from `step` on outside [skip_first, skip_end).
+
+    None from `until` on.
+    """
+
+    step: Step
+    skip_first: Step
+    skip_end: Step
+    until: Step = NO_END
+
+
+@dataclass(frozen=True, slots=True)
+class ForkMark:
+    """The mark of a group that a fork holds in its parent: the place of the fork, and its cut."""
+
+    url: str
+    cut: Cut
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """The durable checkpoints that one live consumer group keeps."""
+
+    start: Step  # the need while nothing is kept: the first live step at registration
+    kept: tuple[Step, ...] = ()  # `next` of every kept, durable checkpoint, ascending, distinct
+    recorded: tuple[Step, ...] = ()  # `kept` in the order of recording; empty when that is ascending
+    opened: Step = FIRST_STEP  # one past the greatest step that a reader of the group has opened
+    fork: ForkMark | None = None
+
+    @property
+    def need(self) -> Step:
+        """The first step that this group may still read."""
+        return min(self.kept, default=self.start)
+
+    @property
+    def order(self) -> tuple[Step, ...]:
+        """The kept checkpoints in the order of recording, the newest last."""
+        return self.recorded or self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRecord:
+    """The needs of all groups and the floor, as of one change."""
+
+    record_id: bytes = b""  # random: distinguishes my create from another writer's
+    time_ms: int = 0
+    first_live_step: Step = FIRST_STEP
+    floor: Version = FIRST_VERSION  # lowest log version that may still exist
+    deleted_bytes: int = 0  # payload bytes reclaimed so far
+    groups: Mapping[str, GroupRecord] = field(default_factory=dict)
+    # (number of the record that ended it, need), both rising: see `lake/decisions.py`
+    minima: tuple[tuple[int, Step], ...] = ()
+
+    @property
+    def need(self) -> Step:
+        """The first step that any group may still read; without a group every live step may be needed."""
+        return min((group.need for group in self.groups.values()), default=self.first_live_step)
+
+
+NOTHING_YET: Final = ControlRecord()  # before record 0
+
+
+def encode_control(lake_id: str, record: ControlRecord) -> bytes:
+    """`RefusedError` if the record is larger than `RECORD_BYTES_MAX`, or if readers would not accept it."""
+    body: dict[str, object] = {
+        "lake": lake_id,
+        "id": record.record_id,
+        "time": record.time_ms,
+        "first_live_step": record.first_live_step,
+        "floor": record.floor,
+        "deleted_bytes": record.deleted_bytes,
+        "groups": [_group_body(name, group) for name, group in sorted(record.groups.items())],
+        "minima": [number for pair in record.minima for number in pair],
+    }
+    data = encode(Kind.CONTROL, body)
+    if len(data) > RECORD_BYTES_MAX:
+        raise RefusedError(
+            f"the lake's {len(record.groups)} groups keep too many checkpoints for one record ({len(data)} bytes, at most "
+            f"{RECORD_BYTES_MAX}); keep fewer (`stepfs checkpoint … --keep K`) or retire groups (`--retire`)"
+        )
+    return readable(Kind.CONTROL, data, (lake_id, record), decode_control)
+
+
+def decode_control(data: bytes, what: str) -> tuple[str, ControlRecord]:
+    """→ (lake id, record)."""
+    fields = decode(Kind.CONTROL, data, what)
+    flat = fields.integers("minima", items_max=2 * MINIMA_MAX)
+    minima = tuple((number, Step(need)) for number, need in zip(flat[::2], flat[1::2], strict=False))
+    if len(flat) % 2 or any(a >= c or b >= d for (a, b), (c, d) in pairwise(minima)):
+        raise CorruptError(f"{what}: the minima of the need do not rise")
+    first_live = Step(fields.integer("first_live_step"))
+    groups = {}
+    for item in fields.maps("groups"):
+        name = item.text("name")
+        groups[name] = group = _read_group(item, what)
+        if group.need < first_live:
+            raise CorruptError(f"{what}: group {name!r} needs step {group.need}, below {first_live}")
+    return fields.text("lake"), ControlRecord(
+        record_id=fields.binary("id", size=RECORD_ID_BYTES),
+        time_ms=fields.integer("time"),
+        first_live_step=first_live,
+        floor=Version(fields.integer("floor")),
+        deleted_bytes=fields.total("deleted_bytes"),
+        groups=groups,
+        minima=minima,
+    )
+
+
+def _group_body(name: str, group: GroupRecord) -> dict[str, object]:
+    assert len(name.encode()) <= ID_BYTES_MAX
+    body: dict[str, object] = {"name": name, "start": group.start, "kept": list(group.kept)}
+    if group.recorded:
+        body["recorded"] = list(group.recorded)
+    if group.opened:
+        body["opened"] = group.opened
+    if group.fork is not None:
+        cut = group.fork.cut
+        body |= {"fork": group.fork.url, "cut": [cut.step, cut.skip_first, cut.skip_end, cut.until]}
+    return body
+
+
+def _read_group(fields: Fields, what: str) -> GroupRecord:
+    kept = fields.integers("kept", items_max=KEPT_CHECKPOINTS_MAX)
+    if kept != sorted(set(kept)):
+        raise CorruptError(f"{what}: kept checkpoints are not ascending and distinct")
+    recorded = fields.integers("recorded", items_max=KEPT_CHECKPOINTS_MAX) if "recorded" in fields else []
+    if recorded and (recorded == kept or sorted(recorded) != kept):
+        raise CorruptError(f"{what}: the order of recording names other checkpoints than are kept")
+    fork = None
+    if "fork" in fields:
+        cut = fields.integers("cut", items_max=4)
+        if len(cut) != 4:
+            raise CorruptError(f"{what}: {len(cut)} numbers are no cut of a fork")
+        fork = ForkMark(fields.text("fork", bytes_max=URL_BYTES_MAX), Cut(*map(Step, cut)))
+    return GroupRecord(
+        start=Step(fields.integer("start")),
+        kept=tuple(map(Step, kept)),
+        recorded=tuple(map(Step, recorded)),
+        opened=Step(fields.integer("opened") if "opened" in fields else 0),
+        fork=fork,
+    )

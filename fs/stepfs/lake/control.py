@@ -1,0 +1,216 @@
+"""The control sequence: who needs what, and what may go, one record after another.
+
+`control/<n>` is dense, created if absent, never deleted and never overwritten. Every change of a group and every advance
+of the floor reads the newest record, decides on it alone (`decisions`) and creates the next one; if another writer took
+that slot, it decides again. So a group change that an advance did not see makes the advance lose, and the reverse.
+
+*Late.* A create that arrives a day late succeeds only if its slot is still free, that is, if the record that it was
+decided on is still the newest: then it is valid.
+
+*Unanswered.* A create without an answer may have landed, or land later. Its bytes are kept and come first: the next
+change takes that slot with the same bytes, or finds it taken, before it believes anything.
+
+*The floor.* No reader or writer may rely on log versions and steps below it: a deleted log slot can be created again by
+a sleeper ("slot resurrection", hazard 1, SlateDB RFC 0026). The floor is raised, here, *before* anything below it is
+deleted, and each process that acted on a log slot checks afterwards that the floor had not passed it: one GET.
+
+Rejected: a sequence for the floor and one for each group, trimmed. Both are then written first and judged afterwards, and
+each trimmed slot can be taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock, SystemClock
+from stepfs.command_hint import command
+from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
+from stepfs.format.control import (
+    NOTHING_YET,
+    RECORD_ID_BYTES,
+    ControlRecord,
+    GroupRecord,
+    decode_control,
+    encode_control,
+)
+from stepfs.format.ids import Step, Version
+from stepfs.format.keys import control_prefix, numbered
+from stepfs.format.records import LakeIdentity
+from stepfs.lake.decisions import Advance, Request, decide, successor
+from stepfs.lake.sequence import Mine, Unknown, last_dense_number, last_number, take_slot
+from stepfs.store.api import Store
+
+_ROUNDS_MAX: Final = 64
+_RETRY_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class Control:
+    """The newest control record that one process knows. Safe from many tasks; it only moves forward."""
+
+    store: Store
+    identity: LakeIdentity
+    clock: Clock = field(default_factory=SystemClock)
+    number: int = -1
+    record: ControlRecord = NOTHING_YET
+    hint: int = 0  # a record that exists, if known: where the first look begins
+    _is_open: bool = False
+    _unanswered: tuple[int, ControlRecord, bytes] | None = None
+    _changing: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def floor(self) -> Version:
+        """The lowest log version that may still exist."""
+        return self.record.floor
+
+    @property
+    def first_live_step(self) -> Step:
+        return self.record.first_live_step
+
+    @property
+    def groups(self) -> Mapping[str, GroupRecord]:
+        return self.record.groups
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a change of this process may have landed, or may still land."""
+        return self._unanswered is not None
+
+    async def refresh(self) -> bool:
+        """Move to the newest record: one GET when nothing is new. True if there was a newer one.
+
+        `CorruptError` if the newest record is damaged; older ones are never read.
+        """
+        found: dict[int, bytes] = {}
+
+        async def exists(number: int) -> bool:
+            data = await self.store.get(self.key(number))
+            if data is not None:
+                found[number] = data
+            return data is not None
+
+        if self._is_open:
+            newest = await last_dense_number(self.number, exists)
+        else:
+            newest = await self._find_newest()
+            await exists(newest) if newest >= 0 else None
+        if newest > self.number:
+            self._move(newest, self._decoded(newest, found.get(newest, b"")))
+        moved, self._is_open = newest >= 0 and newest in found, True
+        return moved
+
+    async def _find_newest(self) -> int:
+        """The greatest record of a LIST from `hint` on. A hole is passed: the record after it was decided on it."""
+        prefix = control_prefix(self.identity.lake_id)
+        newest = await last_number(self.store, prefix, after=self.hint - 1)
+        if newest is None and self.hint:
+            newest = await last_number(self.store, prefix)  # the hint is another store's: the log was copied
+        return -1 if newest is None else newest
+
+    async def change(self, request: Request) -> ControlRecord:
+        """Make the lake's newest record say what is requested, and return it.
+
+        Raises what `decide` refuses, and then nothing was written. `StoreUnreachableError` if the store does not
+        answer: the change may have landed, or may land later; the next call settles that first.
+        """
+        async with self._changing:
+            await self._settle()
+            await self.refresh()
+            fenced = not request.fences
+            for attempt in range(_ROUNDS_MAX):
+                await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
+                number, record = self.number, self.record
+                following = decide(number, record, request)
+                if following is None and fenced:
+                    return record
+                if await self._take(number + 1, following or successor(number, record)):
+                    return self.record
+                fenced = True
+                await self.refresh()
+        raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
+
+    async def advance(self, request: Advance) -> bool:
+        """Take the slot after the newest record known with the advance. False: a group needs more, or another writer
+        was faster; then look at the groups again."""
+        async with self._changing:
+            await self._settle()
+            following = decide(self.number, self.record, request)
+            return following is not None and await self._take(self.number + 1, following)
+
+    async def last_readable(self) -> tuple[int, ControlRecord]:
+        """(number of the newest record, the newest record before it that can be read)."""
+        newest = await self._find_newest()
+        for number in range(newest - 1, -1, -1):
+            with suppress(CorruptError):
+                return newest, self._decoded(number, await self.store.get(self.key(number)) or b"")
+        return newest, NOTHING_YET
+
+    def assume(self, number: int, record: ControlRecord) -> None:
+        """Go on as if record `number`, which is damaged, were this one: to repair the sequence."""
+        self.number, self.record, self._is_open = number, record, True
+
+    async def take_next(self, record: ControlRecord) -> bool:
+        """Create the record after the newest. False: another writer has that slot."""
+        async with self._changing:
+            return await self._take(self.number + 1, record)
+
+    async def _take(self, number: int, record: ControlRecord) -> bool:
+        """Create record `number`. False: another writer has it."""
+        record = replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=self.clock.now_ms())
+        body = encode_control(self.identity.lake_id, record)
+        self._unanswered = number, record, body
+        await self._settle()
+        return self.record is record
+
+    async def _settle(self) -> None:
+        """Take, or lose, the slot of a create that has no answer yet."""
+        if self._unanswered is None:
+            return
+        number, record, body = self._unanswered
+        outcome = await take_slot(self.store, self.key(number), body)
+        if isinstance(outcome, Unknown):
+            raise StoreUnreachableError(
+                f"{self.store.url}: the store stopped answering{outcome.why}; the change may be on record or not: see "
+                f"{command('stepfs', 'status', self.store.url)}, and try again"
+            )
+        self._unanswered = None
+        if isinstance(outcome, Mine):
+            self._move(number, record)
+
+    def key(self, number: int) -> str:
+        return numbered(control_prefix(self.identity.lake_id), number)
+
+    def _move(self, number: int, record: ControlRecord) -> None:
+        if number > self.number:  # another task of this process may have read a newer one
+            self.number, self.record = number, record
+
+    def _decoded(self, number: int, body: bytes) -> ControlRecord:
+        key = self.key(number)
+        try:
+            lake_id, record = decode_control(body, key)
+        except CorruptError as error:
+            raise self._damaged(str(error)) from error
+        if lake_id != self.identity.lake_id:
+            raise self._damaged(f"{key}: belongs to lake {lake_id}, not {self.identity.lake_id}")
+        if record.floor < self.floor or record.first_live_step < self.first_live_step:
+            raise self._damaged(f"{key}: the floor goes backwards")
+        return record
+
+    def _damaged(self, why: str) -> CorruptError:
+        repair = command("stepfs", "verify", self.store.url, "--repair")
+        return CorruptError(
+            f"{why}. This is the lake's newest control record: nothing is reclaimed and no group changes until {repair}"
+        )
+
+
+async def list_groups(store: Store, identity: LakeIdentity) -> Mapping[str, GroupRecord]:
+    """The live groups of a lake, by name."""
+    control = Control(store, identity)
+    await control.refresh()
+    return control.groups

@@ -1,0 +1,247 @@
+"""What each change makes of the newest control record: pure, and the only place that decides.
+
+`decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception,
+and then nothing was written. The caller creates record `number + 1`; if another writer has taken it, it decides again
+on that one. So a decision and the facts that it rests on are one compare-and-swap (lake/control.py), and two rules are
+enough to keep what anybody needs: a group never needs a step below the first live one, and the first live step never
+rises above what a group needs.
+
+*Minima.* A reclaimer grants a grace in which a mistake (a wrong number, a group retired too early) can be corrected: it
+goes by the least need of all records that were the newest within that time. The record carries these minima, as a sliding
+window minimum does: (number of the record that ended it, need), both rising, the present need last. Ages come from the
+store's LIST (lake/reclaim/need.py); writers know nothing of grace.
+
+*Fences.* A request of the caller's former life, sent and never answered, may still land in the next slot and undo what
+the caller now relies on. So a request that `fences` takes a slot, or loses it to another writer, even if the newest
+record says so already.
+
+The transitions are those of tests/t1_protocol/model/control.pml, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from stepfs.errors import AbsentError, UsageError, WithdrawnError
+from stepfs.format.control import (
+    KEPT_CHECKPOINTS_MAX,
+    MINIMA_MAX,
+    ControlRecord,
+    ForkMark,
+    GroupRecord,
+)
+from stepfs.format.ids import FIRST_STEP, Step, Version
+from stepfs.lake import retention
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Make the group exist; a new one needs every live step."""
+
+    group: str
+    fork: ForkMark | None = None
+    fences: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Keep the checkpoint at `next_step`; with `keep`, only the last `keep` recorded ones at or below it."""
+
+    group: str
+    next_step: Step
+    keep: int | None = None
+    fences: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Keep the checkpoint at `next_step`, from which training goes on; greater ones count as older than the rest."""
+
+    group: str
+    next_step: Step
+    fences: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Keep the checkpoint at `next_step` no more."""
+
+    group: str
+    next_step: Step
+    fences: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Revise:
+    """Keep `change(kept)` in place of `kept`. `opened` is noted together with a change; alone it is none.
+
+    Unless it `revives`, the request leaves a group alone that is not there.
+    """
+
+    group: str
+    change: Callable[[frozenset[Step]], frozenset[Step]]
+    opened: Step = FIRST_STEP
+    revives: bool = True
+    fences: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoteOpened:
+    """One past the greatest step that a reader of the group has opened. With `known`, only if that is on record."""
+
+    group: str
+    opened: Step
+    known: Step | None = None
+    fences: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The group needs nothing any more: it leaves the record."""
+
+    group: str
+    fences: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Give up the steps below `first_live` and the log versions below `floor`; decided on record `on`."""
+
+    on: int
+    first_live: Step
+    floor: Version
+    freed_bytes: int
+    fences: ClassVar[bool] = False
+
+
+Request = Register | Add | Resume | Drop | Revise | NoteOpened | Retire | Advance
+
+
+def decide(number: int, record: ControlRecord, request: Request) -> ControlRecord | None:
+    """The next record's contents; None: the newest says it already.
+
+    `WithdrawnError`: steps that the request needs are reclaimed. `AbsentError`: no such group, or checkpoint.
+    `UsageError`: too many checkpoints.
+    """
+    if isinstance(request, Advance):
+        return _advance(number, record, request)
+    old = record.groups.get(request.group)
+    if isinstance(request, Drop | NoteOpened | Retire):
+        new = _changed(old, request)
+    else:
+        new = _joined(old or GroupRecord(start=record.first_live_step), old is None, request)
+    if new == old:
+        return None
+    groups = {name: group for name, group in record.groups.items() if name != request.group}
+    if new is not None:
+        _check(record, request.group, old, new)
+        groups[request.group] = new
+    return successor(number, record, groups=groups)
+
+
+def _joined(
+    group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise
+) -> GroupRecord | None:
+    """After a request that makes a group exist."""
+    match request:
+        case Register(fork=fork):
+            return replace(group, fork=fork) if is_new else group
+        case Add(next_step=step, keep=keep):
+            return _with_order(group, retention.add(group.order, step, keep))
+        case Resume(next_step=step):
+            return _with_order(group, retention.resume(group.order, step))
+        case Revise(change=change, opened=opened, revives=revives):
+            if is_new and not revives:
+                return None
+            kept = change(frozenset(group.kept))
+            if kept != frozenset(group.kept):
+                group = _with_order(group, retention.set_to(group.order, kept))
+                group = replace(group, opened=max(group.opened, opened))
+            return group
+
+
+def _changed(group: GroupRecord | None, request: Drop | NoteOpened | Retire) -> GroupRecord | None:
+    """After a request to a group that must exist."""
+    name = request.group
+    if group is None:
+        raise AbsentError(f"there is no group {name!r}: never registered, or retired; see `stepfs status`")
+    match request:
+        case Drop(next_step=step):
+            if step not in group.kept:
+                raise AbsentError(f"group {name!r} keeps no checkpoint with next step {step}")
+            return _with_order(group, retention.set_to(group.order, frozenset(group.kept) - {step}))
+        case NoteOpened(opened=opened, known=known):
+            fresh = opened > group.opened and known in {None, group.opened}
+            return replace(group, opened=opened) if fresh else group
+        case Retire():
+            return None
+
+
+def _with_order(group: GroupRecord, order: retention.Order) -> GroupRecord:
+    """The group with these checkpoints in the order of recording. One that keeps none any more needs what it did."""
+    kept = tuple(sorted(order))
+    start = group.start if kept else group.need
+    return replace(group, kept=kept, recorded=() if order == kept else order, start=start)
+
+
+def _check(record: ControlRecord, name: str, old: GroupRecord | None, new: GroupRecord) -> None:
+    late = frozenset(step for step in (*new.kept, new.need) if step < record.first_live_step)
+    if late:
+        raise WithdrawnError(
+            f"group {name!r}: steps from {min(late)} on are needed, but those below {record.first_live_step} are reclaimed; "
+            "nothing was recorded. Resume from a later checkpoint, or start a new lake",
+            late,
+        )
+    if len(new.kept) > max(KEPT_CHECKPOINTS_MAX, len(old.kept) if old else 0):
+        raise UsageError(
+            f"group {name!r} would keep {len(new.kept)} checkpoints, at most {KEPT_CHECKPOINTS_MAX} can be recorded; drop "
+            "old ones (--keep), or delete them"
+        )
+
+
+def _advance(number: int, record: ControlRecord, request: Advance) -> ControlRecord | None:
+    """None also if the record is another than that of the decision, whose groups and grace were looked at."""
+    if (
+        number != request.on
+        or request.first_live > record.need
+        or request.first_live <= record.first_live_step
+    ):
+        return None
+    return successor(
+        number,
+        record,
+        first_live_step=request.first_live,
+        floor=max(request.floor, record.floor),
+        deleted_bytes=record.deleted_bytes + request.freed_bytes,
+    )
+
+
+def successor(number: int, record: ControlRecord, **changes: Any) -> ControlRecord:
+    """Record `number + 1`: `record`, which is record `number`, with these fields changed."""
+    after = replace(record, **changes)
+    need = after.need
+    rising: list[tuple[int, Step]] = []
+    for ended, least in record.minima or ((number + 1, record.need),):
+        counts = max(least, after.first_live_step)
+        if rising and rising[-1][1] == counts:
+            rising.pop()
+        if counts < need:
+            rising.append((ended, counts))
+    while len(rising) >= MINIMA_MAX:
+        # Without a reclaimer they pile up. The oldest two as one: the lower need counts for as long as the higher one.
+        rising[:2] = [(rising[1][0], rising[0][1])]
+    return replace(after, minima=(*rising, (number + 2, need)))
+
+
+def least_need(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float) -> Step:
+    """The least need of all records that were the newest within `grace_s`: nothing below it may go.
+
+    `ages_s`: of the records that ended one of the minima, by the store's clock; one that is missing is new.
+    """
+    *former, (_, need) = record.minima or ((0, record.need),)
+    for ended, least in former:
+        if ages_s.get(ended, 0.0) < grace_s:
+            return max(least, record.first_live_step)
+    return need

@@ -1,0 +1,86 @@
+"""Where the last run stood, for a reclaimer that is a new process each time (a timer, a CronJob).
+
+One small object, overwritten by each run that did something, and advisory: without it a run reads the log from the newest
+snapshot, and searches all of `data/` for orphans. It holds the log's state, so that the next run reads on from there, and
+knows which producers have started again since.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from stepfs.errors import CorruptError, NewerFormatError, StepfsError
+from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.ids import Step, Version
+from stepfs.format.keys import reclaim_key
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
+from stepfs.lake.control import Control
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.plan import Target
+from stepfs.store.api import Store
+
+_log = logging.getLogger("stepfs.lake.reclaim")
+
+_NEAR: Final = 16  # versions; from a state that is further back, the newest snapshot is the shorter way
+_SEGMENT_BYTES_MAX: Final = 8 << 20  # a run moves through the lake once and does not read a segment again
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After a run: nothing was left below `swept`, and no orphan of an incarnation that `state` knows to be over."""
+
+    control: int  # the newest control record
+    swept: Target
+    searched_ms: int  # when a run last searched all of `data/`
+    state: LogState
+
+
+async def read_progress(store: Store, identity: LakeIdentity) -> Progress | None:
+    """None if there is none that can be read."""
+    key = reclaim_key(identity.lake_id)
+    data = await store.get(key)
+    if data is None:
+        return None
+    try:
+        fields = decode(Kind.RECLAIM, data, key)
+        state = decode_snapshot(fields.binary("state"), key)
+        swept = Target(Step(fields.integer("first_live_step")), Version(fields.integer("floor")))
+        progress = Progress(fields.integer("control"), swept, fields.integer("searched"), state)
+    except (CorruptError, NewerFormatError) as error:
+        _log.warning("where the last run stood is unreadable, this one begins anew: %s", error)
+        return None
+    return progress if (state.lake_id, state.slices) == (identity.lake_id, identity.slices) else None
+
+
+async def write_progress(store: Store, progress: Progress) -> None:
+    """A failure here fails no reclaim: the next run only has more to do."""
+    body = {
+        "control": progress.control,
+        "first_live_step": progress.swept.first_live,
+        "floor": progress.swept.floor,
+        "searched": progress.searched_ms,
+        "state": encode_snapshot(progress.state.trimmed(progress.swept.first_live)),
+    }
+    try:
+        await store.put(reclaim_key(progress.state.lake_id), [encode(Kind.RECLAIM, body)])
+    except StepfsError as error:
+        _log.info("where this run stood is not on record, so the next one begins anew: %s", error)
+
+
+async def open_reader(store: Store, identity: LakeIdentity, progress: Progress | None) -> LogReader:
+    """A reader at the head, which keeps few segments: from `progress` if that is near, else from a snapshot."""
+    reader = None
+    if progress is not None:
+        reader = LogReader(store, identity, Control(store, identity, hint=progress.control), progress.state)
+        try:
+            if not await reader.read_on(_NEAR) or not await reader.confirm():
+                reader = None
+        except CorruptError:
+            reader = None
+    if reader is None:
+        reader = await LogReader.open(store, identity)
+    reader.segments.limit(_SEGMENT_BYTES_MAX)
+    return reader
