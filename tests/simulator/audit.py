@@ -8,10 +8,9 @@ from stepfs.format.codec import Kind, decode
 from stepfs.format.ids import Version
 from stepfs.format.keys import (
     LAKE,
-    consumers_prefix,
+    control_prefix,
     data_prefix,
     entries_prefix,
-    floor_prefix,
     index_prefix,
     log_prefix,
     number_of,
@@ -51,12 +50,8 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
     )
     alone = {segment_of_entries_key(lake_id, key) for key in _names(shared, entries_prefix(lake_id))}
     ledger.require(alone <= segments, f"entries of segments {alone} are kept; segments {segments} are there")
-    floors = [number_of(floor_prefix(lake_id), key) for key in sorted(_names(shared, floor_prefix(lake_id)))]
-    ledger.require(floors == list(range(len(floors))), f"floor records {floors} are not dense")
-    groups = _names(shared, consumers_prefix(lake_id))
-    ledger.require(
-        len(groups) == len({key.rpartition("/")[0] for key in groups}), f"old group records stay: {groups}"
-    )
+    numbers = [number_of(control_prefix(lake_id), key) for key in sorted(_names(shared, control_prefix(lake_id)))]
+    ledger.require(numbers == list(range(len(numbers))), f"control records {numbers} are not dense")
     known = {key for key in shared.objects if key.startswith(f"{lake_id}/")} | {LAKE}
     strays = {key for key in shared.objects if key not in known and not key.startswith("probe/")}
     ledger.require(not strays, f"objects outside the lake: {strays}")

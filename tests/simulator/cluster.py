@@ -32,7 +32,7 @@ from watched_run import NodeActor, WatchedRun, WatchedTrainer
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity, encode_lake
-from stepfs.lake.group_records import list_groups
+from stepfs.lake.control import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import reclaim
@@ -218,9 +218,9 @@ class _Cluster:
         """An operator retires what forks hold: those that came to be are done, those that died half-made never will."""
         for name in {name for forked in self.forks for name in forked.groups}:
             self.ledger.release(name)
-        for record in (await list_groups(store, self.ledger.identity)).values():
-            if record.group.startswith("fork:") and not record.retired:
-                await Group.of(store, self.ledger.identity, record.group, self.world.clock).retire()
+        for name in await list_groups(store, self.ledger.identity):
+            if name.startswith("fork:"):
+                await Group.of(store, self.ledger.identity, name, self.world.clock).retire()
 
 
 def _single(error: BaseException) -> BaseException:

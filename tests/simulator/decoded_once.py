@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from stepfs.format import commit, keys, records, snapshot
+from stepfs.format import commit, control, keys, snapshot
 from stepfs.store import names
 
 _PURE: Final[tuple[Callable[..., Any], ...]] = (
     commit.decode_commit,
-    records.decode_consumer,
-    records.decode_floor,
+    control.decode_control,
     snapshot.decode_segment,
     snapshot.decode_snapshot,
     keys.number_of,

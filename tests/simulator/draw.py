@@ -73,8 +73,8 @@ _RUNS = (("trainer",), ("trainer",), ("trainer", "trainer"), ("watched",), ("tra
 class Storm(Weighted):
     """Faults, but where one would only say that the store is unfit: the probe of a starting producer.
 
-    A lie is told only where the protocol lives with it: the records of groups and of the floor, and TGBs, are taken at
-    the store's word, so LIST of the former is always fresh, and only commits and snapshots hide.
+    A lie is told only where the protocol lives with it: control records and TGBs are taken at the store's word, and only
+    commits and snapshots hide.
     """
 
     def __call__(self, verb: str, key: str, rng: random.Random) -> Fault | None:
@@ -83,8 +83,6 @@ class Storm(Weighted):
             return None
         if key.startswith("probe/"):
             return None if fault.told in {Told.TAKEN, Told.ABSENT} or fault.stale_s else fault
-        if fault.stale_s and "/consumers/" in key:
-            return None
         if fault is STALE_404 and "/log/" not in key and "/snapshot/" not in key:
             return None
         return fault

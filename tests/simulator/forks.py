@@ -10,7 +10,7 @@ from process_store import ProcessStore
 from scenario import ForkPlan
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, WithdrawnError
-from stepfs.format.fork_marker import Cut
+from stepfs.format.control import Cut
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry

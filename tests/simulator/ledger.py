@@ -16,12 +16,12 @@ from crc32c import crc32c
 
 from stepfs.errors import StepfsError
 from stepfs.format.commit import Commit, CommitKind, decode_commit
+from stepfs.format.control import NOTHING_YET, ControlRecord, GroupRecord, decode_control
 from stepfs.format.ids import SliceIndex, Version
 from stepfs.format.keys import (
     LAKE,
-    consumers_prefix,
+    control_prefix,
     data_prefix,
-    floor_prefix,
     log_prefix,
     number_of,
     numbered,
@@ -29,7 +29,7 @@ from stepfs.format.keys import (
     segment_of_key,
     snapshot_prefix,
 )
-from stepfs.format.records import FloorRecord, LakeIdentity, decode_consumer, decode_floor
+from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry, genesis
 from stepfs.lake.log.apply import apply
 from stepfs.testing.faulty_store import Event, ObjectMap
@@ -55,10 +55,10 @@ class Ledger:
     published: dict[str, int] = field(default_factory=dict)  # producer → its records in the log
     farewells: set[tuple[str, int]] = field(default_factory=set)  # (producer, epoch) of every retiring commit
     promises: dict[str, int] = field(default_factory=dict)  # group → first step that was promised to it
-    newest_records: set[bytes] = field(
-        default_factory=set
-    )  # ids of group records that were their group's newest
-    floor: FloorRecord | None = None
+    controls: list[ControlRecord] = field(default_factory=list)  # by number
+    control_times_s: list[float] = field(default_factory=list)  # when each was created
+    said: set[tuple[str, GroupRecord]] = field(default_factory=set)  # what a control record has said of a group
+    graces_s: dict[str, float] = field(default_factory=dict)  # of reclaimers, by name
 
     def __post_init__(self) -> None:
         self.state: LogState = genesis(self.identity.lake_id, self.identity.slices)
@@ -84,12 +84,16 @@ class Ledger:
         return self._given_up
 
     @property
+    def control(self) -> ControlRecord:
+        return self.controls[-1] if self.controls else NOTHING_YET
+
+    @property
     def floor_version(self) -> int:
-        return self.floor.floor if self.floor else 0
+        return self.control.floor
 
     @property
     def first_live_step(self) -> int:
-        return self.floor.first_live_step if self.floor else 0
+        return self.control.first_live_step
 
     def blame(self, what: str) -> None:
         """Record a broken invariant and end the run."""
@@ -117,12 +121,12 @@ class Ledger:
         if event.fault == "landed late":
             self.counts["landed late"] += event.outcome in {"created", "put"}
         if event.outcome == "created":
-            self._created(event.keys[0])
+            self._created(event.keys[0], event)
         elif event.verb == "delete" and event.outcome.endswith("keys"):
             for key in event.keys:
                 self._deleted(key)
 
-    def _created(self, key: str) -> None:
+    def _created(self, key: str, event: Event) -> None:
         lake_id = self.identity.lake_id
         if key.startswith(log_prefix(lake_id)):
             version = number_of(log_prefix(lake_id), key)
@@ -134,12 +138,8 @@ class Ledger:
                 )
             else:
                 self._committed(key)
-        elif key.startswith(floor_prefix(lake_id)):
-            self._floor_raised(key)
-        elif key.startswith(consumers_prefix(lake_id)):
-            group = key[: key.rindex("/") + 1]
-            if not self.shared.select(group, key, 1):
-                self.newest_records.add(decode_consumer(self.shared.objects[key], key)[1].record_id)
+        elif key.startswith(control_prefix(lake_id)):
+            self._controlled(key, event)
 
     def _committed(self, key: str) -> None:
         body = self.shared.objects[key]
@@ -203,33 +203,45 @@ class Ledger:
             f"{key}: position {commit.position!r} is not that of its last record {expected}",
         )
 
-    def _floor_raised(self, key: str) -> None:
-        _, record = decode_floor(self.shared.objects[key], key)
-        former, self.floor = self.floor, record
-        if former is not None:
-            self.require(
-                record.floor >= former.floor and record.first_live_step >= former.first_live_step,
-                f"{key}: the floor went backwards",
-            )
-        self.require(record.closing >= record.first_live_step, f"{key}: closes below its first live step")
-        if record.first_live_step > (former.first_live_step if former else 0):
+    def _controlled(self, key: str, event: Event) -> None:
+        """A control record was created: the next number, on the newest record, and nothing needed is given up."""
+        number, former = number_of(control_prefix(self.identity.lake_id), key), self.control
+        self.require(number == len(self.controls), f"{key} is created after record {len(self.controls) - 1}")
+        _, record = decode_control(self.shared.objects[key], key)
+        self.controls.append(record)
+        self.control_times_s.append(event.time_us / 1e6)
+        self.said |= set(record.groups.items())
+        self.require(
+            record.floor >= former.floor and record.first_live_step >= former.first_live_step,
+            f"{key}: the floor went backwards",
+        )
+        if record.first_live_step > former.first_live_step:
             self.counts["reclaims"] += 1
-            self.require(
-                former is not None and former.closing >= record.first_live_step,
-                f"{key}: gives up steps below {record.first_live_step} that the record before did not announce",
-            )
+            self._gives_up(key, record, event)
         self.require(
             record.floor <= max(self.state.version, 0), f"{key}: floor {record.floor} above the head"
-        )
-        self.require(
-            record.first_live_step <= self.first_needed,
-            f"{key}: gives up steps below {record.first_live_step}, but {self.promises} were promised",
         )
         if self.steps and record.first_live_step < len(self.steps):
             version = self.steps[record.first_live_step].version
             self.require(
                 record.floor <= version, f"{key}: floor {record.floor} passes live version {version}"
             )
+
+    def _gives_up(self, key: str, record: ControlRecord, event: Event) -> None:
+        """Nothing that anybody was promised, nor anything that a group needed within the reclaimer's grace."""
+        first = record.first_live_step
+        self.require(
+            first <= self.first_needed,
+            f"{key}: gives up steps below {first}, but {self.promises} were promised",
+        )
+        grace_s = self.graces_s.get(event.actor.partition(".")[0], 0.0)
+        for number, ended_s in enumerate(self.control_times_s[1:-1]):
+            if ended_s > event.time_us / 1e6 - grace_s:
+                self.counts["held by grace"] += self.controls[number].need < record.need
+                self.require(
+                    first <= self.controls[number].need or not self.controls[number].groups,
+                    f"{key}: gives up steps below {first}, but record {number} needed {self.controls[number].need}",
+                )
 
     def _deleted(self, key: str) -> None:
         lake_id = self.identity.lake_id
@@ -255,10 +267,6 @@ class Ledger:
             self.require(
                 (segment + 1) * self.segment_steps <= self.first_live_step, f"{key} holds live steps"
             )
-        elif key.startswith(consumers_prefix(lake_id)):
-            group = key[: key.rindex("/") + 1]
-            later = self.shared.select(group, key, 1)
-            self.require(bool(later), f"{key}, the newest record of its group, was deleted")
         else:
             self.require(key.startswith("probe/") or "/nodes/" in key, f"{key} was deleted")
             self.require(key != LAKE, "the lake's identity was deleted")
@@ -278,9 +286,9 @@ class Ledger:
         truth = self.steps[entry.step] if entry.step < len(self.steps) else None
         self.require(entry == truth, f"{who} sees {entry} at step {entry.step}, the log has {truth}")
 
-    def check_record(self, who: str, record_id: bytes) -> None:
+    def check_record(self, who: str, group: str, record: GroupRecord) -> None:
         """What a group writer was told is recorded was, for a moment at least, what everybody read."""
-        self.require(record_id in self.newest_records, f"{who} was told of a record that nobody reads")
+        self.require((group, record) in self.said, f"{who} was told of a record that nobody reads")
 
     def head_key(self, version: int) -> str:
         return numbered(log_prefix(self.identity.lake_id), Version(version))

@@ -18,7 +18,7 @@ from scenario import TrainerPlan
 from stepfs.checkpoints.record import record_checkpoint
 from stepfs.errors import AbsentError, StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step
-from stepfs.format.records import ConsumerRecord
+from stepfs.format.control import GroupRecord
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 
@@ -29,9 +29,9 @@ _RETURNS_MAX: Final = 100  # with a checkpoint a step, half of which go back, a 
 class Door(Protocol):
     """How a training run says which checkpoints are durable."""
 
-    async def add(self, step: int, *, keep: int | None = None) -> ConsumerRecord: ...
+    async def add(self, step: int, *, keep: int | None = None) -> GroupRecord: ...
 
-    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> ConsumerRecord: ...
+    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> GroupRecord: ...
 
 
 class WholeSet:
@@ -40,10 +40,10 @@ class WholeSet:
     def __init__(self, world: World, name: str, store: ProcessStore) -> None:
         self._group = Group.of(store, world.ledger.identity, name, world.clock)
 
-    async def add(self, step: int, *, keep: int | None = None) -> ConsumerRecord:
+    async def add(self, step: int, *, keep: int | None = None) -> GroupRecord:
         return await self._group.add(Step(step), keep=keep)
 
-    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> ConsumerRecord:
+    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> GroupRecord:
         del step, newer
         return await self._group.replace(frozenset(map(Step, kept)))
 
@@ -55,11 +55,11 @@ class OneByOne:
         self._identity, self._name, self._store = world.ledger.identity, name, store
         self._rng = world.rng(f"{name}/{store.url}")
 
-    async def add(self, step: int, *, keep: int | None = None) -> ConsumerRecord:
+    async def add(self, step: int, *, keep: int | None = None) -> GroupRecord:
         log = await LogReader.open(self._store, self._identity)
         return await record_checkpoint(log, self._name, step, keep=keep)
 
-    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> ConsumerRecord:
+    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> GroupRecord:
         """Say what is resumed from; what came after it is dropped, or left to be passed."""
         del kept
         log = await LogReader.open(self._store, self._identity)
@@ -125,12 +125,12 @@ class TrainerActor:
         record = await group.add(step, keep=self.plan.keep)
         self._confirmed(step, record)
 
-    def _confirmed(self, step: int, record: ConsumerRecord) -> None:
+    def _confirmed(self, step: int, record: GroupRecord) -> None:
         self.world.ledger.require(
             {step, *self.acknowledged} <= set(record.kept),
             f"{self.name}: {step}, {self.acknowledged} not in {record}",
         )
-        self.world.ledger.check_record(self.name, record.record_id)
+        self.world.ledger.check_record(self.name, self.name, record)
         self.acknowledged.add(step)
         self.order = record.order
         self.maybe = set(map(int, record.kept)) - self.acknowledged

@@ -21,7 +21,7 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step
-from stepfs.format.records import ConsumerRecord
+from stepfs.format.control import GroupRecord
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 
@@ -112,11 +112,9 @@ class NodeActor:
 
     def __init__(self, run: WatchedRun, plan: NodePlan) -> None:
         self.run, self.plan, self.name = run, plan, plan.name
-        self._record: ConsumerRecord | None = None  # the newest that this life has seen
 
     async def main(self, store: ProcessStore) -> bool:
         run, world = self.run, self.run.world
-        self._record = None
         group = Group.of(store, world.ledger.identity, run.plan.name, world.clock)
         watch = Watch(
             group,
@@ -124,12 +122,11 @@ class NodeActor:
             NextStep("N"),
             changed=self._changed,
             look_at=lambda: run.directory.seen(self.plan.lag_s),
-            on_record=self._on_record,
         )
         last = False
         while True:
             try:
-                self._record = (await group.newest())[1] or self._record
+                await group.read()
                 await watch.look_once()
                 if last:
                     return True
@@ -142,11 +139,8 @@ class NodeActor:
             last = run.finished.is_set()
             await trio.sleep(self.plan.lag_s if last else self.plan.poll_s)
 
-    def _on_record(self) -> frozenset[Step] | None:
-        return None if self._record is None or self._record.retired else frozenset(self._record.kept)
-
-    def _changed(self, record: ConsumerRecord) -> None:
-        self._record = record
+    def _changed(self, record: GroupRecord | None) -> None:
         ledger = self.run.world.ledger
         ledger.counts["watched changes"] += 1
-        ledger.check_record(self.name, record.record_id)
+        if record is not None:
+            ledger.check_record(self.name, self.run.plan.name, record)

@@ -95,14 +95,20 @@ class Control:
                 found[number] = data
             return data is not None
 
-        if self._is_open:
-            newest = await last_dense_number(self.number, exists)
-        else:
-            newest = await self._find_newest()
-            await exists(newest) if newest >= 0 else None
-        if newest > self.number:
-            self._move(newest, self._decoded(newest, found.get(newest, b"")))
-        moved, self._is_open = newest >= 0 and newest in found, True
+        known = self.number if self._is_open else await self._find_newest()
+        newest = await last_dense_number(known, exists)
+        moved = newest > self.number
+        while moved:
+            if newest not in found:
+                await exists(newest)
+            try:
+                self._move(newest, self._decoded(newest, found.get(newest, b"")))
+                break
+            except CorruptError:
+                if not await exists(newest + 1):
+                    raise
+                newest += 1  # a damaged record that is not the newest any more
+        self._is_open = True
         return moved
 
     async def _find_newest(self) -> int:

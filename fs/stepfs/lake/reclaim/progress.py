@@ -58,7 +58,7 @@ async def read_progress(store: Store, identity: LakeIdentity) -> Progress | None
 async def write_progress(store: Store, progress: Progress) -> None:
     """A failure here fails no reclaim: the next run only has more to do."""
     body = {
-        "control": progress.control,
+        "control": max(progress.control, 0),
         "first_live_step": progress.swept.first_live,
         "floor": progress.swept.floor,
         "searched": progress.searched_ms,

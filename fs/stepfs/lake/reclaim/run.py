@@ -86,6 +86,7 @@ class Reclaimer:
         self._grace_s = grace_s
         self._reader: LogReader | None = None
         self._progress: Progress | None = None
+        self._is_near = True  # a new reader may begin at the record of progress
         self._released: Step | None = None
 
     async def run(self, *, dry_run: bool = False, orphans: bool = False) -> Report:
@@ -104,8 +105,9 @@ class Reclaimer:
             except (CorruptError, ReclaimedError):
                 # Our view may be stale: another reclaimer deletes what we read, and all snapshots may be newer than
                 # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
+                # Nor does a state from a record of progress have the segments that a killed producer did not write.
                 found = _position(self._reader)
-                self._reader = None
+                self._reader, self._is_near = None, False
                 if failed == found or attempt == _ROUNDS_MAX - 1:
                     raise
                 failed = found
@@ -152,7 +154,8 @@ class Reclaimer:
         """The log at its head, confirmed: by the reader of the last run, or by a new one."""
         if self._reader is None:
             self._progress = self._progress or await read_progress(self._store, self.identity)
-            self._reader = await open_reader(self._store, self.identity, self._progress)
+            near = self._progress if self._is_near else None
+            self._reader = await open_reader(self._store, self.identity, near)
             self._reader.control.clock = self._clock
         else:
             await _follow(self._reader)
@@ -180,7 +183,7 @@ class Reclaimer:
     async def _note(self, now: Progress) -> None:
         """Record where this run stood, unless the record of an earlier one serves as well."""
         before, self._progress = self._progress, now
-        if before is None or _differs(before, now):
+        if now.state.version >= 0 and (before is None or _differs(before, now)):
             await write_progress(self._store, now)
 
 
