@@ -6,15 +6,21 @@ under the planted faults are let go; anything else is blamed on the code.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
+
 import trio
 from cluster_world import World
 from following import Following, read_step
 from ledger import payload
 from process_store import ProcessStore
-from scenario import ProducerPlan
+from scenario import FollowerPlan, ProducerPlan
 
 from stepfs.errors import FencedError, SealedError, StoreUnreachableError
+from stepfs.follow.consumer_group import GroupFollower
 from stepfs.format.ids import Step
+from stepfs.lake.control import Control
+from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 
@@ -38,6 +44,7 @@ class ProducerActor:
                 clock=self.world.clock,
                 max_delay=plan.max_delay_s,
                 give_up_after=_PATIENCE_S,
+                max_lead=plan.max_lead,
             ) as producer:
                 done = int(producer.position or 0)  # type: ignore[call-overload]
                 ledger.require(
@@ -94,3 +101,34 @@ class WatcherActor:
         except StoreUnreachableError:
             return False
         return True
+
+
+class FollowerActor:
+    """A mount with a group: it shows what some control record said of the group, and never goes back to an older one."""
+
+    def __init__(self, world: World, plan: FollowerPlan) -> None:
+        self.world, self.plan, self.name = world, plan, plan.name
+
+    async def main(self, store: ProcessStore) -> bool:
+        ledger, group = self.world.ledger, self.plan.group
+        control = Control(store, ledger.identity, self.world.clock)
+        tree = _Shown(Step(0))
+        follower = GroupFollower(Group.on(control, group), tree, lambda: None, checkpoints=None)  # type: ignore[arg-type]
+        seen = -1
+        while not self.world.over.is_set():
+            with suppress(StoreUnreachableError):
+                await follower.look()
+                ledger.require(control.number >= seen, f"{self.name} goes back to an older control record")
+                seen, record = control.number, control.groups.get(group)
+                if record is not None:
+                    ledger.check_record(self.name, group, record)
+                    ledger.require(tree.need == record.need, f"{self.name} shows {tree} for {record}")
+            with trio.move_on_after(1.0):
+                await self.world.over.wait()
+        ledger.counts["followed"] += 1
+        return True
+
+
+@dataclass
+class _Shown:
+    need: Step

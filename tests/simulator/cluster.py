@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import trio
-from actors import ProducerActor, WatcherActor
+from actors import FollowerActor, ProducerActor, WatcherActor
 from audit import audit
 from cluster_world import World, inline_threads, simulated_wall_clocks
 from decoded_once import decoded_once
@@ -85,6 +85,7 @@ class _Cluster:
         identity = LakeIdentity(f"{plan.seed:032x}", plan.slices, ".pt", 0)
         self.shared.put(LAKE, encode_lake(identity))
         self.ledger = Ledger(self.shared, identity, plan.segment_steps)
+        self.ledger.graces_s = {one.name: one.grace_s for one in plan.reclaimers}
         self.totals = {producer.name: producer.total for producer in plan.producers}
         self.world = World(self.ledger, plan.seed, sum(self.totals.values()))
         self.world.lying = plan.lying
@@ -120,6 +121,8 @@ class _Cluster:
                 background.start_soon(
                     self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0
                 )
+            for follower in self.plan.followers:
+                background.start_soon(self._process, FollowerActor(self.world, follower), follower.lives, 0.0)
             async with trio.open_nursery() as nursery:
                 for actor, lives, begins_s in self._cast():
                     nursery.start_soon(self._process, actor, lives, begins_s)
@@ -170,6 +173,7 @@ class _Cluster:
             seed=self.plan.seed,
             plan=self.faults,
             page=self.plan.page,
+            times=self.plan.far.get(actor.name, 1.0),
         )
         with trio.CancelScope() as scope:
             store.kill_at, store.kill = life.kill_at, scope.cancel

@@ -2,7 +2,7 @@
 
 A reader must never believe rotten bytes: every answer is still compared with the ledger, which took its knowledge from
 the commits as they were made. What may happen is `CorruptError`, while the rot lasts. A rotten snapshot beside a
-sound one may not even cause that.
+sound one may not even cause that, nor may a control record that is not the newest.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from ledger import Ledger
 from stepfs.errors import CorruptError, StepfsError
 from stepfs.format.codec import Kind, decode
 from stepfs.format.ids import Version
-from stepfs.format.keys import index_prefix, log_prefix, number_of, snapshot_prefix
+from stepfs.format.keys import LAKE, control_prefix, index_prefix, log_prefix, number_of, snapshot_prefix
 
 _HEARD_LATER_S: Final = 360.0  # what was read before the repair may be reported so much after it: the longest freeze, and a time-out
-_PREFIXES: Final = {"log": log_prefix, "index": index_prefix, "snapshot": snapshot_prefix}
+_PREFIXES: Final = {
+    "control": control_prefix,
+    "log": log_prefix,
+    "index": index_prefix,
+    "snapshot": snapshot_prefix,
+    "lake": lambda _: LAKE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Rot:
-    """One flipped bit in some object of a kind ('log', 'index', 'snapshot'), restored `lasts_s` later."""
+    """One flipped bit in some object of a kind ('control', 'log', 'index', 'snapshot', 'lake'), restored `lasts_s` later."""
 
     kind: str
     at_s: float
@@ -54,7 +60,7 @@ class Damage:
         shared.put(key, rotten)
         self._rotten.add(key)
         self._ledger.counts[f"rotten {rot.kind}"] += 1
-        if rot.kind != "snapshot":
+        if rot.kind != "snapshot" and not (rot.kind == "control" and key != keys[-1]):
             self._excused_until_s = trio.current_time() + rot.lasts_s + _HEARD_LATER_S
         await trio.sleep(rot.lasts_s)
         self._rotten.discard(key)

@@ -7,10 +7,12 @@ kind of trouble is drawn by itself, so that they meet each other.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from damage import Rot
 from flavours import Flavour, lean
 from scenario import (
+    FollowerPlan,
     ForkPlan,
     Life,
     NodePlan,
@@ -112,7 +114,24 @@ def scenario(seed: int, *, flavour: Flavour | None = None) -> Scenario:
         watchers=tuple(WatcherPlan(f"w{n}", 0.0, ()) for n in range(rng.choice((0, 1, 1)))),
         seal=rng.random() < 0.25,
     )
-    return lean(plan, flavour, rng)
+    return lean(_with_more(plan, rng), flavour, rng)
+
+
+def _with_more(plan: Scenario, rng: random.Random) -> Scenario:
+    """What depends on who takes part: followers of groups, bounds on the lead, machines far from the store."""
+    runs = [*plan.trainers, *plan.watched]
+    followers = tuple(
+        FollowerPlan(f"m{n}", rng.choice(runs).name, _lives(rng, most=2, reach=60, freeze=0.5))
+        for n in range(rng.choice((0, 0, 1, 2)))
+    )
+    cast = [*plan.producers, *runs, *plan.reclaimers, *followers]
+    far = {one.name: rng.choice((5.0, 25.0)) for one in cast if rng.random() < 0.5}
+    plan = replace(plan, followers=followers, far=far if rng.random() < 0.15 else {})
+    if plan.forks or rng.random() > 0.1:
+        return plan
+    # A trainer keeps the steps of `keep` checkpoints and reads on to the next; nobody may wait for the other for ever.
+    lead = max(run.every * (run.keep + 2) for run in runs) + 2 * len(plan.producers)
+    return replace(plan, producers=tuple(replace(one, max_lead=lead) for one in plan.producers))
 
 
 def _faults(rng: random.Random, *, lying: bool) -> dict[Fault, float]:
@@ -124,7 +143,9 @@ def _faults(rng: random.Random, *, lying: bool) -> dict[Fault, float]:
 
 def _rot(rng: random.Random) -> Rot:
     return Rot(
-        rng.choice(("log", "snapshot", "snapshot", "index")), rng.uniform(0, 20), rng.choice((1.0, 30.0))
+        rng.choice(("log", "snapshot", "snapshot", "index", "control", "control", "lake")),
+        rng.uniform(0, 20),
+        rng.choice((1.0, 30.0)),
     )
 
 
@@ -189,6 +210,7 @@ def _trainer(rng: random.Random, name: str) -> TrainerPlan:
         step_s=rng.choice((0.0, 0.05, 0.5)),
         one_by_one=rng.random() < 0.5,
         lives=_lives(rng, most=2, reach=120, freeze=0.3),
+        retires=rng.choice((0.0, 0.0, 0.0, 0.2)),
     )
 
 
@@ -220,6 +242,8 @@ def _fork(rng: random.Random) -> ForkPlan:
         step_s=rng.choice((0.0, 0.05, 0.5)),
         begins_s=rng.choice((0.5, 3.0, 20.0)),
         lives=_lives(rng, most=2, reach=80, freeze=0.3),
+        again=rng.random() < 0.3,
+        until_damage=rng.random() < 0.5,
     )
 
 
@@ -228,4 +252,6 @@ def _reclaimer(rng: random.Random, name: str) -> ReclaimerPlan:
         name=name,
         every_s=rng.choice((0.5, 2.0, 10.0)),
         lives=_lives(rng, most=4, reach=120, freeze=0.3),
+        grace_s=rng.choice((0.0, 0.0, 1.0, 10.0)),
+        timer=rng.random() < 0.5,
     )

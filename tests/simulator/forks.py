@@ -41,7 +41,7 @@ class ForkActor:
         child = store.beside(self.child)
         try:
             if self.identity is None:
-                parent = await LogReader.open(store, ledger.identity)
+                parent = await LogReader.open(store, ledger.identity, until_damage=self.plan.until_damage)
                 if not await self._fork(parent, child):
                     return False
             origins = OriginStores(child, lambda _: store)
@@ -83,6 +83,8 @@ class ForkActor:
         reader = await LogReader.open(child, self.identity)
         (origin,) = reader.state.origins
         name = group_name(self.identity.lake_id)
+        if self.plan.again:
+            await self._fork_again(reader, child, parent)
         while self.next_step < origin.end:
             step = Step(self.next_step)
             await self._read(parent, await reader.entry(step), origin.parent_step(step))
@@ -97,12 +99,32 @@ class ForkActor:
                     self.world.ledger.promises[name] = origin.parent_step(needed)
                 await reclaim(child, self.identity, origins=origins, clock=self.world.clock)
 
+    async def _fork_again(self, reader: LogReader, child: ProcessStore, parent: ProcessStore) -> None:
+        """A fork of the fork reads the same steps, from the same lake."""
+        live = range(reader.first_live_step, reader.state.next_step)
+        if not live:
+            return
+        grandchild = child.beside(ObjectMap())
+        end = Step(live.stop)
+        identity = await fork(reader, grandchild, Cut(end, end, end), self.world.clock)
+        log = await LogReader.open(grandchild, identity)
+        nearest, origin = log.state.origins
+        step = Step(self.rng.choice(live))
+        entry = await log.entry(step)
+        self.world.ledger.require(
+            nearest.lake_id == reader.identity.lake_id and entry.tgb.origin == 2,
+            f"{self.name}: a fork of the fork has {entry}",
+        )
+        await self._read(parent, entry, origin.parent_step(step))
+        await Group.of(child, reader.identity, group_name(identity.lake_id), self.world.clock).retire()
+        self.world.ledger.counts["forks of forks"] += 1
+
     async def _read(self, parent: ProcessStore, entry: StepEntry, number: int) -> None:
         """A step of the child is the parent's, and its bytes are still there."""
         ledger = self.world.ledger
         truth = ledger.steps[number]
         ledger.require(
-            (entry.producer_id, entry.tgb.key, entry.tgb.origin) == (truth.producer_id, truth.tgb.key, 1),
+            (entry.producer_id, entry.tgb.key) == (truth.producer_id, truth.tgb.key) and entry.tgb.origin > 0,
             f"{self.name} has {entry} where its parent had {truth}",
         )
         ref = entry.tgb.slice(SliceIndex(0))

@@ -57,7 +57,9 @@ class Ledger:
     promises: dict[str, int] = field(default_factory=dict)  # group → first step that was promised to it
     controls: list[ControlRecord] = field(default_factory=list)  # by number
     control_times_s: list[float] = field(default_factory=list)  # when each was created
-    said: set[tuple[str, GroupRecord]] = field(default_factory=set)  # what a control record has said of a group
+    said: set[tuple[str, GroupRecord]] = field(
+        default_factory=set
+    )  # what a control record has said of a group
     graces_s: dict[str, float] = field(default_factory=dict)  # of reclaimers, by name
 
     def __post_init__(self) -> None:

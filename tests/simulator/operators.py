@@ -10,14 +10,14 @@ from scenario import ReclaimerPlan
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import reclaim
+from stepfs.lake.reclaim.run import Reclaimer
 from stepfs_producer import AsyncProducer
 
 _IDLE_RECLAIM_S_MAX = 60.0
 
 
 class ReclaimerActor:
-    """`stepfs reclaim --every`."""
+    """`stepfs reclaim --every`, or as a timer runs it."""
 
     def __init__(self, world: World, plan: ReclaimerPlan) -> None:
         self.world, self.plan, self.name = world, plan, plan.name
@@ -25,9 +25,14 @@ class ReclaimerActor:
     async def main(self, store: ProcessStore) -> bool:
         ledger = self.world.ledger
         every_s = self.plan.every_s
+        reclaimer: Reclaimer | None = None
         while not self.world.over.is_set():
             try:
-                report = await reclaim(store, ledger.identity, clock=self.world.clock)
+                if reclaimer is None or self.plan.timer:
+                    reclaimer = Reclaimer(
+                        store, ledger.identity, clock=self.world.clock, grace_s=self.plan.grace_s
+                    )
+                report = await reclaimer.run()
                 every_s = (
                     self.plan.every_s if report.deleted_objects else min(2 * every_s, _IDLE_RECLAIM_S_MAX)
                 )
@@ -35,8 +40,7 @@ class ReclaimerActor:
                 ledger.counts["reclaims cut short"] += 1
             except RefusedError as error:
                 ledger.counts["reclaims refused"] += 1
-                known = "--retire" in str(error) or "other reclaimers" in str(error)
-                ledger.require(known or self.world.lying, f"{self.name}: {error}")
+                ledger.require("other reclaimers" in str(error) or self.world.lying, f"{self.name}: {error}")
             with trio.move_on_after(every_s):
                 await self.world.over.wait()
         return True

@@ -19,7 +19,7 @@ from virtual_loop import pause
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.testing.faults import Plan, Told, no_faults
-from stepfs.testing.faulty_store import Event, FaultyStore, ObjectMap
+from stepfs.testing.faulty_store import Event, FaultyStore, ObjectMap, usual_latency
 
 _LOCKED_OUT_S: Final = 0.01  # until the server has said no
 
@@ -35,8 +35,12 @@ class ProcessStore(FaultyStore):
         seed: int = 0,
         plan: Plan = no_faults,
         page: int | None = None,
+        times: float = 1.0,
     ) -> None:
+        """`times`: the usual latency takes so many times as long."""
         super().__init__(shared, actor=actor, seed=seed, plan=plan, page=page)
+        if times != 1.0:
+            self._latency = lambda verb, size, rng: times * usual_latency(verb, size, rng)
         self.dead = False
         self.freeze_at: int | None = None
         self.freeze_s = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from damage import Rot
 
@@ -36,6 +36,7 @@ class ProducerPlan:
     retire: bool
     begins_s: float
     lives: tuple[Life, ...]
+    max_lead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class TrainerPlan:
     step_s: float
     one_by_one: bool  # as the hook and the command line do; else the whole set, as a mount does
     lives: tuple[Life, ...]
+    retires: float = 0.0  # chance after each checkpoint that the run is ended and begun again under its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,15 @@ class ForkPlan:
     step_s: float
     begins_s: float
     lives: tuple[Life, ...]
+    again: bool = False  # the child is forked as well
+    until_damage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerPlan:
+    name: str
+    group: str
+    lives: tuple[Life, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ class ReclaimerPlan:
     name: str
     every_s: float
     lives: tuple[Life, ...]
+    grace_s: float = 0.0
+    timer: bool = False  # a new process each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +124,5 @@ class Scenario:
     forks: tuple[ForkPlan, ...]
     watchers: tuple[WatcherPlan, ...]
     seal: bool
+    followers: tuple[FollowerPlan, ...] = ()
+    far: Mapping[str, float] = field(default_factory=dict)  # process → how many times the usual latency

@@ -17,8 +17,8 @@ from scenario import TrainerPlan
 
 from stepfs.checkpoints.record import record_checkpoint
 from stepfs.errors import AbsentError, StoreUnreachableError, WithdrawnError
-from stepfs.format.ids import Step
 from stepfs.format.control import GroupRecord
+from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 
@@ -109,9 +109,26 @@ class TrainerActor:
                 if step % self.plan.every == 0 or step == world.total_steps:
                     await self._checkpoint(group, step)
                     step = await self._go_back(group, step)
+                    if self.rng.random() < self.plan.retires:
+                        step = max(step, await self._begin_again(store))
         except StoreUnreachableError:
             return False
         return True
+
+    async def _begin_again(self, store: ProcessStore) -> int:
+        """The run is ended, and another one begins under its name: it needs what is live, and has no checkpoints."""
+        ledger = self.world.ledger
+        group = Group.of(store, ledger.identity, self.name, self.world.clock)
+        ledger.release(self.name)
+        self.acknowledged, self.maybe, self.order, self.start = set(), set(), (), None
+        with suppress(AbsentError):  # an earlier life has retired it, and its record lands only now
+            await group.retire()
+        record = await group.register()
+        ledger.check_record(self.name, self.name, record)
+        self.start = record.need
+        ledger.promise(self.name, self.start)
+        ledger.counts["retired and begun again"] += 1
+        return self.start
 
     async def _checkpoint(self, group: Door, step: int) -> None:
         """Register; what `keep` drops loses its protection when the call begins, what is added has it at the end."""

@@ -20,8 +20,8 @@ from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StoreUnreachableError, WithdrawnError
-from stepfs.format.ids import Step
 from stepfs.format.control import GroupRecord
+from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 

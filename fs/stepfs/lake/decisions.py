@@ -42,7 +42,7 @@ class Register:
 
     group: str
     fork: ForkMark | None = None
-    fences: ClassVar[bool] = False
+    fences: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
