@@ -8,6 +8,7 @@ sound one may not even cause that, nor may a control record that is not the newe
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,7 @@ from stepfs.format.ids import Version
 from stepfs.format.keys import LAKE, control_prefix, index_prefix, log_prefix, number_of, snapshot_prefix
 
 _HEARD_LATER_S: Final = 360.0  # what was read before the repair may be reported so much after it: the longest freeze, and a time-out
-_PREFIXES: Final = {
+_PREFIXES: Final[dict[str, Callable[[str], str]]] = {
     "control": control_prefix,
     "log": log_prefix,
     "index": index_prefix,

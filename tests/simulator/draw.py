@@ -119,13 +119,13 @@ def scenario(seed: int, *, flavour: Flavour | None = None) -> Scenario:
 
 def _with_more(plan: Scenario, rng: random.Random) -> Scenario:
     """What depends on who takes part: followers of groups, bounds on the lead, machines far from the store."""
-    runs = [*plan.trainers, *plan.watched]
+    runs: list[TrainerPlan | WatchedPlan] = [*plan.trainers, *plan.watched]
     followers = tuple(
         FollowerPlan(f"m{n}", rng.choice(runs).name, _lives(rng, most=2, reach=60, freeze=0.5))
         for n in range(rng.choice((0, 0, 1, 2)))
     )
-    cast = [*plan.producers, *runs, *plan.reclaimers, *followers]
-    far = {one.name: rng.choice((5.0, 25.0)) for one in cast if rng.random() < 0.5}
+    names = [one.name for cast in (plan.producers, runs, plan.reclaimers, followers) for one in cast]
+    far = {name: rng.choice((5.0, 25.0)) for name in names if rng.random() < 0.5}
     plan = replace(plan, followers=followers, far=far if rng.random() < 0.15 else {})
     if plan.forks or rng.random() > 0.1:
         return plan

@@ -135,8 +135,9 @@ class Control:
                 following = decide(number, record, request)
                 if following is None and fenced:
                     return record
-                if await self._take(number + 1, following or successor(number, record)):
-                    return self.record
+                written = await self._take(number + 1, following or successor(number, record))
+                if written is not None:
+                    return written
                 fenced = True
                 await self.refresh()
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
@@ -147,7 +148,7 @@ class Control:
         async with self._changing:
             await self._settle()
             following = decide(self.number, self.record, request)
-            return following is not None and await self._take(self.number + 1, following)
+            return following is not None and await self._take(self.number + 1, following) is not None
 
     async def last_readable(self) -> tuple[int, ControlRecord]:
         """(number of the newest record, the newest record before it that can be read)."""
@@ -164,20 +165,19 @@ class Control:
     async def take_next(self, record: ControlRecord) -> bool:
         """Create the record after the newest. False: another writer has that slot."""
         async with self._changing:
-            return await self._take(self.number + 1, record)
+            return await self._take(self.number + 1, record) is not None
 
-    async def _take(self, number: int, record: ControlRecord) -> bool:
-        """Create record `number`. False: another writer has it."""
+    async def _take(self, number: int, record: ControlRecord) -> ControlRecord | None:
+        """Create record `number`. None: another writer has it."""
         record = replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=self.clock.now_ms())
         body = encode_control(self.identity.lake_id, record)
         self._unanswered = number, record, body
-        await self._settle()
-        return self.record is record
+        return record if await self._settle() else None
 
-    async def _settle(self) -> None:
-        """Take, or lose, the slot of a create that has no answer yet."""
+    async def _settle(self) -> bool:
+        """Take the slot of a create that has no answer yet. False: there is none, or another writer has the slot."""
         if self._unanswered is None:
-            return
+            return False
         number, record, body = self._unanswered
         outcome = await take_slot(self.store, self.key(number), body)
         if isinstance(outcome, Unknown):
@@ -188,6 +188,7 @@ class Control:
         self._unanswered = None
         if isinstance(outcome, Mine):
             self._move(number, record)
+        return isinstance(outcome, Mine)
 
     def key(self, number: int) -> str:
         return numbered(control_prefix(self.identity.lake_id), number)

@@ -98,6 +98,14 @@ class NoteOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmark:
+    """The fork that holds the group is a lake now."""
+
+    group: str
+    fences: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """The group needs nothing any more: it leaves the record."""
 
@@ -116,7 +124,8 @@ class Advance:
     fences: ClassVar[bool] = False
 
 
-Request = Register | Add | Resume | Drop | Revise | NoteOpened | Retire | Advance
+Changes = Drop | NoteOpened | Unmark | Retire  # of a group that must exist
+Request = Register | Add | Resume | Revise | Changes | Advance
 
 
 def decide(number: int, record: ControlRecord, request: Request) -> ControlRecord | None:
@@ -128,7 +137,7 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
     if isinstance(request, Advance):
         return _advance(number, record, request)
     old = record.groups.get(request.group)
-    if isinstance(request, Drop | NoteOpened | Retire):
+    if isinstance(request, Changes):
         new = _changed(old, request)
     else:
         new = _joined(old or GroupRecord(start=record.first_live_step), old is None, request)
@@ -162,7 +171,7 @@ def _joined(
             return group
 
 
-def _changed(group: GroupRecord | None, request: Drop | NoteOpened | Retire) -> GroupRecord | None:
+def _changed(group: GroupRecord | None, request: Changes) -> GroupRecord | None:
     """After a request to a group that must exist."""
     name = request.group
     if group is None:
@@ -175,6 +184,8 @@ def _changed(group: GroupRecord | None, request: Drop | NoteOpened | Retire) -> 
         case NoteOpened(opened=opened, known=known):
             fresh = opened > group.opened and known in {None, group.opened}
             return replace(group, opened=opened) if fresh else group
+        case Unmark():
+            return replace(group, fork=None)
         case Retire():
             return None
 

@@ -150,6 +150,8 @@ async def _clear(parent: LogReader, store: Store, identity: LakeIdentity) -> Non
     """
     try:
         await undo_others(store, identity.lake_id, parent.control)
+        with suppress(AbsentError):  # another lake's, or let go already
+            await Group.on(parent.control, group_name(identity.lake_id)).unmark()
     except StepfsError as error:
         _log.warning("%s: leftovers of a killed fork could not be removed: %s", store.url, error)
 

@@ -15,7 +15,7 @@ from stepfs.format.control import ForkMark, GroupRecord
 from stepfs.format.ids import FIRST_STEP, Step
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.lake.control import Control
-from stepfs.lake.decisions import Add, Drop, NoteOpened, Register, Request, Resume, Retire, Revise
+from stepfs.lake.decisions import Add, Drop, NoteOpened, Register, Request, Resume, Retire, Revise, Unmark
 from stepfs.store.api import Store
 
 
@@ -101,6 +101,10 @@ class Group:
         `AbsentError` if there is no group.
         """
         return await self._changed(NoteOpened(self.name, opened, known))
+
+    async def unmark(self) -> GroupRecord:
+        """The fork that holds this group is a lake now. `AbsentError` if there is no such group."""
+        return await self._changed(Unmark(self.name))
 
     async def retire(self) -> GroupRecord:
         """End the run: the group no longer keeps any step. Returns it as it was known; `AbsentError` if there is none."""
