@@ -127,8 +127,8 @@ def _with_more(plan: Scenario, rng: random.Random) -> Scenario:
     names = [one.name for cast in (plan.producers, runs, plan.reclaimers, followers) for one in cast]
     far = {name: rng.choice((5.0, 25.0)) for name in names if rng.random() < 0.5}
     plan = replace(plan, followers=followers, far=far if rng.random() < 0.15 else {})
-    if plan.forks or rng.random() > 0.1:
-        return plan
+    if plan.forks or any(run.retires for run in plan.trainers) or rng.random() > 0.15:
+        return plan  # what a dead fork or a run that begins again holds, no checkpoint gives up
     # A trainer keeps the steps of `keep` checkpoints and reads on to the next; nobody may wait for the other for ever.
     lead = max(run.every * (run.keep + 2) for run in runs) + 2 * len(plan.producers)
     return replace(plan, producers=tuple(replace(one, max_lead=lead) for one in plan.producers))
