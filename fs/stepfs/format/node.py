@@ -14,7 +14,7 @@ from stepfs.format.ids import Step
 
 _TEXT_BYTES_MAX: Final = 4096
 PERMILLE: Final = 1000
-USUAL_INTERVAL_MS: Final = 10_000  # of writers that do not record it
+USUAL_INTERVAL_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def decode_node(data: bytes, what: str) -> tuple[str, NodeRecord]:
         read_to=Step(fields.integer("read_to")),
         waited_permille=fields.integer("waited", high=PERMILLE),
         time_ms=fields.integer("time"),
-        interval_ms=fields.integer("interval") if "interval" in fields else USUAL_INTERVAL_MS,
+        interval_ms=fields.integer("interval"),
     )
 
 

@@ -45,18 +45,23 @@ async def read_progress(store: Store, identity: LakeIdentity) -> Progress | None
     if data is None:
         return None
     try:
-        fields = decode(Kind.RECLAIM, data, key)
-        state = decode_snapshot(fields.binary("state"), key)
-        swept = Target(Step(fields.integer("first_live_step")), Version(fields.integer("floor")))
-        progress = Progress(fields.integer("control"), swept, fields.integer("searched"), state)
+        progress = decode_progress(data, key)
     except (CorruptError, NewerFormatError) as error:
         _log.warning("where the last run stood is unreadable, this one begins anew: %s", error)
         return None
+    state = progress.state
     return progress if (state.lake_id, state.slices) == (identity.lake_id, identity.slices) else None
 
 
 async def write_progress(store: Store, progress: Progress) -> None:
     """A failure here fails no reclaim: the next run only has more to do."""
+    try:
+        await store.put(reclaim_key(progress.state.lake_id), [encode_progress(progress)])
+    except StepfsError as error:
+        _log.info("where this run stood is not on record, so the next one begins anew: %s", error)
+
+
+def encode_progress(progress: Progress) -> bytes:
     body = {
         "control": max(progress.control, 0),
         "first_live_step": progress.swept.first_live,
@@ -64,10 +69,14 @@ async def write_progress(store: Store, progress: Progress) -> None:
         "searched": progress.searched_ms,
         "state": encode_snapshot(progress.state.trimmed(progress.swept.first_live)),
     }
-    try:
-        await store.put(reclaim_key(progress.state.lake_id), [encode(Kind.RECLAIM, body)])
-    except StepfsError as error:
-        _log.info("where this run stood is not on record, so the next one begins anew: %s", error)
+    return encode(Kind.RECLAIM, body)
+
+
+def decode_progress(data: bytes, what: str) -> Progress:
+    fields = decode(Kind.RECLAIM, data, what)
+    swept = Target(Step(fields.integer("first_live_step")), Version(fields.integer("floor")))
+    state = decode_snapshot(fields.binary("state"), what)
+    return Progress(fields.integer("control"), swept, fields.integer("searched"), state)
 
 
 async def open_reader(store: Store, identity: LakeIdentity, progress: Progress | None) -> LogReader:
