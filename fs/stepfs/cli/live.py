@@ -1,6 +1,6 @@
 """`stepfs status DIR`: one mount on one screen; with --watch rates since the last look.
 
-A pure function of two status documents, so it is tested without a mount. If an older daemon's document lacks a field,
+A pure function of two status documents, so it is tested without a mount. If a document lacks a field,
 the screen shows a dash in its place.
 """
 

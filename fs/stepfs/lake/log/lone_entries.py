@@ -51,7 +51,7 @@ class LoneEntries:
         self._entries: OrderedDict[Step, StepEntry] = OrderedDict()
         self._recent: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._asked: Counter[SegmentIndex] = Counter()
-        self._unusable: set[SegmentIndex] = set()  # the object is missing (an older writer) or damaged
+        self._unusable: set[SegmentIndex] = set()  # the object is missing or damaged
         self._history = 0  # counts calls of `clear`
 
     def get(self, step: Step) -> StepEntry | None:
