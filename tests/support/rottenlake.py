@@ -44,7 +44,7 @@ def build(directory: Path) -> None:
         identity = await open_lake(store)
         reader = await LogReader.open(store, identity)
         state = reader.state
-        await write_snapshot(store, identity, state, reader.segments, reader.floor)  # the second
+        await write_snapshot(store, identity, state, reader.segments, reader.control)  # the second
         await Group.of(store, identity, "g").add(Step(FIRST))
         assert (await reclaim(store, identity)).floor > 0
         record = NodeRecord("g", "host", "/m", 1, "0", Step(state.next_step), Step(0), 0, 1)

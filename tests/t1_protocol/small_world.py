@@ -6,8 +6,10 @@ fourteen thousand would: sealed segments, a tail, snapshots to choose from, orph
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
 
@@ -19,12 +21,15 @@ from process_store import ProcessStore
 from producer_world import World, feed
 
 from stepfs.clock import TrioClock
+from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.ids import Epoch, Step
-from stepfs.format.keys import data_key
+from stepfs.format.keys import control_prefix, data_key, numbered
+from stepfs.lake.decisions import Request, decide
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.report import Report
 from stepfs.lake.reclaim.run import reclaim
+from stepfs.store.api import Put
 from stepfs.testing.faulty_store import ObjectMap
 
 T = TypeVar("T")
@@ -32,6 +37,7 @@ Build = Callable[[World], Awaitable[None]]
 SEGMENT = 4
 TOTALS = {"a": 9, "b": 5}
 STEPS = sum(TOTALS.values())
+GROWN = 1  # the newest control record of a lake that has just grown
 NEED = 9  # of the group "run"; neither at the edge of a segment nor of a commit
 PAUSES_MAX = 600
 _PAST = 1 << 40  # a seed of its own: what comes later must not draw the same ids again
@@ -68,7 +74,9 @@ def _built(build: Build) -> World:
 
 def _copy(world: World) -> World:
     shared = ObjectMap(objects=dict(world.shared.objects), _keys=sorted(world.shared.objects))
-    return World(shared, world.identity, world.ledger.onto(shared))
+    ledger = world.ledger.onto(shared)
+    ledger.control_times_s = [-math.inf] * len(ledger.controls)  # by the clock of a run that has ended
+    return World(shared, world.identity, ledger)
 
 
 def _scales() -> AbstractContextManager[None]:
@@ -110,6 +118,17 @@ async def grow(world: World) -> None:
             await feed(producer, total)
     assert len(world.ledger.steps) == STEPS
     await checkpoint(world, "run", NEED)
+
+
+async def lands_late(world: World, request: Request) -> bool:
+    """The create of a writer that has died arrives only now; it was decided on when the lake had just grown."""
+    newest = world.ledger.controls[GROWN]
+    assert newest.groups["run"].kept == (NEED,)
+    record = decide(GROWN, newest, request)
+    assert record is not None
+    body = encode_control(world.identity.lake_id, replace(record, record_id=b"l" * RECORD_ID_BYTES))
+    slot = numbered(control_prefix(world.identity.lake_id), GROWN + 1)
+    return await process(world, "wire").create(slot, body) is Put.CREATED
 
 
 async def litter(world: World) -> None:

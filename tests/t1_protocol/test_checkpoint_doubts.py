@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import trio
+from controlled import reclaimed_below
 
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import Progress
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
-from stepfs.format.ids import Step, Version
-from stepfs.format.records import FloorRecord
-from stepfs.lake.floor import Floor
+from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.testing.faulty_store import FaultyStore
@@ -57,11 +56,6 @@ async def group_of() -> Group:
     group = Group.of(store, await create_lake(store, slices=1, clock=TrioClock()), "run", TrioClock())
     await group.register()
     return group
-
-
-async def reclaimed_below(group: Group, step: int) -> None:
-    record = FloorRecord(b"r" * 16, Version(0), Step(step), Step(step), 0, 0)
-    await Floor(group.store, group.identity).append(record)
 
 
 def told(caplog: pytest.LogCaptureFixture, *texts: str) -> list[int]:
@@ -154,14 +148,16 @@ async def test_what_is_kept_already_is_not_doubted_and_not_dropped(patient_clock
 async def test_a_late_checkpoint_is_left_out_and_stops_no_other(patient_clock, caplog):
     group = await group_of()
     await group.add(Step(40), keep=1)
-    await reclaimed_below(group, 30)
+    await reclaimed_below(group.control.store, group.control.identity, 30)
     node = Node(group, {10, 40, 50})
     assert await node.kept() == (40, 50)
-    requests = group.store.counts.requests
+    store = group.control.store
+    assert isinstance(store, FaultyStore)
+    requests = store.counts.requests
     for _ in range(10):
         await trio.sleep(6.1)
         await node.watch.look_once()
-    assert group.store.counts.requests == requests, "what is late costs nothing more"
+    assert store.counts.requests == requests, "what is late costs nothing more"
     node.counters = {10, 50, 60}
     assert await node.kept() == (50, 60)
     assert told(caplog, "resumes at step 10 is not recorded") == [1]
@@ -172,7 +168,7 @@ async def test_a_checkpoint_restored_from_a_backup_comes_too_late_and_is_said_on
     group = await group_of()
     node = Node(group, {40})
     assert await node.kept() == (40,)
-    await reclaimed_below(group, 30)
+    await reclaimed_below(group.control.store, group.control.identity, 30)
     for counters in ({10, 20, 40}, {10, 40}, {40}, {40, 50}):
         node.counters = counters
         assert await node.kept() == tuple(sorted(counters - {10, 20}))
@@ -196,14 +192,15 @@ async def test_a_roll_back_that_somebody_records_meanwhile_is_not_undone(patient
     group = await group_of()
     node = Node(group, {40, 50})
     assert await node.kept() == (40, 50)
-    listing = group.store.list
+    store = group.control.store
+    get = store.get
 
-    async def interrupted(*arguments: object, **options: object) -> object:
-        found = await listing(*arguments, **options)  # type: ignore[arg-type]
-        group.store.list = listing  # type: ignore[method-assign]
-        await Group.of(group.store, group.identity, "run", TrioClock()).resumed(Step(20))
+    async def interrupted(key: str, **options: int) -> bytes | None:
+        found = await get(key, **options)
+        store.get = get  # type: ignore[method-assign]
+        await Group.of(store, group.control.identity, "run", TrioClock()).resumed(Step(20))
         return found
 
-    group.store.list = interrupted  # type: ignore[method-assign,assignment]
+    store.get = interrupted  # type: ignore[method-assign]
     node.counters = {50, 60}
     assert await node.kept() == (20, 50, 60)

@@ -14,9 +14,9 @@ from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
-from stepfs.errors import AbsentError, RefusedError
+from stepfs.errors import AbsentError
+from stepfs.format.control import KEPT_CHECKPOINTS_MAX
 from stepfs.format.ids import Step
-from stepfs.format.records import KEPT_CHECKPOINTS_MAX
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.testing.faulty_store import FaultyStore
@@ -193,18 +193,6 @@ async def test_more_checkpoints_than_a_record_holds_are_not_recorded(patient_clo
         await watch.run()
     assert await kept(group) == (11,)
     await group.retire()
-
-
-async def test_a_record_stands_though_older_ones_cannot_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = await group_of()
-    await group.add(Step(1))
-
-    async def refuses(keys: object) -> None:
-        raise RefusedError("InternalError")
-
-    monkeypatch.setattr(group.store, "delete", refuses)
-    await group.add(Step(2))
-    assert await kept(group) == (1, 2)
 
 
 async def test_a_directory_that_hangs_does_not_keep_the_mount_from_ending() -> None:

@@ -37,7 +37,7 @@ def test_an_uncontended_commit_takes_three_requests(tgbs: int, history: int) -> 
             requests = await requests_of(producer, world, 1, tgbs)
             commits = producer.tally.commits - before
             assert commits <= 1 + tgbs // 100
-            once = ["get log", "create log", "get floor"]
+            once = ["get log", "create log", "get control"]
             hot = [name for name in requests if name in once]
             snapshots = [name for name in requests if name not in once]
             assert hot[: 3 * commits] == once * commits
@@ -88,7 +88,7 @@ def test_a_look_shows_what_it_found_before_it_looks_for_more(commits: int) -> No
         assert shown == [(2, 2)], "the commit and the floor, then it is there"
         assert reader.state.next_step == 1 + commits
         rooms = [key.removeprefix(world.identity.lake_id + "/").split("/")[0] for _, key in asked]
-        assert rooms == ["log", "floor", *["log"] * commits, *["floor"] * (commits - 1)]
+        assert rooms == ["log", "control", *["log"] * commits, *["control"] * (commits - 1)]
 
     simulate(scenario)
 
@@ -101,7 +101,7 @@ def test_what_a_failing_look_has_found_is_shown_by_the_next() -> None:
         get, failed = store.get, []
 
         async def once(key: str, *, bytes_max: int = 1 << 20) -> bytes | None:
-            if "/floor/" in key and not failed:
+            if "/control/" in key and not failed:
                 failed.append(key)
                 raise StoreUnreachableError("503")
             return await get(key, bytes_max=bytes_max)

@@ -6,7 +6,6 @@ await of the group's call with a whole reclaim inside it. Either the group has i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, takewhile
@@ -23,6 +22,7 @@ from small_world import (
     group,
     grow,
     inside_everywhere,
+    lands_late,
     process,
     register,
     small,
@@ -30,8 +30,7 @@ from small_world import (
 
 from stepfs.errors import RefusedError, WithdrawnError
 from stepfs.format.ids import Step
-from stepfs.format.keys import group_prefix, numbered
-from stepfs.format.records import encode_consumer
+from stepfs.lake.decisions import Add
 
 Outcomes = set[str]
 
@@ -44,7 +43,7 @@ async def rolls_back(outcomes: Outcomes, world: World, store: ProcessStore | Non
         outcomes.add("withdrawn")
         record = await group(world, "run").read()
         assert record is not None
-        assert record.kept == (NEED,), "the former set was restored"
+        assert record.kept == (NEED,), "nothing was written"
     else:
         outcomes.add("kept")
 
@@ -61,8 +60,7 @@ async def comes_too_early(outcomes: Outcomes, world: World, store: ProcessStore 
         await checkpoint(world, "late", 3, store, keep=None)
     except WithdrawnError:
         outcomes.add("withdrawn")
-        record = await group(world, "late").read()
-        assert record is None or record.retired, "a group that was refused holds nothing back"
+        assert await group(world, "late").read() is None, "a group that was refused holds nothing back"
     else:
         outcomes.add("kept")
 
@@ -120,11 +118,12 @@ def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(
     change: Callable[..., Awaitable[None]], expected: Outcomes
 ) -> None:
     outcomes: Outcomes = set()
-    assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) >= 10
+    assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) == 8, (
+        "LIST, GET, GET, create"
+    )
     assert outcomes == expected
 
 
-@pytest.mark.logs("group 'run': the checkpoints at .3. are left out")
 def test_hazard_10_two_nodes_of_one_group_change_it_and_a_reclaim_comes_between() -> None:
     """Node A brings back an old checkpoint, a reclaim passes it, node B builds on A's record before A has looked."""
 
@@ -164,32 +163,7 @@ def test_hazard_10_two_nodes_of_one_group_change_it_and_a_reclaim_comes_between(
         if not reached:
             break
         pairs += reached
-    assert pairs > 60
-
-
-@pytest.mark.logs("group 'run': the checkpoints at .2. are left out")
-def test_a_need_that_comes_too_late_is_reported_and_stops_reclaim_until_it_is_raised() -> None:
-    """A group writer died between its record and its look at the floor: nothing goes until somebody decides.
-
-    Not even what only the checkpoints that it keeps besides would let go: its writer may still withdraw and restore the
-    set before, which was promised.
-    """
-
-    async def scenario(world: World) -> None:
-        await clean(world)
-        late = group(world, "run")
-        newest = await late.read()
-        assert newest is not None
-        await late._records._take(1_000, late._records._next(newest, kept=(Step(2), Step(NEED + 1))))
-        before = {key: body for key, body in world.shared.objects.items() if "/consumers/" not in key}
-        report = await clean(world)
-        assert re.search(r"needs step 2, but steps below 9 were reclaimed.*--retire", report.reason)
-        assert {k: body for k, body in world.shared.objects.items() if "/consumers/" not in k} == before
-        await checkpoint(world, "run", NEED + 1)
-        await clean(world)
-        await audited(world)
-
-    small(scenario, on=grow)
+    assert pairs > 50
 
 
 def test_a_retired_group_does_not_count_and_without_groups_nothing_goes() -> None:
@@ -230,20 +204,14 @@ def test_a_checkpoint_beyond_the_log_is_refused_unless_the_log_was_read_too_earl
 
 
 def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_is_tried() -> None:
-    """The first try died after its record landed; the second finds the checkpoint on record, and its steps gone."""
-
     async def scenario(world: World) -> None:
         await clean(world)
-        late = group(world, "run")
-        newest = await late.read()
-        assert newest is not None
-        await late._records._take(1_000, late._records._next(newest, kept=(Step(2), Step(NEED))))
-        with pytest.raises(WithdrawnError):
-            await late.add(Step(2))
-        record = await late.read()
-        assert record is not None
-        assert record.kept == (NEED,), "what is gone no longer stops reclaim"
-        await clean(world)
+        before = dict(world.shared.objects)
+        for _ in range(3):
+            with pytest.raises(WithdrawnError, match="steps from 2 on are needed") as caught:
+                await group(world, "run").add(Step(2))
+            assert caught.value.late == {2}
+        assert world.shared.objects == before, "what is refused leaves nothing behind"
         await audited(world)
 
     small(scenario, on=grow)
@@ -253,12 +221,7 @@ async def lands_late_and_is_tried_again(
     outcomes: Outcomes, world: World, store: ProcessStore | None = None
 ) -> None:
     """A node went back to step 3 and died; its record lands only now, and the node that restarts tries once more."""
-    run = group(world, "run")
-    number, newest = await run.newest()
-    assert newest is not None
-    record = run._records._next(newest, kept=(Step(3), *newest.kept))
-    slot = numbered(group_prefix(world.identity.lake_id, "run"), number + 1)
-    await process(world, "wire").create(slot, encode_consumer(world.identity.lake_id, record))
+    outcomes.add("landed" if await lands_late(world, Add("run", Step(3))) else "lost")
     try:
         await checkpoint(world, "run", 3, store, keep=None)
     except WithdrawnError:
@@ -267,11 +230,10 @@ async def lands_late_and_is_tried_again(
         outcomes.add("kept")
 
 
-def test_hazard_10_a_record_that_was_written_unseen_is_not_taken_for_protection() -> None:
-    """The restarted node finds its checkpoint on record, but a reclaimer may have looked before it was there."""
+def test_hazard_10_a_record_that_lands_unseen_protects_or_does_not_land() -> None:
     outcomes: Outcomes = set()
     assert (
         inside_everywhere(grow, clean_beside, partial(lands_late_and_is_tried_again, outcomes), follows_up)
         > 50
     )
-    assert outcomes == _BOTH
+    assert outcomes == _BOTH | {"landed", "lost"}

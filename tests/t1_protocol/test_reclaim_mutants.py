@@ -13,6 +13,8 @@ import pytest
 from process_store import ProcessStore
 from producer_world import World, append
 from small_world import STEPS, audited, checkpoint, clean, grow, inside_everywhere
+from stepfs.lake.floor import Floor
+from stepfs.lake.reclaim.groups import GroupWatch
 from test_groups_and_reclaim import (
     clean_beside,
     comes_too_early,
@@ -31,11 +33,9 @@ from stepfs.format.keys import DataName
 from stepfs.format.records import FloorRecord
 from stepfs.format.snapshot import ProducerState
 from stepfs.lake import group_sequence
-from stepfs.lake.floor import Floor
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim import sweep as sweep_room
-from stepfs.lake.reclaim.groups import GroupWatch
 from stepfs.lake.reclaim.plan import GroupEvidence, Target
 from stepfs.lake.reclaim.report import CountingRemover
 from stepfs.lake.sequence import Mine, SlotOutcome

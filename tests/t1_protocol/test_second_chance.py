@@ -9,12 +9,12 @@ import trio
 from process_store import ProcessStore
 from producer_world import World
 from small_world import NEED, STEPS, group, grow, process, small
+from stepfs.lake.floor import Floor
 
 from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.format.keys import group_prefix
 from stepfs.lake import group_records, group_sequence
-from stepfs.lake.floor import Floor
 from stepfs.lake.reclaim import groups as groups_room
 from stepfs.lake.reclaim import plan as plan_room
 from stepfs.lake.reclaim.plan import GroupEvidence

@@ -11,15 +11,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from controlled import newest_control, reclaimed_below
 
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.clock import TrioClock
 from stepfs.errors import StoreUnreachableError
-from stepfs.format.ids import Step, Version
-from stepfs.format.records import FloorRecord
-from stepfs.lake.floor import Floor
+from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.store.api import Put
@@ -47,18 +46,18 @@ class SlowStore(FaultyStore):
 class Node:
     """One mount's look at the directory; each has its own, because file systems differ in age."""
 
-    def __init__(self, group: Group, *steps: int, follows: bool = False) -> None:
-        self.store = SlowStore(group.store.shared)  # type: ignore[attr-defined]
-        self.group = Group.of(self.store, group.identity, "run", TrioClock())
+    def __init__(self, group: Group, *steps: int) -> None:
+        store = group.control.store
+        assert isinstance(store, FaultyStore)
+        self.store = SlowStore(store.shared)
+        self.group = Group.of(self.store, group.control.identity, "run", TrioClock())
         self.steps = frozenset(steps)
         self.barred: frozenset[int] = frozenset()  # another user's
-        self.known: frozenset[Step] | None = None  # what the mount's own look at the group's record has shown
         self.watch = Watch(
             self.group,
             Place.parse("/unused"),
             NextStep("N"),
             look_at=lambda: Found(self.steps, self.barred),
-            on_record=lambda: self.known if follows else None,
         )
 
     async def looks(self, *steps: int) -> None:
@@ -82,11 +81,6 @@ async def kept(group: Group) -> tuple[int, ...]:
     record = await group.read()
     assert record is not None
     return record.kept
-
-
-async def reclaimed_below(group: Group, step: int) -> None:
-    record = FloorRecord(b"r" * 16, Version(0), Step(step), Step(step), 0, 0)
-    await Floor(group.store, group.identity).append(record)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -122,7 +116,7 @@ async def test_a_look_older_than_a_reclaim_drops_nothing(patient_clock, caplog):
     for node in (late, other):
         await node.looks(5, 6, 7)
     await other.looks(7, 8, 9)
-    await reclaimed_below(group, 7)
+    await reclaimed_below(group.control.store, group.control.identity, 7)
     await late.looks(6)
     assert await kept(group) == (7, 8, 9)
     await late.looks(7, 8, 9)
@@ -137,7 +131,7 @@ async def test_a_look_older_than_a_reclaim_drops_nothing(patient_clock, caplog):
 @pytest.mark.logs("resumes at step 6 is not recorded, because steps that it needs are reclaimed")
 async def test_a_first_look_older_than_a_reclaim_drops_nothing(patient_clock):
     group = await group_of(7, 8, 9)
-    await reclaimed_below(group, 7)
+    await reclaimed_below(group.control.store, group.control.identity, 7)
     late = Node(group)
     await late.looks(6, 8)
     assert await kept(group) == (7, 8, 9)
@@ -151,7 +145,7 @@ async def test_a_first_look_older_than_a_reclaim_drops_nothing(patient_clock):
 @pytest.mark.parametrize("barred", [frozenset(), frozenset({9})])
 async def test_a_first_look_at_nothing_but_reclaimed_checkpoints_proves_nothing(patient_clock, barred):
     group = await group_of(7, 8)
-    await reclaimed_below(group, 7)
+    await reclaimed_below(group.control.store, group.control.identity, 7)
     node = Node(group)
     node.barred = barred
     for _ in range(4):
@@ -213,10 +207,10 @@ async def test_an_old_checkpoint_is_not_brought_back_by_a_request_of_a_node_that
 async def test_what_the_record_lacks_for_a_minute_is_added_without_a_change(patient_clock):
     """Whoever dropped it is gone, and nothing changes in the directory for hours."""
     group = await group_of(26, 27)
-    node = Node(group, follows=True)
+    node = Node(group)
     await node.looks(26, 27)
     await group.drop(Step(27))
-    node.known = frozenset({Step(26)})
+    await node.group.read()  # as the mount does that follows its group
     requests = node.store.counts.requests
     for _ in range(6):
         await node.looks(26, 27)
@@ -224,7 +218,6 @@ async def test_what_the_record_lacks_for_a_minute_is_added_without_a_change(pati
     assert node.store.counts.requests == requests, "looks without a change cost nothing"
     await node.looks(26, 27)
     assert await kept(group) == (26, 27)
-    node.known = frozenset({Step(26), Step(27)})
     requests = node.store.counts.requests
     for _ in range(20):
         await node.looks(26, 27)
@@ -254,9 +247,7 @@ async def test_a_change_without_an_answer_does_not_bring_back_a_group_that_is_re
     node.store.slow = False
     await group.retire()
     await node.looks(6)
-    record = await group.read()
-    assert record is not None
-    assert record.retired
+    assert await group.read() is None
 
 
 async def test_deleting_the_checkpoints_of_a_retired_group_does_not_bring_it_back(patient_clock):
@@ -266,9 +257,7 @@ async def test_deleting_the_checkpoints_of_a_retired_group_does_not_bring_it_bac
     await group.retire()
     for steps in ((6, 7), (7,), ()):
         await node.looks(*steps)
-        record = await group.read()
-        assert record is not None
-        assert record.retired
+        assert await group.read() is None
     await node.looks(8)
     assert await kept(group) == (8,), "a new one does: the run goes on"
 
@@ -279,7 +268,7 @@ async def test_a_node_behind_the_others_does_not_argue_with_them(patient_clock):
     one, two = Node(group), Node(group)
     for node in (one, two):
         await node.looks(1, 2)
-    before, _ = await group.newest()
+    before = (await newest_control(one.store, group.control.identity)).number
     for step in range(3, 13):
         shown = (step - 2, step - 1), (step - 2, step - 1, step), (step - 1, step)
         for steps in shown[1:]:
@@ -287,5 +276,5 @@ async def test_a_node_behind_the_others_does_not_argue_with_them(patient_clock):
         for steps in shown[1:]:
             await two.looks(*steps)
         assert await kept(group) == (step - 1, step)
-    after, _ = await group.newest()
+    after = (await newest_control(one.store, group.control.identity)).number
     assert after - before == 20, "two records for a checkpoint, as with one node"

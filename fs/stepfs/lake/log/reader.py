@@ -88,7 +88,8 @@ class LogReader:
                     await reader._fill_gap(behind)
                 passed_over.check_reached(reader.head.version, store.url)
             except CorruptError as error:
-                if await control.refresh():
+                # A first look at the floor always finds a record: that alone is no reason to look again.
+                if await control.refresh() and control.floor > start.version + 1:
                     continue
                 if not until_damage:
                     raise
