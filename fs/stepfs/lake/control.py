@@ -129,8 +129,9 @@ class Control:
                 following = decide(number, record, request)
                 if following is None and fenced:
                     return record
-                if await self._take(number + 1, following or successor(number, record)):
-                    return self.record
+                following = following or successor(number, record)
+                if await self._take(number + 1, following):
+                    return following
                 fenced = True
                 await self.refresh()
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
@@ -155,23 +156,22 @@ class Control:
         """Go on as if record `number`, which is damaged, were this one: to repair the sequence."""
         self.number, self.record, self._is_open = number, record, True
 
-    async def take_next(self, record: ControlRecord) -> bool:
-        """Create the record after the newest. False: another writer has that slot."""
+    async def take(self, number: int, record: ControlRecord) -> bool:
+        """Create record `number`, which was decided on the one before. False: another writer has that slot."""
         async with self._changing:
-            return await self._take(self.number + 1, record)
+            return await self._take(number, record)
 
     async def _take(self, number: int, record: ControlRecord) -> bool:
         """Create record `number`. False: another writer has it."""
         record = replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=self.clock.now_ms())
         body = encode_control(self.identity.lake_id, record)
         self._unanswered = number, record, body
-        await self._settle()
-        return self.record is record
+        return await self._settle()
 
-    async def _settle(self) -> None:
-        """Take, or lose, the slot of a create that has no answer yet."""
+    async def _settle(self) -> bool:
+        """Take, or lose, the slot of a create that has no answer yet. False: another writer has it, or there is none."""
         if self._unanswered is None:
-            return
+            return False
         number, record, body = self._unanswered
         outcome = await take_slot(self.store, self.key(number), body)
         if isinstance(outcome, Unknown):
@@ -182,6 +182,7 @@ class Control:
         self._unanswered = None
         if isinstance(outcome, Mine):
             self._move(number, record)
+        return isinstance(outcome, Mine)
 
     def key(self, number: int) -> str:
         return numbered(control_prefix(self.identity.lake_id), number)
