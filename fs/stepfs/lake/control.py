@@ -135,9 +135,9 @@ class Control:
                 following = decide(number, record, request)
                 if following is None and fenced:
                     return record
-                written = await self._take(number + 1, following or successor(number, record))
-                if written is not None:
-                    return written
+                following = following or successor(number, record)
+                if await self._take(number + 1, following):
+                    return following
                 fenced = True
                 await self.refresh()
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
@@ -162,20 +162,20 @@ class Control:
         """Go on as if record `number`, which is damaged, were this one: to repair the sequence."""
         self.number, self.record, self._is_open = number, record, True
 
-    async def take_next(self, record: ControlRecord) -> bool:
-        """Create the record after the newest. False: another writer has that slot."""
+    async def take(self, number: int, record: ControlRecord) -> bool:
+        """Create record `number`, which was decided on the one before. False: another writer has that slot."""
         async with self._changing:
-            return await self._take(self.number + 1, record) is not None
+            return await self._take(number, record)
 
     async def _take(self, number: int, record: ControlRecord) -> ControlRecord | None:
         """Create record `number`. None: another writer has it."""
         record = replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=self.clock.now_ms())
         body = encode_control(self.identity.lake_id, record)
         self._unanswered = number, record, body
-        return record if await self._settle() else None
+        return await self._settle()
 
     async def _settle(self) -> bool:
-        """Take the slot of a create that has no answer yet. False: there is none, or another writer has the slot."""
+        """Take, or lose, the slot of a create that has no answer yet. False: another writer has it, or there is none."""
         if self._unanswered is None:
             return False
         number, record, body = self._unanswered

@@ -39,7 +39,9 @@ async def repair_control(store: Store, identity: LakeIdentity) -> str | None:
     repaired = successor(damaged, replace(base, first_live_step=first_live))
     if first_live < repaired.need:  # whatever the lost change was: a reclaimer's grace begins anew
         repaired = replace(repaired, minima=((damaged + 1, first_live), (damaged + 2, repaired.need)))
-    if not await control.take_next(repaired):
+    if not await control.take(
+        damaged + 1, repaired
+    ):  # no later one: opening the log may have found new records
         raise RefusedError(
             f"{store.url}: another process wrote a control record meanwhile; run `stepfs verify` again"
         )

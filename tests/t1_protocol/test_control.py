@@ -1,0 +1,205 @@
+"""The control sequence as processes share it: two at once, answers that come late or never, a repair beside a writer.
+
+`model/control.pml` searches the runs of the protocol; these are runs of the code, some of which the model found.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from stepfs.clock import TrioClock
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
+from stepfs.format.ids import Step, Version
+from stepfs.format.keys import log_prefix
+from stepfs.format.records import LakeIdentity
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import Advance
+from stepfs.lake.groups import Group
+from stepfs.lake.verify.repair import repair_control
+from stepfs.testing.faults import ERROR_500, delayed
+from stepfs.testing.faulty_store import FaultyStore
+
+LAKE = LakeIdentity("0" * 32, 1, ".bin", 0)
+LATE_S = 100.0
+
+
+def control_on(store, **options):
+    return Control(store, LAKE, TrioClock(), **options)
+
+
+def run_of(control):
+    return Group.on(control, "run")
+
+
+class Interrupted(FaultyStore):
+    """Calls `meanwhile` once, before it lists the log."""
+
+    meanwhile = None
+
+    async def list(self, prefix, **options):
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if prefix == log_prefix(LAKE.lake_id) and meanwhile is not None:
+            await meanwhile()
+        else:
+            self.meanwhile = meanwhile
+        return await super().list(prefix, **options)
+
+
+def slow_creates(verb, _size, _rng):
+    return 2.0 if verb == "create" else 0.0
+
+
+async def test_an_own_record_that_another_task_reads_first_is_no_lost_slot(autojump_clock):
+    store = FaultyStore(latency=slow_creates)
+    control = control_on(store)
+    await run_of(control).add(Step(5))
+    await run_of(control).add(Step(6))
+
+    async def follow():
+        await trio.sleep(1.5)  # the create has landed, its answer is on its way
+        assert await control.refresh()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        record = await run_of(control).drop(Step(5))
+    assert record.kept == (6,)
+    assert control.number == 2
+
+
+async def test_a_change_returns_its_own_record_though_a_newer_one_is_known(autojump_clock):
+    store = FaultyStore(latency=slow_creates)
+    control = control_on(store)
+    await run_of(control).add(Step(5))
+
+    async def retire():
+        other = control_on(FaultyStore(store.shared, latency=lambda *_: 0.0))
+        await trio.sleep(1.2)
+        await run_of(other).retire()
+        await control.refresh()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(retire)
+        record = await run_of(control).add(Step(6))
+    assert record.kept == (5, 6)
+    assert control.groups == {}
+
+
+class GoesDown:
+    """A plan: the first create has no answer and lands late, and every request after it fails until `down` is False."""
+
+    def __init__(self):
+        self.down = None
+
+    def __call__(self, verb, _key, _rng):
+        if self.down is None and verb == "create":
+            self.down = True
+            return delayed(LATE_S)
+        return ERROR_500 if self.down else None
+
+
+async def landed(store):
+    await trio.sleep(2 * LATE_S)
+    store.shared.settle(trio.current_time())
+    return await run_of(control_on(store)).read()
+
+
+async def test_the_next_call_settles_a_request_without_an_answer_before_it_believes_a_record(autojump_clock):
+    """The model's mutant 4: register believes what is there, and the request of the call before undoes it."""
+    store = FaultyStore()
+    await run_of(control_on(store)).register()
+    plan = GoesDown()
+    control = control_on(FaultyStore(store.shared, plan=plan))
+    with pytest.raises(StoreUnreachableError):
+        await run_of(control).add(Step(5), keep=1)
+    assert control.is_unanswered
+    plan.down = False
+    believed = await run_of(control).register()
+    assert not control.is_unanswered
+    assert await landed(store) == believed
+
+
+async def test_a_new_process_fences_a_request_of_the_one_before(autojump_clock):
+    """The model's mutant 3: what is on record already is said again, and takes the slot of the late request."""
+    store = FaultyStore()
+    await run_of(control_on(store)).add(Step(4))
+    killed = control_on(FaultyStore(store.shared, plan=GoesDown()))
+    with pytest.raises(StoreUnreachableError):
+        await run_of(killed).add(Step(9), keep=1)
+    believed = await run_of(control_on(store)).resumed(Step(4))
+    assert believed.kept == (4,)
+    assert await landed(store) == believed
+
+
+async def advanced(store, first_live, **options):
+    control = control_on(store, **options)
+    await control.refresh()
+    return await control.advance(Advance(control.number, Step(first_live), Version(0), 0))
+
+
+async def test_a_refusal_writes_nothing(autojump_clock):
+    store = FaultyStore()
+    control = control_on(store)
+    await run_of(control).add(Step(5))
+    assert await advanced(store, 5)
+    before = dict(store.shared.objects)
+    group = run_of(control)
+    for call in (group.add(Step(4)), group.resumed(Step(4)), group.replace(frozenset({Step(4), Step(6)}))):
+        with pytest.raises(WithdrawnError):
+            await call
+    for call in (group.drop(Step(6)), Group.on(control, "other").retire()):
+        with pytest.raises(AbsentError):
+            await call
+    assert store.shared.objects == before
+
+
+async def test_an_advance_is_decided_on_the_newest_record_alone(autojump_clock):
+    store = FaultyStore()
+    control, reclaimer = control_on(store), control_on(store)
+    await run_of(control).add(Step(5))
+    await reclaimer.refresh()
+    await run_of(control).add(Step(3))
+    assert not await reclaimer.advance(Advance(reclaimer.number, Step(5), Version(0), 0))
+    await run_of(control).drop(Step(3))  # needed a moment ago: the reclaimer has to look at its grace again
+    stale = Advance(reclaimer.number, Step(5), Version(0), 0)
+    await reclaimer.refresh()
+    assert not await reclaimer.advance(stale)
+    assert (await control_of(store)).first_live_step == 0
+
+
+async def control_of(store):
+    control = control_on(store)
+    await control.refresh()
+    return control
+
+
+async def damaged(store):
+    """A lake whose newest record, which has added checkpoint 7, is unreadable; and a process that has read it before."""
+    await run_of(control_on(store)).add(Step(5))
+    witness = control_on(store)
+    await run_of(witness).add(Step(7))
+    key = witness.key(1)
+    store.shared.put(key, store.shared.objects[key][:-1])
+    return witness
+
+
+async def test_a_repair_does_not_undo_a_change_that_was_faster(autojump_clock):
+    """Found by the model (mutant 10): the repair opened the log, learned of the new record, and went on after it."""
+    store = Interrupted()
+    witness = await damaged(store)
+    store.meanwhile = lambda: run_of(witness).add(Step(9))
+    with pytest.raises(RefusedError, match="another process"):
+        await repair_control(store, LAKE)
+    assert (await control_of(store)).groups["run"].kept == (5, 7, 9)
+    assert await repair_control(store, LAKE) is None
+
+
+async def test_a_repair_continues_the_record_before(autojump_clock):
+    store = FaultyStore()
+    await damaged(store)
+    words = await repair_control(store, LAKE)
+    assert words is not None
+    assert "record 1 is damaged; record 2 continues" in words
+    control = await control_of(store)
+    assert (control.number, control.groups["run"].kept) == (2, (5,))
+    assert control.record.minima == ((2, 0), (3, 5))
