@@ -148,7 +148,7 @@ class Control:
         async with self._changing:
             await self._settle()
             following = decide(self.number, self.record, request)
-            return following is not None and await self._take(self.number + 1, following) is not None
+            return following is not None and await self._take(self.number + 1, following)
 
     async def last_readable(self) -> tuple[int, ControlRecord]:
         """(number of the newest record, the newest record before it that can be read)."""
@@ -167,8 +167,8 @@ class Control:
         async with self._changing:
             return await self._take(number, record)
 
-    async def _take(self, number: int, record: ControlRecord) -> ControlRecord | None:
-        """Create record `number`. None: another writer has it."""
+    async def _take(self, number: int, record: ControlRecord) -> bool:
+        """Create record `number`. False: another writer has it."""
         record = replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=self.clock.now_ms())
         body = encode_control(self.identity.lake_id, record)
         self._unanswered = number, record, body
