@@ -9,18 +9,9 @@ import functools
 
 
 def share() -> None:
-    """All sessions of this process, and of those forked from it, use one loader from now on."""
+    """All sessions of this process use one loader from now on."""
     import botocore.session  # noqa: PLC0415 - half a second that tests without a server should not pay
 
     create = botocore.session.create_loader
     if not hasattr(create, "cache_info"):
         botocore.session.create_loader = functools.cache(create)
-
-
-def preload() -> None:
-    """`share`, and read what an S3 client needs now."""
-    share()
-    import boto3  # noqa: PLC0415
-
-    session = boto3.session.Session()  # with keys, else it would ask the network for some
-    session.client("s3", "us-east-1", aws_access_key_id="none", aws_secret_access_key="none").close()

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import forkeddaemon
 import json_schemas
 import pytest
 import trio
-import warm
 
 from stepfs.lake.identity import create_lake
 from stepfs.mount.host import mountinfo
@@ -69,13 +67,16 @@ def produce(
 
 
 def stepfs(*arguments: str | Path, timeout_s: float = MOUNT_S) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
-    return warm.run([*map(str, arguments)], env=dict(os.environ), timeout_s=timeout_s)
+    """Run the command line, in an interpreter of its own."""
+    return subprocess.run(
+        [*STEPFS, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
 
 
 def change_constants(patch: pytest.MonkeyPatch, constants: Mapping[str, float]) -> None:
-    """Change "MODULE:NAME" in every command, and in every daemon that is not `fresh_daemon`, until the test ends."""
-    patch.setenv(forkeddaemon.CONSTANTS, json.dumps(dict(constants)))
+    """Change "MODULE:NAME" in every interpreter that is started from here, daemons included, until the test ends."""
+    patch.setenv("TESTS_CONSTANTS", json.dumps(dict(constants)))
+    patch.setenv("PYTHONPATH", str(Path(__file__).parent / "changed_constants"), prepend=os.pathsep)
 
 
 @dataclass
@@ -128,18 +129,15 @@ def mounted(
     directory: Path,
     *options: str,
     allowed: list[str] | None = None,
-    fresh_daemon: bool = False,
 ) -> Iterator[Mount]:
-    """`stepfs mount`; on leaving nothing is left, whatever the test did. Fails on faults and unannounced warnings.
-
-    `fresh_daemon`: for tests that look at the daemon's process from outside; else it is forked (`forkeddaemon`).
-    """
+    """`stepfs mount`; on leaving nothing is left, whatever the test did. Fails on faults and unannounced warnings."""
     if mountinfo.mount_at(directory) is None:  # a dead mount answers not even mkdir
         directory.mkdir(exist_ok=True)
     logs, cache = directory.parent / "logs", directory.parent / "cache"
-    env = {**os.environ, "STEPFS_LOG_DIR": str(logs), "XDG_CACHE_HOME": str(cache)}
-    command = ["mount", url, str(directory), *options]
-    done = warm.run(command, env=env, timeout_s=MOUNT_S, fresh_daemon=fresh_daemon)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPFS_LOG_DIR", str(logs))
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        done = stepfs("mount", url, directory, *options)
     assert done.returncode == 0, done.stderr
     mount = None
     try:

@@ -11,11 +11,16 @@ HEAVY = {"torch", "boto3", "botocore", "pyfuse3", "numpy", "tokenizers", "safete
 
 
 def modules_after(script: str) -> set[str]:
+    """The top-level ones."""
+    return {name.partition(".")[0] for name in all_modules_after(script)}
+
+
+def all_modules_after(script: str) -> set[str]:
     program = f"import sys\n{script}\nprint(' '.join(sys.modules), file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
-    return {name.partition(".")[0] for name in done.stderr.split()}
+    return set(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -64,9 +69,15 @@ def test_help_of_a_command_is_as_light(command):
     assert not modules_after(script) & (HEAVY | {"trio"})
 
 
-def test_a_command_on_a_directory_loads_no_other_store_and_no_second_parser(tmp_path):
+def test_a_command_on_a_directory_loads_no_other_store_no_second_parser_and_no_other_command(tmp_path):
     lake = (tmp_path / "lake").as_uri()
     script = f"import stepfs.cli\nsys.argv = ['stepfs', 'init', {lake!r}, '--slices', '2']\n"
-    loaded = modules_after(script + HELP.format(module="stepfs.cli"))
+    loaded = all_modules_after(script + HELP.format(module="stepfs.cli"))
     assert "trio" in loaded
     assert not loaded & (HEAVY | {"pydantic"})  # as typer would from 0.29 on: 0.2 s of 0.5
+    commands = {name for name in loaded if name.startswith("stepfs.cli.commands.")}
+    assert commands == {"stepfs.cli.commands.init"}
+
+
+def test_a_mount_loads_a_server_of_metrics_only_when_it_serves_some():
+    assert not modules_after("import stepfs.mount.session") & {"prometheus_client", "http", "wsgiref"}

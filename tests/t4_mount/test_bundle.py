@@ -86,7 +86,7 @@ def test_no_secret_is_in_argv_in_the_log_or_in_the_mount(s3_url, tmp_path, monke
     monkeypatch.setenv("STEPFS_LOG_FORMAT", log_format)
     port = servers.free_port_of_nobody()
     options = ["--group", "g", "--metrics-port", str(port)]
-    with mounted(s3_url, tmp_path / "m", *options, allowed=["serving"], fresh_daemon=True) as mount:
+    with mounted(s3_url, tmp_path / "m", *options, allowed=["serving"]) as mount:
         mount.file(0, 0).read_bytes()
         mount.kill(signal.SIGUSR1)
         shown = {

@@ -90,7 +90,7 @@ def test_many_threads_read_many_files_at_once(lake_url, tmp_path):
 def test_no_secret_is_shown_anywhere(s3_url, tmp_path):
     make_lake(s3_url)
     produce(s3_url, 1)
-    with mounted(s3_url, tmp_path / "m", fresh_daemon=True) as mount:
+    with mounted(s3_url, tmp_path / "m") as mount:
         secret = os.environ["AWS_SECRET_ACCESS_KEY"]
         shown = [
             (mount.directory / ".stepfs" / name).read_text()

@@ -68,7 +68,7 @@ def test_nothing_is_left(lake, tmp_path, ending):
     (port,) = servers.free_ports(1)
     options = ["--group", "run", "--checkpoint-dir", str(checkpoints), "--wait", "600"]
     options += ["--cache-dir", str(base), "--metrics-port", str(port)]
-    with mounted(lake, tmp_path / "m", *options, fresh_daemon=True) as mount:
+    with mounted(lake, tmp_path / "m", *options) as mount:
         mount.options, mount.config_before = options, mount.config()  # type: ignore[attr-defined]
         assert mount.cache_dir.is_relative_to(base)
         assert mount.cache_dir.exists()
@@ -90,3 +90,12 @@ def test_nothing_is_left(lake, tmp_path, ending):
         assert not sockets & listed_sockets()
         assert nodes_of(lake) == []
         assert kept_by(lake, "run") == ((2, 3) if "--checkpoint" in ending else (2,))
+
+
+def test_a_daemon_keeps_no_directory_busy_and_no_terminal(lake, tmp_path):
+    with mounted(lake, tmp_path / "m", "--no-prime") as mount:
+        process = Path(f"/proc/{mount.pid}")
+        assert b"stepfs.mount.daemon" in (process / "cmdline").read_bytes()
+        assert os.readlink(process / "cwd") == "/"
+        assert os.getsid(mount.pid) == mount.pid
+        assert {os.readlink(process / f"fd/{number}") for number in (1, 2)} == {str(mount.log)}

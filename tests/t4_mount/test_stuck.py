@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from preloaded import preloaded
-from realmount import clear, gone_within, make_lake, mounted, payload, produce, running, stepfs, until
+from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -59,42 +58,15 @@ else:
 """
 
 
-IMPORTS = "import ctypes, trio, stepfs.mount.session, stepfs.store.local.local_store"
-
-
-@pytest.fixture(scope="module")
-def programs():
-    with preloaded(IMPORTS, {}) as server:
-        yield server
-
-
-class Process:
-    """A program of `preloaded`, used like one of `subprocess`."""
-
-    def __init__(self, programs, pid):
-        self.programs, self.pid, self.code = programs, pid, None
-
-    def send_signal(self, number):
-        os.kill(self.pid, number)
-
-    def wait(self, timeout=30):
-        if self.code is None:
-            gone_within(self.pid, timeout)
-            self.code = self.programs.wait(self.pid)
-        return self.code
-
-    def poll(self):
-        return None if self.code is None and running(self.pid) else self.wait()
-
-
 class Serving:
-    def __init__(self, programs, url, tmp_path, seconds, how):
+    def __init__(self, url, tmp_path, seconds, how):
         self.directory, self.log = tmp_path / "m", tmp_path / "log"
         self.directory.mkdir()
-        program = tmp_path / "serve.py"
-        program.write_text(SERVE)
         arguments = [url, self.directory, tmp_path / "cache", tmp_path / "ready", seconds, how]
-        self.process = Process(programs, programs.start(program, *arguments, output=self.log))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SERVE, *map(str, arguments)], stdout=log, stderr=log
+            )
         # Not just until it answers: its watchdog starts after that.
         until((tmp_path / "ready").exists, 60, "not ready")
 
@@ -123,8 +95,8 @@ def lake(file_url):
     return file_url
 
 
-def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(programs, lake, tmp_path):
-    with Serving(programs, lake, tmp_path, 600, "without the GIL") as serving:
+def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp_path):
+    with Serving(lake, tmp_path, 600, "without the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
         until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
         assert serving.process.poll() is None
@@ -142,8 +114,8 @@ def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(programs,
             assert again.file(0, 0).read_bytes() == payload(0, 0)
 
 
-def test_a_loop_that_comes_back_was_shown_and_serves_on(programs, lake, tmp_path):
-    with Serving(programs, lake, tmp_path, 1.5, "without the GIL") as serving:
+def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path):
+    with Serving(lake, tmp_path, 1.5, "without the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
         until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
         file = serving.directory / "step-000000001/rank-00001.bin"
@@ -153,8 +125,8 @@ def test_a_loop_that_comes_back_was_shown_and_serves_on(programs, lake, tmp_path
         assert serving.process.wait(timeout=30) == 0
 
 
-def test_a_loop_that_keeps_the_gil_shows_where_when_it_is_asked(programs, lake, tmp_path):
-    with Serving(programs, lake, tmp_path, 600, "with the GIL") as serving:
+def test_a_loop_that_keeps_the_gil_shows_where_when_it_is_asked(lake, tmp_path):
+    with Serving(lake, tmp_path, 600, "with the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
         until(lambda: blocks(serving.process, signal.SIGALRM), 30, "does not block")
 
@@ -192,8 +164,8 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
             del os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"]
 
 
-def test_a_stopped_daemon_is_not_given_up_when_it_continues(programs, lake, tmp_path):
-    with Serving(programs, lake, tmp_path, 0, "not at all") as serving:
+def test_a_stopped_daemon_is_not_given_up_when_it_continues(lake, tmp_path):
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
         serving.process.send_signal(signal.SIGSTOP)
         time.sleep(ABORT_S + 0.5)  # longer than a stuck loop is borne with
         serving.process.send_signal(signal.SIGCONT)
@@ -201,9 +173,9 @@ def test_a_stopped_daemon_is_not_given_up_when_it_continues(programs, lake, tmp_
         assert serving.process.poll() is None
 
 
-def test_a_daemon_that_is_suspended_again_and_again_serves_on(programs, lake, tmp_path):
+def test_a_daemon_that_is_suspended_again_and_again_serves_on(lake, tmp_path):
     """Each time for longer than a loop may stand still; stacks that were walked as it went on ended it (SIGSEGV)."""
-    with Serving(programs, lake, tmp_path, 0, "not at all") as serving:
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
         for _ in range(8):
             serving.process.send_signal(signal.SIGSTOP)
             time.sleep(0.7)
@@ -214,8 +186,8 @@ def test_a_daemon_that_is_suspended_again_and_again_serves_on(programs, lake, tm
         until(lambda: serving.said("the process was stopped"), 30, "it did not say so")
 
 
-def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(programs, lake, tmp_path):
-    with Serving(programs, lake, tmp_path, 0, "not at all") as serving:
+def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(lake, tmp_path):
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
         awaited = serving.directory / "step-000000003/rank-00001.bin"
         status = serving.directory / ".stepfs/status.json"
         reader = subprocess.Popen(["cat", str(awaited)], stdout=subprocess.PIPE)
@@ -228,9 +200,9 @@ def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(pr
         assert reader.communicate(timeout=30)[0] == payload(3, 1)
 
 
-def test_a_stopped_daemon_does_not_keep_its_mount_point(programs, lake, tmp_path):
+def test_a_stopped_daemon_does_not_keep_its_mount_point(lake, tmp_path):
     """What is advised for a mount that does not answer: detach it, and mount again."""
-    with Serving(programs, lake, tmp_path, 0, "not at all") as serving:
+    with Serving(lake, tmp_path, 0, "not at all") as serving:
         serving.process.send_signal(signal.SIGSTOP)
         subprocess.run(["umount", "-l", str(serving.directory)], check=True)
         with mounted(lake, serving.directory) as mount:
@@ -258,10 +230,7 @@ def test_a_stuck_daemon_that_was_detached_aborts_no_other_mount(lake, tmp_path):
 
 
 def detached_while_stuck(lake, tmp_path):
-    with (
-        preloaded(IMPORTS, {}) as programs,
-        Serving(programs, lake, tmp_path, 600, "without the GIL") as serving,
-    ):
+    with Serving(lake, tmp_path, 600, "without the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
         until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
         subprocess.run(["umount", "-l", str(serving.directory)], check=True)

@@ -35,7 +35,7 @@ def interrupted(package, module, argv, *, handler="signal.default_int_handler"):
     [
         ("stepfs", "typer", ["stepfs", "--help"]),
         ("stepfs", "stepfs.cli.failure", ["stepfs", "ls", "file:///nothing"]),
-        ("stepfs", "stepfs.cli.commands.verify", ["stepfs", "ls", "file:///nothing"]),
+        ("stepfs", "stepfs.cli.commands.ls", ["stepfs", "ls", "file:///nothing"]),
         ("stepfs_producer", "typer", ["stepfs-produce", "--help"]),
         ("stepfs_producer", "stepfs_producer.cli.text", ["stepfs-produce", "--help"]),
     ],

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import multiprocessing
 import os
 import re
+import runpy
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import servers
-from preloaded import preloaded
 from realmount import make_lake, mounted, until
 
 from stepfs.torch import dump
@@ -22,12 +24,36 @@ PROGRAMS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in {".py", 
 STEPS, SLICES = 12, 2
 CALM = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
 PUBLIC = {"stepfs.torch", "stepfs_producer", "stepfs_producer.sources.fields"}
-TRANSFORMERS = "from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments"
-DISTRIBUTED = """
-import stepfs.torch
-import torch.distributed.checkpoint.state_dict
-import torch.nn.parallel
-"""
+# Their imports take 3 and 5 s of CPU: each program is forked from a process that has done them.
+LOADED = [
+    "stepfs.torch",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.nn.parallel",
+    "transformers.trainer",
+]
+FORKED = multiprocessing.get_context("forkserver")
+
+
+def run(words, output, env):
+    """In a process of its own: what `python PROGRAM ARGUMENT…` does."""
+    with output.open("a") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    os.environ.update(env)
+    sys.argv = [*map(str, words)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def started(*words, output, env=CALM):
+    FORKED.set_forkserver_preload(LOADED)
+    program = FORKED.Process(target=run, args=(words, output, env))
+    program.start()
+    return program
+
+
+def ended(program):
+    program.join(100)
+    return program.exitcode
 
 
 def commit(url, steps):
@@ -64,15 +90,15 @@ def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_o
     checkpoints, before, after = tmp_path / "out", tmp_path / "before", tmp_path / "after"
     checkpoints.mkdir()
     options = ["--steps", f"0:{STEPS}", "--group", "hf", "--checkpoint-dir", str(checkpoints)]
-    with preloaded(TRANSFORMERS, CALM) as programs, mounted(lake, tmp_path / "m", *options) as mount:
+    with mounted(lake, tmp_path / "m", *options) as mount:
         command = [EXAMPLES / "train_huggingface.py", mount.directory, checkpoints]
-        first = programs.start(*command, output=before)
+        first = started(*command, output=before)
         until(lambda: "opens step-000000010" in shown(before), 100, lambda: shown(before))
-        os.kill(first, signal.SIGKILL)
-        assert programs.wait(first) == -signal.SIGKILL
+        first.kill()
+        assert ended(first) == -signal.SIGKILL
         until(lambda: mount.status()["need"] == 4, 20, "checkpoints 4 and 8 are not recorded")
         commit(lake, range(10, STEPS))
-        assert programs.wait(programs.start(*command, output=after)) == 0, shown(after)
+        assert ended(started(*command, output=after)) == 0, shown(after)
         assert re.findall(r"opens (.*)", shown(after)) == [
             f"step-{step:09d}/rank-{rank:05d}.pt" for step in range(8, STEPS) for rank in range(SLICES)
         ]
@@ -93,12 +119,11 @@ def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tm
         job = {**CALM, "WORLD_SIZE": str(SLICES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [EXAMPLES / "train_ddp.py", directory, kept, STEPS]
         return [
-            programs.start(*command, output=output, env={**job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            started(*command, output=output, env={**job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(SLICES)
         ]
 
     with (
-        preloaded(DISTRIBUTED, CALM) as programs,
         mounted(lake, tmp_path / "m", "--group", "g", "--wait", "100") as mount,
         mounted(lake, tmp_path / "other", "--group", "calm", "--wait", "100") as other,
     ):
@@ -107,14 +132,12 @@ def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tm
         until(lambda: "step 6 " in shown(before), 100, lambda: shown(before))
         for end in (signal.SIGSTOP, signal.SIGKILL):  # at once: a rank whose peer has died ends by itself
             for rank in killed:
-                os.kill(rank, end)
-        assert [programs.wait(rank) for rank in killed] == [-signal.SIGKILL] * SLICES
+                os.kill(rank.pid, end)
+        assert [ended(rank) for rank in killed] == [-signal.SIGKILL] * SLICES
         (checkpoints / "step-000000006").mkdir()  # as if it had been killed while it saved
         commit(lake, range(7, STEPS))
         resumed = start(mount.directory, checkpoints, after)
-        assert [programs.wait(rank) for rank in (*resumed, *undisturbed)] == [0] * 4, shown(after) + shown(
-            calm
-        )
+        assert [ended(rank) for rank in (*resumed, *undisturbed)] == [0] * 4, shown(after) + shown(calm)
         assert list(losses(before)) == list(range(7))
         assert list(losses(after)) == list(range(4, STEPS))
         assert losses(before) | losses(after) == losses(calm)

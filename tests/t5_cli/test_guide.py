@@ -11,9 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from test_readme import blocks_of, commands, headings
-
-__all__ = ["commands"]  # a fixture
+from test_readme import blocks_of, headings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "fs/GUIDE.md"
@@ -59,12 +57,12 @@ def parts(sections):
 
 
 @pytest.fixture
-def follow(tmp_path, commands):
+def follow(tmp_path):
     """Runs the blocks of a section as somebody does who follows the guide; returns what they print."""
     (tmp_path / "examples").symlink_to(ROOT / "scripts/examples")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("STEPFS_")},
-        "PATH": f"{commands}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
+        "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
         "PYTHONWARNINGS": "",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "STEPFS_LOG_DIR": str(tmp_path / "logs"),

@@ -6,14 +6,11 @@ import json
 
 import json_schemas
 import pytest
-from forkedworkers import forked_workers
 from lakes import SLICES, commit, stepfs
 from test_json_page import fields, named
 from typer.testing import CliRunner
 
 from stepfs_producer.cli.app import app
-
-__all__ = ["forked_workers"]  # a fixture
 
 PLAN = f"""\
 output: {{ext: .npy, mesh: "dp={SLICES}", sequence_length: 64}}

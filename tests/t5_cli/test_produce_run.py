@@ -15,7 +15,6 @@ from pathlib import Path
 import json_schemas
 import numpy as np
 import pytest
-from forkedworkers import forked_workers
 from payload_samples import npy
 from test_json_page import SECTIONS
 from test_produce_text import PROGRAM, committed
@@ -23,8 +22,6 @@ from typer.testing import CliRunner
 
 from stepfs_producer import Producer
 from stepfs_producer.cli.app import app
-
-__all__ = ["forked_workers"]  # a fixture
 
 STEPS = 60
 PAUSE_S = 0.02  # between two looks: without one, looking takes the core that the command needs

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from forkedworkers import forked_workers
 from test_produce_text import committed
 from typer.testing import CliRunner
 
@@ -21,8 +20,6 @@ from stepfs_producer.cli.app import app
 from stepfs_producer.plan.state import SourceState, State, read_position
 from stepfs_producer.tgb_writer import unpack_position
 from torture.planned.audit import pieces_of
-
-__all__ = ["forked_workers"]  # a fixture
 
 PLAN = """\
 version: 1

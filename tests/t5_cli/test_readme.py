@@ -12,7 +12,6 @@ from pathlib import Path
 import boto3
 import pytest
 import typer
-from loadedpath import loaded_commands
 
 from stepfs import errors
 from stepfs.cli.app import app
@@ -51,19 +50,8 @@ def blocks_of(page: str, text: str) -> list[Block]:
 BLOCKS = [block for page, text in PAGES.items() for block in blocks_of(page, text)]
 
 
-@pytest.fixture(scope="module", params=["loaded", pytest.param("installed", marks=pytest.mark.slow)])
-def commands(request, tmp_path_factory):
-    """What stands at the front of PATH: the installed commands, or the same from an interpreter that is loaded."""
-    if request.param == "installed":
-        yield Path(sysconfig.get_path("scripts"))
-        return
-    modules = ("torch.distributed.checkpoint", "safetensors.torch", "webdataset", "stepfs.torch")
-    with loaded_commands(tmp_path_factory.mktemp("path") / "bin", *modules) as directory:
-        yield directory
-
-
 @pytest.fixture
-def reader(tmp_path, seaweed, commands):
+def reader(tmp_path, seaweed):
     """The directory and environment of somebody who follows the README: some text, a bucket, our commands."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -73,7 +61,7 @@ def reader(tmp_path, seaweed, commands):
     bucket.create()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("STEPFS_")},
-        "PATH": f"{commands}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
+        "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
         "PYTHONWARNINGS": "",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }

@@ -1,38 +1,41 @@
-"""The table of `stepfs` commands: a command is one module of `commands` and one line below.
+"""The table of `stepfs` commands: a command is one module of `commands`, with a function of its name, and one line below.
 
-Command modules import the library inside their functions, so that `stepfs --help` and shell completion load neither
-boto3 nor pyfuse3 nor trio. The help is plain text instead of typer's boxes: it works in a pipe, and rich loads only
-when a command draws a progress bar.
+Only the command that was asked for is imported, and it imports the library inside its functions: `stepfs --help` and
+shell completion load neither boto3 nor pyfuse3 nor trio, and `stepfs ls` does not pay for `stepfs fork`. The help is plain
+text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws a progress bar.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from stepfs import __version__
-from stepfs.cli.commands import (
-    checkpoint,
-    doctor,
-    fork,
-    init,
-    ls,
-    mount,
-    reclaim,
-    retire_producer,
-    seal,
-    show,
-    stats,
-    status,
-    verify,
-    version,
-)
-from stepfs.cli.failure import reported
+from stepfs.cli.lazy_commands import lazy_group
 from stepfs.cli.variables import warn_of_unknown
+
+SUMMARIES: Final = {
+    "init": "Create a lake.",
+    "mount": "Mount a lake on a directory.",
+    "unmount": "Unmount, and wait until nothing is left.",
+    "ls": "List the steps of a lake as a mount would.",
+    "show": "Show the arrays of a payload.",
+    "stats": "Show what was committed, by producer and hour.",
+    "status": "Show the state of a lake or of a mount.",
+    "checkpoint": "Record that a checkpoint exists.",
+    "reclaim": "Delete the steps that no checkpoint needs.",
+    "retire-producer": "Give up a producer that will not come back.",
+    "seal": "Declare a lake complete.",
+    "fork": "Start a new lake from a step of another.",
+    "verify": "Read everything back and check it.",
+    "doctor": "Find out why it does not work here.",
+    "version": "Show the versions of everything that matters here.",
+}
 
 app = typer.Typer(
     name="stepfs",
+    cls=lazy_group("stepfs.cli.commands", SUMMARIES),
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -42,25 +45,6 @@ app = typer.Typer(
         "7 fenced (do not restart)."
     ),
 )
-
-for name, command, summary in (
-    ("init", init.init, "Create a lake."),
-    ("mount", mount.mount, "Mount a lake on a directory."),
-    ("unmount", mount.unmount, "Unmount, and wait until nothing is left."),
-    ("ls", ls.ls, "List the steps of a lake as a mount would."),
-    ("show", show.show, "Show the arrays of a payload."),
-    ("stats", stats.stats, "Show what was committed, by producer and hour."),
-    ("status", status.status, "Show the state of a lake or of a mount."),
-    ("checkpoint", checkpoint.checkpoint, "Record that a checkpoint exists."),
-    ("reclaim", reclaim.reclaim, "Delete the steps that no checkpoint needs."),
-    ("retire-producer", retire_producer.retire_producer, "Give up a producer that will not come back."),
-    ("seal", seal.seal, "Declare a lake complete."),
-    ("fork", fork.fork, "Start a new lake from a step of another."),
-    ("verify", verify.verify, "Read everything back and check it."),
-    ("doctor", doctor.doctor, "Find out why it does not work here."),
-    ("version", version.version, "Show the versions of everything that matters here."),
-):
-    app.command(name, short_help=summary)(reported()(command))
 
 
 def _print_version(wanted: bool) -> None:

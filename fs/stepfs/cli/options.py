@@ -30,6 +30,10 @@ LakeOrDirectory = Annotated[
         metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.", callback=not_empty
     ),
 ]
+# A string: typer stats a `Path`, and a mount that hangs would hang the command.
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="The mount point: an empty directory.", callback=not_empty)
+]
 EndpointUrl = Annotated[
     str | None,
     typer.Option(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 import trio
-from prometheus_client import CollectorRegistry
 
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
@@ -38,7 +40,6 @@ from stepfs.mount.fuse.operations import Parts, StepOperations
 from stepfs.mount.fuse.order_directory import OrderDirectory
 from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status import metrics
 from stepfs.mount.status.heartbeat import Heartbeat
 from stepfs.mount.status.reports import Machine, ReportedParts, Reports
 from stepfs.store.api import Store
@@ -48,6 +49,9 @@ from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import RankMap, rank_map
 from stepfs.view.selection import hinted_slices
 from stepfs.view.tree import Tree, ViewOptions
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 
 class Assembly:
@@ -97,7 +101,6 @@ class Assembly:
             fleet=self.fleet,
         )
         self.reports = self._make_reports()
-        self.registry = self._make_registry()
         self.operations = self._make_operations()
 
     def _make_slices(self, disk: DiskCache | None) -> Slices:
@@ -140,7 +143,11 @@ class Assembly:
             )
         )
 
-    def _make_registry(self) -> CollectorRegistry:
+    @cached_property
+    def registry(self) -> CollectorRegistry:
+        """The metrics of this mount. Made when somebody asks for them, because prometheus_client is slow to import."""
+        from stepfs.mount.status import metrics  # noqa: PLC0415
+
         collector = metrics.MountCollector(
             self.meter,
             self.store.counts,
@@ -152,6 +159,11 @@ class Assembly:
         )
         return metrics.registry_of(collector)
 
+    def _render_metrics(self) -> str:
+        from stepfs.mount.status import metrics  # noqa: PLC0415
+
+        return metrics.render(self.registry)
+
     def _make_operations(self) -> StepOperations:
         control = Control(
             self.reader,
@@ -159,7 +171,7 @@ class Assembly:
             self.waits,
             files={
                 Fixed.STATUS: lambda: documents.render(self.reports.status()),
-                Fixed.METRICS: lambda: metrics.render(self.registry),
+                Fixed.METRICS: self._render_metrics,
                 Fixed.CONFIG: lambda: documents.render(self.reports.config()),
                 Fixed.ACCESSLOG: self.meter.accesslog,
             },

@@ -21,7 +21,6 @@ from typing import Final
 import sdnotify
 import trio
 
-from stepfs import scrape
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
@@ -155,8 +154,12 @@ class _Session:
     async def _serve_metrics(self, mount: Assembly, held: ExitStack) -> None:
         """Serve until `held` closes. Retry: the previous mount releases its port slightly after its directory."""
         port, until = self._options.metrics_port, trio.current_time() + _PORT_S
+        if port is None:
+            return
+        from stepfs import scrape  # noqa: PLC0415 (most mounts need no HTTP server)
+
         address, healthy = self._options.metrics_address, scrape.loop_turns()
-        while port is not None:
+        while True:
             try:
                 held.enter_context(scrape.served(port, mount.registry, address=address, healthy=healthy))
             except RefusedError as error:

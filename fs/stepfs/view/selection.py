@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.snapshot import LogState
 from stepfs.view.naming import RANK_MAX, STEP_MAX
 from stepfs.view.ranks import RankMap
+
+if TYPE_CHECKING:
+    from stepfs.format.snapshot import LogState
 
 
 def parse_steps(text: str) -> range:

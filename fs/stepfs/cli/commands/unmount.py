@@ -1,0 +1,67 @@
+"""`stepfs unmount`, and the checkpoint that may come with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepfs.cli.options import Directory
+from stepfs.command_hint import command
+from stepfs.errors import RefusedError, StepfsError
+from stepfs.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from stepfs.mount.unmount import Daemon
+
+
+def unmount(
+    directory: Directory,
+    *,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpoint",
+            envvar="STEPFS_CHECKPOINT",
+            metavar="NEXT",
+            min=0,
+            help="Record, for the mount's group, a durable checkpoint that resumes at step NEXT.",
+        ),
+    ] = None,
+) -> None:
+    """Unmount, and return when the daemon is gone and its cache removed. A busy mount is left as it is (exit 4)."""
+    from stepfs.mount.unmount import unmount_and_wait
+
+    if checkpoint is None:
+        unmount_and_wait(Path(directory))
+        return
+    import trio
+
+    from stepfs.checkpoints.record import check_next_step
+    from stepfs.mount.host.mountinfo import real_directory
+    from stepfs.mount.unmount import committed_steps, daemon_of
+
+    where = real_directory(Path(directory))
+    daemon = daemon_of(where)
+    if daemon.group is None:
+        raise RefusedError(
+            f"{directory} was mounted without --group; there is no run to record a checkpoint for"
+        )
+    check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
+    unmount_and_wait(Path(directory))
+    try:
+        trio.run(_record, daemon, daemon.group, checkpoint)
+    except StepfsError as error:
+        by_hand = command("stepfs", "checkpoint", daemon.lake, "--group", daemon.group, checkpoint)
+        raise type(error)(
+            f"{directory} is unmounted, but its checkpoint is not recorded ({error}); do it with `{by_hand}`"
+        ) from error
+
+
+async def _record(daemon: Daemon, group: str, next_step: int) -> None:
+    from stepfs.checkpoints.record import record_checkpoint
+    from stepfs.cli.target import opened_log
+
+    async with opened_log(daemon.lake, StoreOptions(daemon.endpoint_url)) as log:
+        await record_checkpoint(log, group, next_step)
