@@ -198,7 +198,7 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
     world = world_of(60, 256 * KIB)
     world.store.behave = lambda *_: 0.05
     slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
-    prefetcher = Prefetcher(slices, world)
+    prefetcher = Prefetcher(slices, world, processor_s=trio.current_time)
     slices.on_reading = prefetcher.note_open
     await nursery.start(slices.run)
     await nursery.start(prefetcher.run)
