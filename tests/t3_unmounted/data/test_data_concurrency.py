@@ -123,8 +123,8 @@ async def seconds_for(world, concurrency, *, latency_s):
         await nursery.start(slices.run)
         for number, (entry, (index,)) in enumerate(wishes):
             if number % 64 == 0:
-                slices.prefetch(wishes[number : number + 256])
-            handle = slices.open(entry, SliceIndex(index))
+                slices.requests.replace(wishes[number : number + 256])
+            handle = slices.reads.open(entry, SliceIndex(index))
             assert len(await handle.read(0, 16)) == 16
             handle.close()
         nursery.cancel_scope.cancel()

@@ -77,7 +77,7 @@ async def waits_of(bytes_per_s: float, sizes: list[int], *, memory_bytes: int) -
     prefetcher = Prefetcher(slices, world, processor_s=trio.current_time)
 
     async def read(step: Step, index: SliceIndex) -> None:
-        handle = slices.open(world.entries[step], index)
+        handle = slices.reads.open(world.entries[step], index)
         prefetcher.note_open(step, index)
         size = 0
         while part := await handle.read(size, MIB):
