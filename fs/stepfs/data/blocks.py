@@ -57,7 +57,7 @@ class HeldSlice:
     """A slice that is open, or of which some bytes are at hand or on their way."""
 
     __slots__ = (
-        "entry", "handles", "index", "pieces", "places", "read_at", "reading", "ref", "role", "streak"
+        "entry", "handles", "index", "loading", "pieces", "places", "read_at", "reading", "ref", "role", "streak"
     )  # fmt: skip
 
     def __init__(self, entry: StepEntry, index: SliceIndex) -> None:
@@ -70,6 +70,7 @@ class HeldSlice:
         self.role = Role.WANTED  # changed by `Cache.set_role` alone
         self.read_at = float("-inf")  # trio time of the last READ
         self.reading = 0  # block number of the latest read: blocks near it are fetched first
+        self.loading = 0  # blocks under way
         self.streak = 0  # blocks that were read in order, up to `reading`
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from data_doubles import World
+from data_doubles import World, processor
 from data_pages import Pages
 
 from stepfs.data.cache.disk import DiskCache
@@ -198,7 +198,7 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
     world = world_of(60, 256 * KIB)
     world.store.behave = lambda *_: 0.05
     slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
-    prefetcher = Prefetcher(slices, world, processor_s=trio.current_time)
+    prefetcher = Prefetcher(slices, world, processor_s=processor())
     slices.reads.on_reading = prefetcher.note_open
     await nursery.start(slices.run)
     await nursery.start(prefetcher.run)

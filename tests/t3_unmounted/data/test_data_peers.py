@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from data_doubles import World
+from data_doubles import World, processor
 
 from stepfs.data.cache.readers import ReaderCounts
 from stepfs.data.prefetch.prefetcher import Prefetcher
@@ -22,7 +22,7 @@ class Node:
     def __init__(self, world, memory_bytes, **options):
         self.world = world
         self.slices = Slices(world.store, memory_bytes=memory_bytes, **options)
-        self.prefetcher = Prefetcher(self.slices, world, processor_s=trio.current_time)
+        self.prefetcher = Prefetcher(self.slices, world, processor_s=processor())
         self.slices.reads.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):

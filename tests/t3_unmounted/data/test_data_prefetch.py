@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, indices
+from data_doubles import World, indices, processor
 
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
@@ -27,7 +27,7 @@ class Node:
     def __init__(self, world, *, memory_bytes=256 * MIB, **options):
         self.world = world
         self.slices = Slices(world.store, memory_bytes=memory_bytes)
-        self.prefetcher = Prefetcher(self.slices, world, processor_s=trio.current_time, **options)
+        self.prefetcher = Prefetcher(self.slices, world, processor_s=processor(), **options)
 
     async def run(self, *, task_status):
         async with trio.open_nursery() as nursery:

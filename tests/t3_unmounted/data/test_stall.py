@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from data_doubles import LAKE_ID, HeldStore, World
+from data_doubles import LAKE_ID, HeldStore, World, processor
 
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
@@ -74,7 +74,7 @@ async def waits_of(bytes_per_s: float, sizes: list[int], *, memory_bytes: int) -
     """What a trainer waits for each step, and the bytes that were fetched."""
     world = lake(Link(bytes_per_s), sizes)
     slices = Slices(world.store, memory_bytes=memory_bytes)
-    prefetcher = Prefetcher(slices, world, processor_s=trio.current_time)
+    prefetcher = Prefetcher(slices, world, processor_s=processor())
 
     async def read(step: Step, index: SliceIndex) -> None:
         handle = slices.reads.open(world.entries[step], index)

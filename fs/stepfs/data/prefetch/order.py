@@ -72,6 +72,11 @@ class OrderEvidence:
         return bool(self._went_on) and chance <= _CHANCE_MAX and sum(self._went_on) >= enough
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the step opened last did, or is the first."""
+        return not self._went_on or self._went_on[-1]
+
+    @property
     def unbroken(self) -> bool:
         """Whether nothing has jumped, as far as is remembered."""
         return all(self._went_on)

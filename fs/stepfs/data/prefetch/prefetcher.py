@@ -33,6 +33,7 @@ _RETRY_S: Final = 1.0
 _REST_S: Final = 300.0
 _ENTRIES_AT_ONCE: Final = 8
 _ENTRIES_MAX: Final = 64  # before looking where readers are by now
+_JUMPS_UNPLANNED: Final = 8  # steps opened while readers jump, before it is asked again whether they do
 _BUDGET_SHARE: Final = 0.75  # the rest is for open files
 
 
@@ -77,6 +78,9 @@ class Prefetcher:
         self._start = start
         self._guesses = guesses
         self._processor_s = processor_s
+        self._jumps: int | None = (
+            None  # steps opened since a plan found no order; None: the last one found one
+        )
         self._alone: set[Step] = set()  # announced ones in the newest plan
         self._learned = set(self._hinted)
         self._learned_at = float("-inf")
@@ -88,6 +92,8 @@ class Prefetcher:
         fresh = self.hints.note_open(step, index, trio.current_time())
         if fresh is None:  # not announced: is there an order all the same?
             fresh = self._guesses and self.position.note(step, index)
+            if self._is_jump(fresh):
+                return
         if fresh:
             self._pace.note(trio.current_time())
         if index not in self._learned:
@@ -95,6 +101,14 @@ class Prefetcher:
             self._learned_at = trio.current_time()
         self._rest.pop(step // SEGMENT_STEPS, None)
         self._wake.set()
+
+    def _is_jump(self, fresh: bool) -> bool:
+        """Whether readers were not in order when that was last asked, and this open is one more that is not: of these
+        each eighth is planned for."""
+        if self._jumps is None or self.position.order.goes_on:
+            return False
+        self._jumps += fresh
+        return self._jumps < _JUMPS_UNPLANNED
 
     def accept(self, hint: Hint) -> None:
         """Accept a trainer's hint about its next opens; `UsageError` for an invalid one."""
@@ -114,7 +128,9 @@ class Prefetcher:
             await self._until_settled()
             self._wake = trio.Event()
             began = self._processor_s()  # waiting costs the loop nothing
-            retry = not await self._grant(self._plan())
+            plan = self._plan()
+            self._jumps = None if plan else 0
+            retry = not await self._grant(plan)
             cost_s = self._processor_s() - began
             with trio.move_on_after(_RETRY_S if retry else float("inf")):
                 await self._wake.wait()
