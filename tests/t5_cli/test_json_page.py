@@ -11,6 +11,7 @@ import pytest
 from lakes import SLICES, commit, stepfs
 
 from stepfs.data.counters import DataCounts
+from stepfs.data.facts import DataFacts
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.mount import documents
 from stepfs.mount.status.reports import Reports
@@ -75,7 +76,7 @@ def test_the_page_names_what_version_prints():
 
 
 def test_the_page_names_what_a_mount_says():
-    written = inspect.getsource(Reports.status) + inspect.getsource(Reports._cache)
+    written = inspect.getsource(Reports.status) + inspect.getsource(DataFacts.budgets)
     keys = set(re.findall(r'^ +"([a-z_]+)":', written, re.MULTILINE))
     assert "frontier" in keys
     assert keys <= named(".stepfs/status.json, stepfs status DIR")

@@ -8,6 +8,7 @@ import trio
 
 from stepfs.data.buffers import Buffer
 from stepfs.data.ranges import Range, pieces_of
+from stepfs.data.roles import Role
 from stepfs.errors import StepfsError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
@@ -44,30 +45,19 @@ class Block:
         return self.entry.step
 
     @property
+    def role(self) -> Role:
+        return max(owner.role for owner in self.owners)
+
+    @property
     def pinned(self) -> bool:
-        return any(owner.pins for owner in self.owners)
-
-    @property
-    def consumed(self) -> bool:
-        return all(owner.consumed for owner in self.owners)
-
-    @property
-    def idle(self) -> bool:
-        """Whether all its slices are idle or consumed."""
-        return all(owner.idle or owner.consumed for owner in self.owners)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether it is here for readers that come later alone."""
-        return all(owner.awaited or owner.idle or owner.consumed for owner in self.owners)
+        return self.role.pinned
 
 
 class HeldSlice:
     """A slice that is open, or of which some bytes are at hand or on their way."""
 
     __slots__ = (
-        "awaited", "consumed", "entry", "handles", "idle", "index", "partial", "pieces", "pins", "places", "read_at", "reading",
-        "ref", "streak"
+        "entry", "handles", "index", "loading", "pieces", "places", "read_at", "reading", "ref", "role", "streak"
     )  # fmt: skip
 
     def __init__(self, entry: StepEntry, index: SliceIndex) -> None:
@@ -77,14 +67,11 @@ class HeldSlice:
         self.pieces = pieces_of(index, self.ref)
         self.places: list[Block | None] = [None] * len(self.pieces)
         self.handles = 0  # open files
-        self.idle = False  # open but not pinned: without a reader (see `opened`)
-        self.pins = 0
+        self.role = Role.WANTED  # changed by `Cache.set_role` alone
         self.read_at = float("-inf")  # trio time of the last READ
-        self.awaited = False  # was opened and closed, and another reader is on its way
-        self.consumed = False  # was opened and closed
         self.reading = 0  # block number of the latest read: blocks near it are fetched first
+        self.loading = 0  # blocks under way
         self.streak = 0  # blocks that were read in order, up to `reading`
-        self.partial = False  # blocks that its reader had passed made room, though it is open
 
     @property
     def key(self) -> tuple[Step, SliceIndex]:
@@ -106,12 +93,12 @@ class HeldSlice:
 
     def rewind(self) -> None:
         """Nobody has it open: the next reader begins at the beginning."""
-        self.reading, self.streak, self.partial, self.read_at = 0, 0, False, float("-inf")
+        self.reading, self.streak, self.read_at = 0, 0, float("-inf")
 
     @property
     def missing(self) -> list[int]:
         """Numbers of the blocks that are neither held nor being fetched, and that are worth fetching."""
-        first = self.reading if self.partial else 0
+        first = self.reading if self.role is Role.PASSED else 0
         return [number for number in range(first, len(self.places)) if self.places[number] is None]
 
     @property

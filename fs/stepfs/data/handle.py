@@ -17,7 +17,7 @@ from stepfs.format.ids import BLOCK_BYTES
 
 
 class Source(Protocol):
-    """`stepfs.data.slices.Slices`."""
+    """`stepfs.data.reads.SliceReads`."""
 
     @property
     def deadline_s(self) -> float: ...
@@ -51,7 +51,7 @@ class SliceHandle:
         stop = min(offset + size, self.length)
         if offset >= stop:
             return memoryview(b"")
-        if self._unread or self._held.idle:
+        if self._unread or not self._held.role.pinned:
             self._unread = False
             self._source.begin_reading(self._held)
         self._held.read_at = trio.current_time()

@@ -1,6 +1,8 @@
 """Loads queued blocks into memory, as many at a time as the store is worth (`concurrency`) and the budget allows.
 
-Demand keeps a quarter of the connections for itself, so that a reader never waits behind a prefetch.
+Demand keeps a quarter of the connections for itself, so that a reader never waits behind a prefetch. How many blocks of one
+open slice are under way is learned apart, from these loads alone: few, so that they come in order, until more turn out
+to deliver more (a store far away).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from stepfs.data.sources import Source
 from stepfs.errors import StepfsError, StoreUnreachableError
 
 _log = logging.getLogger("stepfs.data")
+_IN_ORDER_FIRST: Final = 4
 _MEMORY_POLL_S: Final = 0.05  # memory still seen by a reader or an abandoned thread returns without a signal
 
 
@@ -41,6 +44,9 @@ class BlockLoader:
         self._queue = queue
         self._sources = sources
         self._concurrency = concurrency
+        self._in_order = ConcurrencyLimit(
+            concurrency.limit_max, first=_IN_ORDER_FIRST, fixed=concurrency.fixed
+        )
         self._loaded = loaded
         self._active = 0
         self.readers_waiting = 0  # blocked on a block
@@ -65,7 +71,7 @@ class BlockLoader:
         limit = self._concurrency.limit
         prefetches = max(1, limit - limit // 4)
         while self._active < limit:
-            block = self._queue.next(prefetch=self._active < prefetches)
+            block = self._queue.next(prefetch=self._active < prefetches, in_order=self._in_order.limit)
             self.planned.set()
             self.planned = trio.Event()
             if block is None:
@@ -75,11 +81,15 @@ class BlockLoader:
                 return True
             block.state = State.FETCHING
             self._active += 1
+            for owner in block.owners:
+                owner.loading += 1
             nursery.start_soon(self._load, block, buffer)
         return False
 
     async def _load(self, block: Block, buffer: Buffer) -> None:
         loaded: Buffer | None = None
+        began = trio.current_time()
+        learns = self._in_order.start() if _is_read_in_order(block) else None
         try:
             for source in self._sources:
                 loaded = await source.load(block, buffer)
@@ -89,6 +99,12 @@ class BlockLoader:
             self._failed(block, error)
         finally:
             self._active -= 1
+            for owner in block.owners:
+                owner.loading -= 1
+            if learns is not None:
+                took_s = None if loaded is None else trio.current_time() - began
+                self._in_order.note_loaded(readers_wait=self.readers_waiting > 0)
+                self._in_order.end(learns, block.range.size, took_s)
             self.notify()
         if loaded is None:
             return
@@ -107,3 +123,8 @@ class BlockLoader:
                 )  # else a reader gets the error
             self._queue.failed(block)
             self._cache.fail(block, error)
+
+
+def _is_read_in_order(block: Block) -> bool:
+    """Whether it is one of several blocks of an open slice."""
+    return block.pinned and len(block.owners[0].places) > 1

@@ -1,9 +1,11 @@
 """What to fetch next: demands of open files, then prefetch requests, planned as late as possible so that neighbours join.
 
 Without I/O and without waiting. Demands of one turn of the loop are planned together, with the prefetch requests for
-the same step; prefetch requests one step at a time, whenever the queue is empty. A request demanded or read since it was made
-may be served and gone by now, so it is void; one that failed lately rests, or a missing object would be asked for in a
-loop.
+the same step; prefetch requests one step at a time, whenever the queue is empty. Skip requests already opened or read
+since they were queued: they may have been served and evicted. Skip recently failed requests for 10 s.
+
+An open slice has a few blocks under way, those nearest to its reader. With all of them under way the first comes with
+the last ones on a link that is full: a reader has to wait for all, and nothing is left to fetch while it reads.
 """
 
 from __future__ import annotations
@@ -87,8 +89,9 @@ class FetchQueue:
         for owner in block.owners:
             self._rest[owner.key] = trio.current_time() + _REST_S
 
-    def next(self, *, prefetch: bool) -> Block | None:
-        """The most urgent block, still queued; with `prefetch`, not only for open files."""
+    def next(self, *, prefetch: bool, in_order: int) -> Block | None:
+        """The most urgent block, still queued; with `prefetch`, not only for open files. Of an open slice at most
+        `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back."""
         for entry, indices in self._demands.values():
             also = [request for request in self.prefetch_requests if request[0].step == entry.step]
             self._plan(entry, indices.union(*map(self._outstanding, also)))
@@ -98,7 +101,9 @@ class FetchQueue:
             request = self.prefetch_requests[self._planned]
             self._planned += 1
             self._plan(request[0], self._outstanding(request))
-        block = min(self._queue, key=_urgency, default=None)
+        ready = [block for block in self._queue if not _is_held_back(block, in_order)]
+        block = min(ready, key=_urgency, default=None)
+        prefetch = prefetch and len(ready) == len(self._queue)
         return block if block is not None and (block.pinned or prefetch) else None
 
     def _plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> None:
@@ -123,6 +128,10 @@ class FetchQueue:
             self._rest = {key: until for key, until in self._rest.items() if until > now}
             outstanding = [index for index in outstanding if (step, index) not in self._rest]
         return outstanding
+
+
+def _is_held_back(block: Block, in_order: int) -> bool:
+    return block.owners[0].loading >= in_order and block.pinned and not block.waiting
 
 
 def _urgency(block: Block) -> tuple[int, int, int]:

@@ -10,8 +10,8 @@ from stepfs.data.buffers import Buffer
 from stepfs.data.cache.memory import Cache
 from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
-from stepfs.data.fetch.checksum import Check
-from stepfs.data.fetch.fetcher import Fetcher, Target
+from stepfs.data.fetch.checksum import RangeCheck
+from stepfs.data.fetch.fetcher import Fetcher, FetchTarget
 from stepfs.errors import StepfsError
 from stepfs.store.api import Store
 
@@ -32,8 +32,8 @@ class Source(Protocol):
 class DiskSource:
     """The disk cache. A damaged file is removed, and the next source is used."""
 
-    def __init__(self, spill: WriteBehind, cache: Cache, counts: DataCounts) -> None:
-        self._spill = spill
+    def __init__(self, disk_copies: WriteBehind, cache: Cache, counts: DataCounts) -> None:
+        self._disk_copies = disk_copies
         self._cache = cache
         self._counts = counts
 
@@ -41,15 +41,15 @@ class DiskSource:
         if not self._cache.copied(block):
             return None
         owner = block.owners[0]
-        check = Check(block.range, buffer)
-        got = await self._spill.load(
+        check = RangeCheck(block.range, buffer)
+        got = await self._disk_copies.load(
             owner, block.range.offset - owner.ref.offset, buffer.view(), check.update
         )
         problem = check.problem(got)
         if problem is None:
             self._counts.disk_hits += 1
             return buffer
-        self._spill.reject(owner, problem)
+        self._disk_copies.reject(owner, problem)
         return None
 
 
@@ -65,7 +65,7 @@ class StoreSource:
         self._origin_store = origin_store
 
     async def load(self, block: Block, buffer: Buffer) -> Buffer:
-        target = Target(await self._store_of(block.entry.tgb.origin), block.entry, block.range)
+        target = FetchTarget(await self._store_of(block.entry.tgb.origin), block.entry, block.range)
         return await self._fetcher.fetch(target, buffer, lambda: self._cache.lease(block.range.size, block))
 
     async def _store_of(self, origin: int) -> Store:

@@ -79,7 +79,7 @@ class Assembly:
         self.origins = OriginStores(store, lambda url: store_of(options, url))
         self.slices = self._make_slices(disk)
         self.prefetcher = self._make_prefetcher()
-        self.slices.on_reading = self.prefetcher.note_open
+        self.slices.reads.on_reading = self.prefetcher.note_open
         pages = KernelPageCache(options.directory, self.ranks, reader.identity.ext.encode())
         self.primer = Primer(self.slices, pages) if options.prime else None
         self.waits = Waits(
@@ -90,7 +90,7 @@ class Assembly:
             wait_s=options.wait_s,
             has_signal=has_pending_signal,
         )
-        self.withdrawal = Withdrawal(self.tree, self.known, self.slices, self.meter)
+        self.withdrawal = Withdrawal(self.tree, self.known, self.slices.forget_below, self.meter)
         self.fleet = FleetInterval(lambda: store.counts.throttled)
         self.follower = Follower(
             reader,
@@ -184,7 +184,7 @@ class Assembly:
                 reader=self.reader,
                 tree=self.tree,
                 ranks=self.ranks,
-                slices=self.slices,
+                slices=self.slices.reads,
                 waits=self.waits,
                 control=control,
                 meter=self.meter,
@@ -220,7 +220,7 @@ class Assembly:
             opened_here=lambda: self.meter.opened,
             order_needs_from=self.prefetcher.hints.needed_from,
             trusts=options.trust_checkpoints,
-            on_retired=self.slices.keep_opened,
+            on_retired=self.slices.reads.keep_opened,
         )
 
     async def start(self, background: trio.Nursery) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceIndex
 from stepfs.format.snapshot import StepEntry
 
 
@@ -22,8 +22,6 @@ class SliceHandle(Protocol):
 
 
 class Slices(Protocol):
-    """`stepfs.data.slices.Slices`."""
+    """`stepfs.data.reads.SliceReads`."""
 
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle: ...
-
-    def forget_below(self, step: Step) -> None: ...

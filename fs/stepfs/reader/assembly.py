@@ -83,7 +83,7 @@ class Assembly:
             start=STEP_MAX,  # nothing is fetched before a step was opened or announced: the caller says where it begins
             guesses=not options.is_worker,
         )
-        self.slices.on_reading = self.prefetcher.note_open
+        self.slices.reads.on_reading = self.prefetcher.note_open
         self._waits = Waits(
             self.tree, log, self._changes, deadline_s=options.deadline_s, wait_s=options.wait_s
         )
@@ -128,7 +128,7 @@ class Assembly:
         `StoreUnreachableError` once the store did not deliver within the deadline.
         """
         entry = await self._entry(step, waits=waits)
-        handle = self.slices.open(entry, index)
+        handle = self.slices.reads.open(entry, index)
         self.opened = max(self.opened, Step(step + 1))
         try:
             return await self._lending.copy_of(handle)

@@ -206,7 +206,7 @@ class Lake:
         number, index = Step(check_integer(step, "step")), self._slice(rank)
 
         async def look(parts: Assembly) -> bool:
-            return parts.slices.holds(number, index)
+            return parts.slices.facts.holds(number, index)
 
         return self._call(lambda parts: partial(look, parts))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 
@@ -125,3 +126,8 @@ class World:
 
 def indices(*numbers: int) -> list[SliceIndex]:
     return [SliceIndex(number) for number in numbers]
+
+
+def processor() -> Callable[[], float]:
+    """A clock of the processor's time by which each plan costs a millisecond."""
+    return itertools.count(0.0, 0.001).__next__

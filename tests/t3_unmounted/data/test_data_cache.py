@@ -1,159 +1,23 @@
-"""The cache as a state machine: whatever happens in whatever order, the budget holds and pinned bytes stay."""
+"""Who leaves memory for whom: a table of slices and blocks, without a store."""
 
 from __future__ import annotations
 
 from data_doubles import World
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stepfs.data.blocks import State
 from stepfs.data.buffers import Pool, size_class
 from stepfs.data.cache.memory import Cache
 from stepfs.data.counters import DataCounts
-from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.data.roles import Role
 from stepfs.format.ids import SliceIndex, Step
 
 KIB = 1 << 10
 MIB = 1 << 20
-LIMIT = 6 * MIB
-STEPS = 6
-SLICES = 3
 WORLD = World()
 
 
-for _ in range(STEPS):
-    WORLD.add_step([100 * KIB, 9 * MIB, 1500 * KIB])  # the second is two blocks, and does not fit at once
-
-
-steps = st.integers(0, STEPS - 1)
-slices = st.integers(0, SLICES - 1)
-
-
-class CacheMachine(RuleBasedStateMachine):
-    def __init__(self):
-        super().__init__()
-        self.cache = Cache(Pool(LIMIT), DataCounts(), on_disk=lambda _: False)
-        self.limit = LIMIT
-        self.queued = []
-        self.fetching = []  # (block, buffer)
-        self.pinned = []
-        self.views = []
-
-    @rule(step=steps, index=slices)
-    def open(self, step, index):
-        held = self.cache.hold(WORLD.entries[step], SliceIndex(index))
-        self.cache.pin(held)
-        self.pinned.append(held)
-
-    @precondition(lambda self: self.pinned)
-    @rule(data=st.data())
-    def close(self, data):
-        held = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
-        self.cache.unpin(held)
-
-    @rule(step=steps, indices=st.sets(slices, min_size=1))
-    def plan(self, step, indices):
-        self.cache.needed(Step(step))
-        self.queued += self.cache.plan(WORLD.entries[step], [SliceIndex(index) for index in indices])
-
-    @precondition(lambda self: self.queued)
-    @rule(data=st.data(), waiting=st.booleans())
-    def start(self, data, waiting):
-        block = self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1)))
-        if block.state is not State.QUEUED:
-            return
-        kept = self.pinned_ready()
-        block.waiting = int(waiting and block.pinned)
-        buffer = self.cache.lease(block.range.size, block)
-        if not block.waiting:
-            assert kept <= self.pinned_ready(), "a pinned block left though nobody was blocked"
-        block.waiting = 0
-        if buffer is None:
-            self.queued.append(block)
-        else:
-            assert len(buffer.view()) == block.range.size
-            block.state = State.FETCHING
-            self.fetching.append((block, buffer))
-
-    @precondition(lambda self: self.fetching)
-    @rule(data=st.data(), outcome=st.sampled_from(["ready", "corrupt", "unreachable"]))
-    def finish(self, data, outcome):
-        block, buffer = self.fetching.pop(data.draw(st.integers(0, len(self.fetching) - 1)))
-        if outcome == "ready" and block.state is State.FETCHING:
-            self.cache.ready(block, buffer)
-            return
-        self.cache.pool.give(buffer)
-        if block.state is State.FETCHING:
-            self.cache.fail(block, CorruptError("x") if outcome == "corrupt" else StoreUnreachableError("x"))
-
-    @rule()
-    def look(self):
-        """A reader's view on its way to the kernel, of any block."""
-        for block in self.cache.blocks():
-            if block.state is State.READY:
-                self.views.append(block.buffer.view())
-                break
-
-    @rule()
-    def looked(self):
-        self.views.clear()
-
-    @rule(step=steps)
-    def forget_below(self, step):
-        self.cache.forget_below(Step(step))
-        for block in self.cache.blocks():
-            assert block.pinned or block.step >= step or block.state in (State.FETCHING, State.FAILED)
-
-    @rule(limit=st.integers(MIB, LIMIT))
-    def shrink(self, limit):
-        self.limit = limit
-        self.cache.shrink(limit)
-
-    @rule(size=st.integers(1, 3 * MIB))
-    def charge(self, size):
-        if self.cache.charge(size):
-            self.cache.pool.discharge(size)
-
-    def pinned_ready(self):
-        return {block for block in self.cache.blocks() if block.pinned and block.state is State.READY}
-
-    @invariant()
-    def the_budget_holds(self):
-        pool = self.cache.pool
-        assert pool.used >= 0
-        assert pool.used + pool.pooled <= LIMIT
-        if (
-            pool.used + pool.pooled > self.limit
-        ):  # only after it shrank, and only by what cannot be taken back
-            unpinned = [b for b in self.cache.blocks() if b.state is State.READY and not b.pinned]
-            assert not unpinned or self.views
-            assert pool.pooled == 0 or pool.used <= self.limit
-
-    @invariant()
-    def every_byte_is_accounted_for(self):
-        held = sum(block.buffer.capacity for block in self.cache.blocks() if block.state is State.READY)
-        flying = sum(buffer.capacity for _, buffer in self.fetching)
-        if not self.views and not self.cache.pool.lingering:
-            assert self.cache.pool.used == held + flying
-
-    @invariant()
-    def buffers_are_there_exactly_when_ready(self):
-        for block in self.cache.blocks():
-            assert (block.buffer is not None) == (block.state is State.READY)
-            assert block.state is not State.DROPPED
-
-    @invariant()
-    def open_slices_are_in_the_table(self):
-        for held in self.pinned:
-            assert self.cache.get(*held.key) is held
-            assert held.pins == self.pinned.count(held)
-
-
-CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-TestCacheMachine = CacheMachine.TestCase
+for _ in range(6):
+    WORLD.add_step([0, 0, 1500 * KIB])
 
 
 def fetched(cache, step, index=2):
@@ -169,10 +33,17 @@ def held_steps(cache):
     return sorted({block.step for block in cache.blocks() if block.state is State.READY})
 
 
-def consume(cache, step):
+def opened(cache, step):
     held = cache.hold(WORLD.entries[step], SliceIndex(2))
-    cache.pin(held)
-    cache.unpin(held)
+    held.handles += 1
+    cache.set_role(held, Role.OPEN)
+    return held
+
+
+def consume(cache, step):
+    held = opened(cache, step)
+    held.handles -= 1
+    cache.set_role(held, Role.CONSUMED)
 
 
 def new_cache(on_disk=()):
@@ -183,7 +54,7 @@ def new_cache(on_disk=()):
 
 def asking_block(cache, step, *, pinned=False, waiting=False):
     if pinned:
-        cache.pin(cache.hold(WORLD.entries[step], SliceIndex(2)))
+        opened(cache, step)
     (block,) = cache.plan(WORLD.entries[step], [SliceIndex(2)])
     block.waiting = int(waiting)
     return block
@@ -220,10 +91,10 @@ def test_a_blocked_reader_takes_the_least_recently_read_pinned_block_as_last_res
     cache = new_cache()
     for step in (1, 2, 3):
         fetched(cache, step)
-        cache.pin(cache.hold(WORLD.entries[step], SliceIndex(2)))
+        opened(cache, step)
     for block in cache.blocks():
         block.read_at = {1: 5.0, 2: 1.0, 3: 9.0}[block.step]
-    cache.pin(cache.hold(WORLD.entries[4], SliceIndex(2)))
+    opened(cache, 4)
     (asking,) = cache.plan(WORLD.entries[4], [SliceIndex(2)])
     assert cache.lease(asking.range.size, asking) is None, "an open file nobody reads waits"
     asking.waiting = 1
@@ -261,7 +132,7 @@ def test_what_is_on_disk_does_not_displace_what_is_not_unless_a_reader_is_blocke
         fetched(cache, step)
     block = asking_block(cache, 1)
     assert not leases(cache, block)
-    cache.pin(block.owners[0])
+    opened(cache, 1)
     assert not leases(cache, block)
     block.waiting = 1
     assert leases(cache, block)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.data.buffers import Buffer
-from stepfs.data.fetch.checksum import Check
+from stepfs.data.fetch.checksum import RangeCheck
 from stepfs.data.ranges import Piece, Range
 from stepfs.format.ids import SliceIndex
 
@@ -29,7 +29,7 @@ def range_of(data, lengths, gap):
 def land(range_, data, cuts):
     """What the check says after the bytes came in runs that end at `cuts`."""
     buffer = Buffer(range_.size, range_.size)
-    check, last = Check(range_, buffer), 0
+    check, last = RangeCheck(range_, buffer), 0
     for cut in sorted({min(cut, range_.size) for cut in cuts}):
         buffer.view(last, cut)[:] = data[last:cut]
         check.update(cut)
@@ -63,6 +63,6 @@ def test_every_byte_of_every_piece_counts_however_they_come(lengths, gap, cuts, 
 @pytest.mark.parametrize("got", [0, 99, 101])
 def test_too_few_or_too_many_bytes_are_a_truncated_object(got):
     range_ = range_of(bytes(100), [100], 0)
-    assert Check(range_, Buffer(100, 100)).problem(got) == (
+    assert RangeCheck(range_, Buffer(100, 100)).problem(got) == (
         f"truncated object, {got} of 100 bytes at offset {OFFSET}"
     )

@@ -7,8 +7,9 @@ import trio
 from data_doubles import World, indices
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
+from stepfs.data.ranges import pieces_of
 from stepfs.data.slices import Slices
-from stepfs.format.ids import SliceIndex
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -123,8 +124,8 @@ async def seconds_for(world, concurrency, *, latency_s):
         await nursery.start(slices.run)
         for number, (entry, (index,)) in enumerate(wishes):
             if number % 64 == 0:
-                slices.prefetch(wishes[number : number + 256])
-            handle = slices.open(entry, SliceIndex(index))
+                slices.requests.replace(wishes[number : number + 256])
+            handle = slices.reads.open(entry, SliceIndex(index))
             assert len(await handle.read(0, 16)) == 16
             handle.close()
         nursery.cancel_scope.cancel()
@@ -142,3 +143,60 @@ async def test_a_store_that_is_slow_for_each_connection_gives_what_32_connection
     assert 32 < most <= CONNECTIONS_MAX
     assert bounded <= 8 < 16
     assert bounded_s > former_s
+
+
+async def read_slice(slices, world, step):
+    handle = slices.reads.open(world.entries[step], SliceIndex(0))
+    for offset in range(0, handle.length, MIB):
+        await handle.read(offset, MIB)
+    handle.close()
+
+
+@pytest.mark.parametrize("link", ["full", "far"])
+async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver_more(
+    nursery, autojump_clock, link
+):
+    """Nothing is fetched ahead. A full link takes twice as long for twice as many GETs, a store far away does not."""
+    world = World()
+    for _ in range(8):
+        world.add_step([12 * BLOCK_BYTES])
+    store = world.store
+    store.behave = lambda *_: 0.02 * store.running if link == "full" else 0.1
+    slices = Slices(store, memory_bytes=256 * MIB)
+    await nursery.start(slices.run)
+    await read_slice(slices, world, 0)
+    assert store.running_max == 4
+    offsets = [offset for _, offset, _ in store.requests]
+    assert all(abs(offsets.index(piece.offset) - piece.block) < 4 for piece in pieces(world, 0)), "in order"
+    for step in range(1, 8):
+        store.running_max = 0
+        await read_slice(slices, world, step)
+    if link == "full":
+        assert store.running_max <= 4
+    else:
+        assert store.running_max >= 12
+    assert len(store.requests) - slices.counts.hedges == 8 * 12
+    nursery.cancel_scope.cancel()
+
+
+async def test_while_blocks_of_an_open_slice_are_held_back_nothing_is_fetched_ahead(nursery, autojump_clock):
+    world = World()
+    for _ in range(3):
+        world.add_step([6 * BLOCK_BYTES])
+    world.store.behave = lambda *_: 1.0
+    slices = Slices(world.store, memory_bytes=512 * MIB)
+    await nursery.start(slices.run)
+    slices.requests.replace([(entry, [SliceIndex(0)]) for entry in world.entries[1:]])
+    handle = slices.reads.open(world.entries[0], SliceIndex(0))
+    await trio.sleep(0.5)
+    first = world.entries[0].tgb.key
+    assert [key for key, _, _ in world.store.requests] == [first] * 4
+    await trio.sleep(1)
+    assert [key for key, _, _ in world.store.requests].count(first) == 6
+    assert len(world.store.requests) > 6, "with all of it under way, the next steps' turn has come"
+    handle.close()
+    nursery.cancel_scope.cancel()
+
+
+def pieces(world, step):
+    return pieces_of(SliceIndex(0), world.entries[step].tgb.slice(SliceIndex(0)))

@@ -11,7 +11,7 @@ from data_doubles import World
 
 from stepfs.data.buffers import Pool
 from stepfs.data.counters import DataCounts
-from stepfs.data.fetch.fetcher import Fetcher, Target
+from stepfs.data.fetch.fetcher import Fetcher, FetchTarget
 from stepfs.data.fetch.hedge import SHARE_MAX, HedgePolicy
 from stepfs.data.fetch.throttle import Throttle
 from stepfs.data.ranges import join_pieces, pieces_of
@@ -33,7 +33,7 @@ class Bench:
         entry = self.world.add_step([size])
         (range_,) = join_pieces(pieces_of(SliceIndex(0), entry.tgb.slice(SliceIndex(0))))
         lease = lambda: self.pool.take(size)
-        buffer = await self.fetcher.fetch(Target(self.world.store, entry, range_), lease(), lease)
+        buffer = await self.fetcher.fetch(FetchTarget(self.world.store, entry, range_), lease(), lease)
         assert bytes(buffer.view()) == self.world.payloads[entry.step][0]
         self.pool.give(buffer)
 

@@ -37,7 +37,7 @@ def slow(world, latency_s=0.1):
 
 async def read_blocks(slices, world, numbers, *, step=0, piece=4 * MIB):
     """Seconds that it takes to read these blocks whole, in this order, `piece` bytes at a time."""
-    handle = slices.open(world.entries[step], INDEX)
+    handle = slices.reads.open(world.entries[step], INDEX)
     began = trio.current_time()
     payload = memoryview(world.payloads[step][0])
     for number in numbers:
@@ -117,10 +117,10 @@ async def test_open_files_that_were_not_read_keep_their_bytes_beside_a_large_one
     slow(world)
     slices = slices_of(world, BLOCKS + 6)
     await nursery.start(slices.run)
-    unread = slices.open(world.entries[1], INDEX)
+    unread = slices.reads.open(world.entries[1], INDEX)
     await trio.sleep(10)
-    assert slices.holds(Step(1), INDEX)
+    assert slices.facts.holds(Step(1), INDEX)
     await read_blocks(slices, world, range(BLOCKS))
-    assert slices.holds(Step(1), INDEX)
+    assert slices.facts.holds(Step(1), INDEX)
     unread.close()
     nursery.cancel_scope.cancel()

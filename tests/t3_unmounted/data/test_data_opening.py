@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from data_doubles import World
+from data_doubles import World, processor
 from data_pages import Pages
 
 from stepfs.data.cache.disk import DiskCache
@@ -46,7 +46,7 @@ class PrimedNode:
         monkeypatch.setattr(prime_module, "drop_pages", self.pages.dropped.append)
         self.primer = Primer(self.slices, self.pages)
         self.prefetcher = Prefetcher(self.slices, world)
-        self.slices.on_reading = self.prefetcher.note_open
+        self.slices.reads.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):
         async with trio.open_nursery() as nursery:
@@ -64,7 +64,7 @@ class PrimedNode:
             with trio.move_on_after(0.3):
                 await until(lambda step=step: self.primed(step))
             found += self.primed(step)
-            handle = self.slices.open(self.world.entries[step], INDEX)
+            handle = self.slices.reads.open(self.world.entries[step], INDEX)
             if not self.primed(step):
                 await handle.read(0, 4096)
             handle.close()
@@ -83,7 +83,7 @@ async def test_mapped_and_untouched_files_do_not_keep_the_next_steps_from_being_
         await nursery.start(node.run)
         handles = []
         for step in range(mapped):
-            handles.append(node.slices.open(world.entries[step], INDEX))
+            handles.append(node.slices.reads.open(world.entries[step], INDEX))
             await trio.sleep(pace_s)
         primed.append(await node.train(range(400, 500)))
         assert node.slices.cache.pool.used <= 16 * MIB
@@ -100,12 +100,12 @@ async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_fi
     world = world_of(1, 20 * MIB)
     slices = Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True)
     await nursery.start(slices.run)
-    handle = slices.open(world.entries[0], INDEX)
+    handle = slices.reads.open(world.entries[0], INDEX)
     await trio.sleep(60)
     assert slices.counts.requests == 0
     assert bytes(await handle.read(0, 10)) == world.payloads[0][0][:10]
     await trio.testing.wait_all_tasks_blocked()
-    assert slices.holds(Step(0), INDEX)
+    assert slices.facts.holds(Step(0), INDEX)
     assert (slices.counts.requests, slices.counts.bytes_fetched) == (3, 20 * MIB)
     nursery.cancel_scope.cancel()
 
@@ -114,7 +114,7 @@ async def test_without_a_group_what_is_opened_is_fetched_and_stays(nursery, auto
     world = world_of(60, MIB)
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
-    handles = [slices.open(world.entries[step], INDEX) for step in range(60)]
+    handles = [slices.reads.open(world.entries[step], INDEX) for step in range(60)]
     await trio.sleep(60)
     assert slices.counts.requests == 60
     world.store.objects.clear()
@@ -129,22 +129,22 @@ async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump
     world = world_of(80, 256 * KIB)
     slices = Slices(world.store, memory_bytes=32 * MIB, opened_are_kept=True)
     await nursery.start(slices.run)
-    handles = [slices.open(world.entries[step], INDEX) for step in range(40)]
+    handles = [slices.reads.open(world.entries[step], INDEX) for step in range(40)]
     if read:
         for handle in handles:
             await handle.read(0, 100)
     await trio.sleep(10)
-    slices.prefetch([(world.entries[step], [INDEX]) for step in range(40, 80)])
+    slices.requests.replace([(world.entries[step], [INDEX]) for step in range(40, 80)])
     await trio.sleep(1)
     if end == "checkpoint":
         slices.forget_below(Step(40))
     else:
-        slices.keep_opened()
+        slices.reads.keep_opened()
     await trio.testing.wait_all_tasks_blocked()
     world.store.objects.clear()
     for step, handle in enumerate(handles):
         assert bytes(await handle.read(0, MIB)) == world.payloads[step][0]
-    handle = slices.open(world.entries[39], INDEX)
+    handle = slices.reads.open(world.entries[39], INDEX)
     nursery.cancel_scope.cancel()
 
 
@@ -157,13 +157,13 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
     await nursery.start(slices.run)
     handles = []
     for step in range(100):
-        handles.append(slices.open(world.entries[step], INDEX))
+        handles.append(slices.reads.open(world.entries[step], INDEX))
         await handles[-1].read(0, 128)
         await trio.sleep(0.1)
     await trio.sleep(2)
-    slices.prefetch([(world.entries[step], [INDEX]) for step in range(100, 118)])
+    slices.requests.replace([(world.entries[step], [INDEX]) for step in range(100, 118)])
     await trio.testing.wait_all_tasks_blocked()
-    assert all(slices.holds(Step(step), INDEX) for step in range(100, 118))
+    assert all(slices.facts.holds(Step(step), INDEX) for step in range(100, 118))
     assert slices.counts.requests == 118
     assert bytes(await handles[0].read(0, MIB)) == world.payloads[0][0]
     assert slices.counts.requests == 119
@@ -175,7 +175,7 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
     slices = Slices(world.store, memory_bytes=8 * MIB, opened_are_kept=True)
     world.store.behave = lambda *_: 4.0
     await nursery.start(slices.run)
-    handle = slices.open(world.entries[0], INDEX)
+    handle = slices.reads.open(world.entries[0], INDEX)
     got = []
 
     async def read():
@@ -185,11 +185,11 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
         readers.start_soon(read)
         await trio.sleep(3)
         for step in range(1, 40):
-            slices.open(world.entries[step], INDEX)
+            slices.reads.open(world.entries[step], INDEX)
     assert got == [world.payloads[0][0]]
-    slices.prefetch([(world.entries[step], [INDEX]) for step in range(1, 40)])
+    slices.requests.replace([(world.entries[step], [INDEX]) for step in range(1, 40)])
     await trio.sleep(100)
-    assert slices.holds(Step(0), INDEX)
+    assert slices.facts.holds(Step(0), INDEX)
     assert slices.counts.requests == 8, "the budget, and nothing twice"
     nursery.cancel_scope.cancel()
 
@@ -198,11 +198,11 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
     world = world_of(60, 256 * KIB)
     world.store.behave = lambda *_: 0.05
     slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
-    prefetcher = Prefetcher(slices, world)
-    slices.on_reading = prefetcher.note_open
+    prefetcher = Prefetcher(slices, world, processor_s=processor())
+    slices.reads.on_reading = prefetcher.note_open
     await nursery.start(slices.run)
     await nursery.start(prefetcher.run)
-    handles = [slices.open(world.entries[step], INDEX) for step in range(60)]
+    handles = [slices.reads.open(world.entries[step], INDEX) for step in range(60)]
     await trio.sleep(5)
     assert slices.counts.requests == 0
     waited = 0
@@ -223,14 +223,14 @@ async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
     world = world_of(3, MIB)
     node = PrimedNode(tmp_path / "m", monkeypatch, world, memory_bytes=64 * MIB, kept=True)
     seen = []
-    node.slices.on_reading = lambda step, index: seen.append((step, index))
+    node.slices.reads.on_reading = lambda step, index: seen.append((step, index))
     await nursery.start(node.slices.run)
     await nursery.start(node.primer.run)
-    node.slices.prefetch([(world.entries[2], [INDEX])])
+    node.slices.requests.replace([(world.entries[2], [INDEX])])
     await until(lambda: node.primed(2))
-    handle = node.slices.open(world.entries[0], INDEX)
-    node.slices.open(world.entries[1], INDEX)
-    node.slices.open(world.entries[2], INDEX)
+    handle = node.slices.reads.open(world.entries[0], INDEX)
+    node.slices.reads.open(world.entries[1], INDEX)
+    node.slices.reads.open(world.entries[2], INDEX)
     assert seen == [(2, 0)]
     await handle.read(0, 1)
     await handle.read(1, 1)
@@ -244,15 +244,15 @@ async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, 
     slices = Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True, disk=disk)
     async with trio.open_nursery() as inner:
         await inner.start(slices.run)
-        slices.prefetch([(world.entries[step], [INDEX]) for step in range(4)])
+        slices.requests.replace([(world.entries[step], [INDEX]) for step in range(4)])
         await until(lambda: disk.used == 4 * MIB)
-        handles = [slices.open(world.entries[step], INDEX) for step in range(40)]
-        assert not disk.is_pinned((Step(0), INDEX))
+        handles = [slices.reads.open(world.entries[step], INDEX) for step in range(40)]
+        assert not slices.cache.is_pinned((Step(0), INDEX))
         assert bytes(await handles[0].read(0, MIB)) == world.payloads[0][0]
-        assert disk.is_pinned((Step(0), INDEX))
+        assert slices.cache.is_pinned((Step(0), INDEX))
         for handle in handles:
             handle.close()
-        assert not disk.is_pinned((Step(0), INDEX))
+        assert not slices.cache.is_pinned((Step(0), INDEX))
         inner.cancel_scope.cancel()
     disk.close()
 
@@ -270,9 +270,9 @@ async def test_a_file_that_is_only_opened_and_closed_is_fetched_ahead_all_the_sa
     )
     world.store.behave = lambda _number, _offset, _size: 1.0
     await nursery.start(slices.run)
-    slices.prefetch([(entry, [INDEX, last])])
-    slices.open(entry, last).close()
+    slices.requests.replace([(entry, [INDEX, last])])
+    slices.reads.open(entry, last).close()
     await until(lambda: world.store.requests)
-    slices.open(entry, last).close()
-    await until(lambda: slices.holds(Step(0), last))
+    slices.reads.open(entry, last).close()
+    await until(lambda: slices.facts.holds(Step(0), last))
     assert len(world.store.requests) == 2

@@ -42,7 +42,7 @@ class Bench:
             task_status.started()
 
     def prefetch(self, *steps):
-        self.slices.prefetch([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
+        self.slices.requests.replace([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
 
     def key(self, step):
         return Step(step), SliceIndex(0)
@@ -78,7 +78,7 @@ async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
     await nursery.start(there.run)
     there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
-    assert there.slices.holds(*there.key(0))
+    assert there.slices.facts.holds(*there.key(0))
     assert there.slices.cache.pool.used == 8 * MIB
     nursery.cancel_scope.cancel()
 
@@ -87,11 +87,13 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
+    await there.until(
+        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
+    )
     there.slices.cache.pool.sweep()
     assert there.slices.cache.pool.used == 4 * MIB
     there.world.store.objects.clear()
-    handle = there.slices.open(there.world.entries[0], SliceIndex(0))
+    handle = there.slices.reads.open(there.world.entries[0], SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.disk_hits == 0
     assert bytes(await handle.read(MIB, 100)) == there.world.payloads[0][0][MIB : MIB + 100]
@@ -121,7 +123,7 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
     for step in range(12):
         there.prefetch(*range(step, min(step + 3, 12)))
         await there.until(lambda step=step: there.key(step) in there.primer.primed)
-        handle = there.slices.open(there.world.entries[step], SliceIndex(0))
+        handle = there.slices.reads.open(there.world.entries[step], SliceIndex(0))
         assert there.slices.cache.pool.used <= 16 * MIB
         assert there.primer.bytes <= 8 * MIB
         primed = max(primed, there.primer.bytes)
@@ -150,7 +152,7 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     await there.until(lambda: not there.primer.enabled)
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
-    assert there.slices.holds(*there.key(0))
+    assert there.slices.facts.holds(*there.key(0))
     nursery.cancel_scope.cancel()
 
 
@@ -193,16 +195,18 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
-    there.slices.open(there.world.entries[0], SliceIndex(0)).close()
-    there.slices.spill.disk.remove(
-        [there.slices.spill.disk.forget(there.key(0))]
+    await there.until(
+        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
+    )
+    there.slices.reads.open(there.world.entries[0], SliceIndex(0)).close()
+    there.slices.disk_copies.disk.remove(
+        [there.slices.disk_copies.disk.forget(there.key(0))]
     )  # consumed files leave first
-    handle = there.slices.open(there.world.entries[0], SliceIndex(0))
+    handle = there.slices.reads.open(there.world.entries[0], SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.requests == 1
     there.slices.forget_below(Step(1))
-    await there.until(lambda: there.slices.holds(*there.key(0)))
+    await there.until(lambda: there.slices.facts.holds(*there.key(0)))
     there.world.store.objects.clear()
     assert bytes(await handle.read(0, 4 * MIB)) == there.world.payloads[0][0]
     assert there.slices.counts.requests == 2
@@ -232,7 +236,7 @@ async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_
     await nursery.start(there.run)
 
     def use(step):
-        there.slices.open(there.world.entries[step], SliceIndex(0)).close()
+        there.slices.reads.open(there.world.entries[step], SliceIndex(0)).close()
 
     there.prefetch(*range(4))
     await there.until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))

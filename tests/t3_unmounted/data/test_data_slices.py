@@ -11,7 +11,8 @@ import trio.testing
 from data_doubles import World, indices
 
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
-from stepfs.data.slices import SliceHandle, Slices  # type: ignore[attr-defined]
+from stepfs.data.handle import SliceHandle
+from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 
@@ -32,14 +33,14 @@ async def test_bytes_are_exactly_the_committed_ones(nursery, autojump_clock):
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
     for number, payload in enumerate(world.payloads[0]):
-        handle = slices.open(entry, SliceIndex(number))
+        handle = slices.reads.open(entry, SliceIndex(number))
         assert handle.length == len(payload)
         assert await read_all(handle) == payload
         assert bytes(await handle.read(len(payload), 1)) == b""
         assert bytes(await handle.read(max(len(payload) - 3, 0), 100)) == payload[-3:]
         handle.close()
     with pytest.raises(IndexError):
-        slices.open(entry, SliceIndex(len(sizes)))
+        slices.reads.open(entry, SliceIndex(len(sizes)))
     nursery.cancel_scope.cancel()
 
 
@@ -48,7 +49,7 @@ async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
     entry = world.add_step([3 * BLOCK_BYTES])
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     start = BLOCK_BYTES - 5
     assert (
         bytes(await handle.read(start, BLOCK_BYTES + 10))
@@ -74,7 +75,7 @@ async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery,
         return real(*arguments, **options)
 
     monkeypatch.setattr(mmap, "mmap", refuse)
-    assert await read_all(slices.open(entry, SliceIndex(0))) == world.payloads[0][0]
+    assert await read_all(slices.reads.open(entry, SliceIndex(0))) == world.payloads[0][0]
     nursery.cancel_scope.cancel()
 
 
@@ -86,7 +87,7 @@ async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
     await nursery.start(slices.run)
 
     async def reader():
-        handle = slices.open(entry, SliceIndex(0))
+        handle = slices.reads.open(entry, SliceIndex(0))
         assert await read_all(handle) == world.payloads[0][0]
         handle.close()
 
@@ -106,7 +107,7 @@ async def test_block_0_is_served_while_block_5_hangs(nursery, autojump_clock):
     gate = world.store.gates[base + 5 * BLOCK_BYTES] = trio.Event()
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     payload = world.payloads[0][0]
     for block in range(5):
         assert bytes(await handle.read(block * BLOCK_BYTES, 10)) == payload[block * BLOCK_BYTES :][:10]
@@ -126,7 +127,7 @@ async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_cl
     world.store.behave = lambda *_: 1.0
     slices = Slices(world.store, memory_bytes=128 * MIB, concurrency=ConcurrencyLimit(1))
     await nursery.start(slices.run)
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     await handle.read(6 * BLOCK_BYTES, 1)
     assert [(offset - base) // BLOCK_BYTES for _, offset, _ in world.store.requests][:2] == [0, 6]
@@ -139,7 +140,7 @@ async def test_neighbours_opened_together_cost_one_get(nursery, autojump_clock):
     entry = world.add_step([64 << 10] * 64)
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
-    handles = [slices.open(entry, index) for index in indices(*range(8, 16))]
+    handles = [slices.reads.open(entry, index) for index in indices(*range(8, 16))]
     for number, handle in enumerate(handles, start=8):
         assert await read_all(handle) == world.payloads[0][number]
     assert len(world.store.requests) == 1
@@ -152,14 +153,14 @@ async def test_pinned_bytes_outlive_their_object(nursery, autojump_clock):
     entry = world.add_step([2 * BLOCK_BYTES])
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     await handle.read(0, 1)
     await trio.testing.wait_all_tasks_blocked()
     world.store.objects.clear()
     slices.forget_below(Step(1))
     assert await read_all(handle) == world.payloads[0][0]
     handle.close()
-    assert not slices.holds(Step(0), SliceIndex(0))
+    assert not slices.facts.holds(Step(0), SliceIndex(0))
     assert slices.cache.pool.used == 0
     nursery.cancel_scope.cancel()
 
@@ -170,11 +171,11 @@ async def test_a_view_in_flight_keeps_its_bytes(nursery, autojump_clock):
     first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
     slices = Slices(world.store, memory_bytes=4 * MIB)
     await nursery.start(slices.run)
-    handle = slices.open(first, SliceIndex(0))
+    handle = slices.reads.open(first, SliceIndex(0))
     view = await handle.read(0, 2 * MIB)
     handle.close()
     slices.forget_below(Step(1))
-    other = slices.open(second, SliceIndex(0))
+    other = slices.reads.open(second, SliceIndex(0))
     await other.read(0, 1)
     assert bytes(view) == world.payloads[0][0]
     other.close()
@@ -186,10 +187,10 @@ async def test_memory_seen_by_a_view_is_not_spent_twice(nursery, autojump_clock)
     first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
     slices = Slices(world.store, memory_bytes=2 * MIB)
     await nursery.start(slices.run)
-    handle = slices.open(first, SliceIndex(0))
+    handle = slices.reads.open(first, SliceIndex(0))
     view = await handle.read(0, 2 * MIB)
     handle.close()
-    other = slices.open(second, SliceIndex(0))
+    other = slices.reads.open(second, SliceIndex(0))
     with trio.move_on_after(5) as scope:
         await other.read(0, 1)
     assert scope.cancelled_caught, "the only buffer is still seen by the first reader"
@@ -210,7 +211,7 @@ async def test_a_bit_flipped_on_the_way_is_fetched_again(nursery, autojump_clock
     world.store.spoil = spoil
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert (slices.counts.requests, slices.counts.corrupt) == (2, 1)
     nursery.cancel_scope.cancel()
@@ -226,19 +227,19 @@ async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojum
     world.store.objects[entry.tgb.key] = bytes(data)
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     for _ in range(3):
         with pytest.raises(CorruptError, match=rf"{entry.tgb.key}.*slice 0 .*{bad.crc32c:08x}"):
             await handle.read(0, 1)
     assert slices.counts.requests == 2, "an open file that failed is not fetched for every read"
-    other = slices.open(entry, SliceIndex(1))
+    other = slices.reads.open(entry, SliceIndex(1))
     assert await read_all(other) == world.payloads[0][1]
     assert good.length == other.length
     handle.close()
     world.store.objects[entry.tgb.key] = (
         bytes(data[: bad.offset + 5]) + bytes([data[bad.offset + 5] ^ 0x40]) + bytes(data[bad.offset + 6 :])
     )
-    again = slices.open(entry, SliceIndex(0))
+    again = slices.reads.open(entry, SliceIndex(0))
     assert await read_all(again) == world.payloads[0][0], "a restored object is readable after reopening"
     nursery.cancel_scope.cancel()
 
@@ -251,7 +252,7 @@ async def test_a_truncated_object_is_corrupt(nursery, autojump_clock):
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
     with pytest.raises(CorruptError, match="truncated object, 936 of 1048576 bytes"):
-        await slices.open(entry, SliceIndex(0)).read(0, 1)
+        await slices.reads.open(entry, SliceIndex(0)).read(0, 1)
     nursery.cancel_scope.cancel()
 
 
@@ -263,7 +264,7 @@ async def test_a_lost_object_is_absent(nursery, autojump_clock):
     slices = Slices(world.store, memory_bytes=64 * MIB)
     await nursery.start(slices.run)
     with pytest.raises(AbsentError, match="step 0"):
-        await slices.open(entry, SliceIndex(0)).read(0, 1)
+        await slices.reads.open(entry, SliceIndex(0)).read(0, 1)
     nursery.cancel_scope.cancel()
 
 
@@ -281,13 +282,13 @@ async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery
     world.store.behave = behave
     slices = Slices(world.store, memory_bytes=64 * MIB, deadline_s=60)
     await nursery.start(slices.run)
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert 20 <= trio.current_time() - start < 30
     handle.close()
     slices.forget_below(Step(1))
     start, down_until = trio.current_time(), 1000.0
-    handle = slices.open(entry, SliceIndex(0))
+    handle = slices.reads.open(entry, SliceIndex(0))
     with pytest.raises(StoreUnreachableError, match="step 0 within 60 s"):
         await handle.read(0, 1)
     assert trio.current_time() - start == pytest.approx(60, abs=1)

@@ -58,6 +58,23 @@ async def test_random_order_fetches_what_is_read(nursery, autojump_clock, steps,
     nursery.cancel_scope.cancel()
 
 
+async def test_random_order_is_planned_for_at_each_eighth_step(nursery, autojump_clock, monkeypatch):
+    node = Node(lake(3000, 2))
+    await nursery.start(node.run)
+    plans = []
+    replace = node.slices.requests.replace
+    monkeypatch.setattr(
+        node.slices.requests, "replace", lambda wanted: replace(plans.append(wanted) or wanted)
+    )
+    await read_all(node, random.Random(5).sample(range(3000), 400), slices=(0, 1))
+    assert len(plans) <= 400 / 8 + 16, "some steps go on from another by chance"
+    plans.clear()
+    await read_all(node, range(1000, 1040))
+    assert len(plans) >= 30, "and readers that turned to order are planned for at each step"
+    assert node.slices.counts.misses <= 800 + 5, "as many as with a plan at each open"
+    nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("options", [{"hinted": indices(0, 1, 2, 3)}, {"window": 8}])
 async def test_options_for_readers_in_order_cost_little_in_random_order(nursery, autojump_clock, options):
     world = lake(3000, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from data_doubles import LAKE_ID, HeldStore, World
+from data_doubles import LAKE_ID, HeldStore, World, processor
 
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
@@ -74,10 +74,10 @@ async def waits_of(bytes_per_s: float, sizes: list[int], *, memory_bytes: int) -
     """What a trainer waits for each step, and the bytes that were fetched."""
     world = lake(Link(bytes_per_s), sizes)
     slices = Slices(world.store, memory_bytes=memory_bytes)
-    prefetcher = Prefetcher(slices, world)
+    prefetcher = Prefetcher(slices, world, processor_s=processor())
 
     async def read(step: Step, index: SliceIndex) -> None:
-        handle = slices.open(world.entries[step], index)
+        handle = slices.reads.open(world.entries[step], index)
         prefetcher.note_open(step, index)
         size = 0
         while part := await handle.read(size, MIB):

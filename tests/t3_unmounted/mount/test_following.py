@@ -220,7 +220,7 @@ async def test_steps_that_leave_are_withdrawn_where_the_kernel_knows_them(autoju
             if name.endswith(b"3"):
                 raise FileNotFoundError
 
-        withdrawal = Withdrawal(m.tree, m.known, m.slices, m.meter, invalidate=invalidate)
+        withdrawal = Withdrawal(m.tree, m.known, m.slices.forget_below, m.meter, invalidate=invalidate)
         await nursery.start(withdrawal.run)
         withdrawal.note()
         m.table.first_live_step = Step(5)
@@ -244,7 +244,7 @@ async def test_a_group_that_rolls_back_shows_its_older_steps_again(autojump_cloc
     table, slices, known = FakeTable(), FakeSlices(), LookupCounts()
     table.commit(10)
     tree = Tree(table, ViewOptions())
-    withdrawal = Withdrawal(tree, known, slices, Meter(), invalidate=lambda *_: None)
+    withdrawal = Withdrawal(tree, known, slices.forget_below, Meter(), invalidate=lambda *_: None)
     tree.need = Step(6)
     withdrawal.note()
     tree.need = Step(2)

@@ -30,6 +30,8 @@ _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _FLUSHED_BYTES_MIN: Final = 1 << 20  # a flush per small file costs more than the pages it frees
 
+_Keeps = Callable[[SliceKey], bool]
+
 
 class DiskCache:
     """The files of one mount, under one limit."""
@@ -42,7 +44,6 @@ class DiskCache:
         self._lake_id = lake_id
         self._files: dict[SliceKey, tuple[str, int]] = {}  # name, bytes; in order of arrival
         self._consumed: dict[SliceKey, None] = {}
-        self._pins: dict[SliceKey, int] = {}
         self.path = directory / "slices"
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,31 +59,22 @@ class DiskCache:
         found = self._files.get(key)
         return found is not None and found[0] == self._name(key, ref.length, ref.crc32c)
 
-    def is_pinned(self, key: SliceKey) -> bool:
-        return key in self._pins
-
-    def pin(self, key: SliceKey) -> None:
-        self._pins[key] = self._pins.get(key, 0) + 1
-
-    def unpin(self, key: SliceKey, *, consumed: bool = True) -> None:
-        """A file was closed: its slice is consumed, if no other reader is on its way."""
-        self._pins[key] -= 1
-        if not self._pins[key]:
-            del self._pins[key]
-            if consumed and key in self._files:
-                self._consumed[key] = None
+    def consume(self, key: SliceKey) -> None:
+        """Nobody reads the slice, and no other reader is on its way: its file leaves first."""
+        if key in self._files:
+            self._consumed[key] = None
 
     def make_room(
-        self, key: SliceKey, size: int, is_last_copy: Callable[[SliceKey], bool]
+        self, key: SliceKey, size: int, is_pinned: _Keeps, is_last_copy: _Keeps
     ) -> list[str] | None:
         """Names to remove so that a slice fits; None if it may not displace what is here.
 
-        Consumed files go first, then those the readers passed over, then the farthest ahead; never one that is nearer,
-        or a last copy.
+        Consumed files go first, then those the readers passed over, then the farthest ahead; never a pinned one, one that
+        is nearer, or a last copy.
         """
         names: list[str] = []
         while self.used + size > self.limit:
-            victim = self._victim(key[0], is_last_copy)
+            victim = self._victim(key[0], is_pinned, is_last_copy)
             if victim is None:
                 return None
             names.append(self.forget(victim))
@@ -95,9 +87,9 @@ class DiskCache:
         self.used -= size
         return name
 
-    def forget_below(self, step: Step) -> list[str]:
+    def forget_below(self, step: Step, is_pinned: _Keeps) -> list[str]:
         """The same for all unpinned files of steps below."""
-        return [self.forget(key) for key in list(self._files) if key[0] < step and key not in self._pins]
+        return [self.forget(key) for key in list(self._files) if key[0] < step and not is_pinned(key)]
 
     def write(self, key: SliceKey, ref: SliceRef, parts: Sequence[memoryview]) -> str:
         """Write one slice; returns its name, for `add`. OSError if the disk is full or failing. Touches files."""
@@ -182,15 +174,15 @@ class DiskCache:
     def _unlink(self, name: str) -> None:
         os.unlink(name, dir_fd=self._directory)
 
-    def _victim(self, step: Step, is_last_copy: Callable[[SliceKey], bool]) -> SliceKey | None:
+    def _victim(self, step: Step, is_pinned: _Keeps, is_last_copy: _Keeps) -> SliceKey | None:
         passed = (key for key in self._files if key[0] < self.low)
         for key in itertools.chain(self._consumed, passed):
-            if key not in self._pins:
+            if not is_pinned(key):
                 return key
         for key in sorted(self._files, reverse=True):
             if key[0] <= step:
                 return None
-            if key not in self._pins and not is_last_copy(key):
+            if not is_pinned(key) and not is_last_copy(key):
                 return key
         return None
 

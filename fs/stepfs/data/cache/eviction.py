@@ -1,7 +1,7 @@
 """The order of eviction from memory: consumed blocks first (oldest first), then idle ones, then those reached last.
 
-Awaited blocks were read by one reader and will be by another that is behind. The latest go first: the others are
-reached sooner, so that of a lag that does not fit as much is served as fits.
+Awaited blocks were read by one reader and will be by another that is behind. Evict the newest awaited block first. If the
+lagging reader's backlog does not fit, this keeps the part it reaches first.
 
 Blocks are here iff they are READY and unpinned. Steps ahead are grouped by step, so that finding the farthest one
 costs the number of steps held, not of blocks.
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from stepfs.data.blocks import Block
+from stepfs.data.roles import Role
 from stepfs.format.ids import Step
 
 
@@ -21,30 +22,29 @@ class EvictionOrder:
 
     def __init__(self) -> None:
         self.low = Step(0)  # the lowest step of any reader: lower steps were skipped and leave early
-        self._consumed: OrderedDict[Block, None] = OrderedDict()
-        self._idle: OrderedDict[Block, None] = OrderedDict()  # of files that are open and not read
+        self._aside: dict[Role, OrderedDict[Block, None]] = {  # oldest first
+            Role.CONSUMED: OrderedDict(),
+            Role.IDLE: OrderedDict(),
+            Role.AWAITED: OrderedDict(),
+        }
         self.awaited_bytes = 0
-        self._awaited: OrderedDict[Block, None] = OrderedDict()  # read once, and will be again
         self._ahead: dict[Step, dict[Block, None]] = {}
 
     def add(self, block: Block) -> None:
+        """File a block by its role, as the newest of it."""
         self.discard(block)
-        if block.consumed:
-            self._consumed[block] = None
-        elif block.idle:
-            self._idle[block] = None
-        elif block.awaited:
-            self._awaited[block] = None
-            self.awaited_bytes += block.range.size
-        else:
+        role = block.role
+        if role is Role.WANTED:
             self._ahead.setdefault(block.step, {})[block] = None
+        else:
+            self._aside[role][block] = None
+            self.awaited_bytes += block.range.size if role is Role.AWAITED else 0
 
     def discard(self, block: Block) -> None:
-        self._consumed.pop(block, None)
-        self._idle.pop(block, None)
-        if block in self._awaited:
-            del self._awaited[block]
-            self.awaited_bytes -= block.range.size
+        for role, filed in self._aside.items():
+            if block in filed:
+                del filed[block]
+                self.awaited_bytes -= block.range.size if role is Role.AWAITED else 0
         blocks = self._ahead.get(block.step)
         if blocks is not None:
             blocks.pop(block, None)
@@ -53,16 +53,16 @@ class EvictionOrder:
 
     def pop_unneeded(self) -> Block | None:
         """The oldest consumed block, else the one that is idle for longest."""
-        for blocks in (self._consumed, self._idle):
-            if blocks:
-                return blocks.popitem(last=False)[0]
+        for role in (Role.CONSUMED, Role.IDLE):
+            if self._aside[role]:
+                return self._aside[role].popitem(last=False)[0]
         return None
 
     def pop_awaited(self, bytes_max: float) -> Block | None:
         """The awaited block that is reached last, if they are more than `bytes_max`."""
         if self.awaited_bytes <= bytes_max:
             return None
-        return self._take(next(reversed(self._awaited)))
+        return self._take(next(reversed(self._aside[Role.AWAITED])))
 
     def pop_spent(self) -> Block | None:
         """The oldest consumed or idle block, else one of the lowest step if readers have passed it."""

@@ -17,6 +17,7 @@ from stepfs.data.cache.eviction import EvictionOrder
 from stepfs.data.cache.passed import find_passed
 from stepfs.data.counters import DataCounts
 from stepfs.data.ranges import join_pieces
+from stepfs.data.roles import NEXT, Role
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
@@ -48,61 +49,34 @@ class Cache:
             held = self._slices[entry.step, index] = HeldSlice(entry, index)
         return held
 
-    def pin(self, held: HeldSlice) -> None:
-        """Pin the slice's blocks in memory, present and future ones."""
-        held.idle = held.awaited = False
-        held.pins += 1
-        if held.pins == 1:
-            for block in _blocks(held):
+    def set_role(self, held: HeldSlice, role: Role) -> None:
+        """Give a slice another role: one that may follow its present one (`roles.NEXT`)."""
+        if role is held.role:
+            return
+        assert role in NEXT[held.role], f"{held.key}: {held.role.name} → {role.name}"
+        held.role = role
+        if not held.handles:
+            held.rewind()
+        for block in _blocks(held):
+            if role.pinned:
                 self.evictable.discard(block)
                 self._settle(block)
-
-    def unpin(self, held: HeldSlice) -> None:
-        """The slice was closed: with the last pin it is consumed."""
-        assert held.pins > 0
-        held.pins -= 1
-        if not held.pins:
-            self.consume(held)
-
-    def make_idle(self, held: HeldSlice) -> None:
-        """Nobody reads the slice, though it is open: it may leave memory."""
-        held.pins, held.idle = 0, True
-        self._refile(held)
-
-    def consume(self, held: HeldSlice) -> None:
-        """An unpinned slice was read, or closed without: it leaves first."""
-        held.consumed, held.awaited, held.idle = True, False, False
-        held.rewind()
-        self._refile(held)
-        self._tidy(held)
-
-    def keep_for_peer(self, held: HeldSlice) -> None:
-        """The slice was closed, and another reader of it is on its way."""
-        held.pins, held.consumed, held.awaited, held.idle = 0, False, True, False
-        held.rewind()
-        self._refile(held)
+            elif block.state is State.FAILED:
+                self._detach(block)  # the next open tries again
+            else:
+                self._file(block)
         self._tidy(held)
 
     def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
         """Look again which of the slices that were closed another reader will open."""
         for held in list(self._slices.values()):
-            if (held.consumed or held.awaited) and not held.handles:
-                if held.consumed and is_awaited(held.key):
-                    self.keep_for_peer(held)
-                elif held.awaited and not is_awaited(held.key):
-                    self.consume(held)
+            if held.role in (Role.CONSUMED, Role.AWAITED):
+                self.set_role(held, Role.AWAITED if is_awaited(held.key) else Role.CONSUMED)
 
-    def expect(self, held: HeldSlice) -> None:
-        """An idle slice will be read soon."""
-        held.idle = False
-        self._refile(held)
-
-    def _refile(self, held: HeldSlice) -> None:
-        for block in _blocks(held):
-            if block.state is State.FAILED:
-                self._detach(block)  # the next open tries again
-            else:
-                self._file(block)
+    def is_pinned(self, key: SliceKey) -> bool:
+        """Whether the slice is open and read, or was just opened."""
+        held = self._slices.get(key)
+        return held is not None and held.role.pinned
 
     def plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> list[Block]:
         """New QUEUED blocks for every piece of these slices that is neither held nor being fetched."""
@@ -126,7 +100,7 @@ class Cache:
                 return None
             self.drop(victim)
             self._counts.evicted += 1
-        if self._is_spilling(block) and block not in self._unsaved:
+        if not block.pinned and not self.copied(block) and block not in self._unsaved:
             self._unsaved[block] = buffer.capacity
             self._unsaved_bytes += buffer.capacity
         return buffer
@@ -136,10 +110,6 @@ class Cache:
         for block in _blocks(held):
             if self.copied(block):
                 self._settle(block)
-
-    def _is_spilling(self, asking: Block) -> bool:
-        """Whether this is a prefetch from the store, of which the disk shall get a copy."""
-        return not asking.pinned and not self.copied(asking)
 
     def _settle(self, block: Block) -> None:
         self._unsaved_bytes -= self._unsaved.pop(block, 0)
@@ -166,7 +136,7 @@ class Cache:
         return (
             self.evictable.pop_farthest(above=far)
             or (self.evictable.pop_awaited(0) if asking.pinned else None)
-            or find_passed(asking, self._slices.values())
+            or self._passed_victim(asking)
             or self._pinned_victim(asking)
         )
 
@@ -259,6 +229,12 @@ class Cache:
         """Whether the bytes can be loaded from disk."""
         return all(self._on_disk(owner) for owner in block.owners)
 
+    def _passed_victim(self, asking: Block) -> Block | None:
+        block = find_passed(asking, self._slices.values())
+        if block is not None:
+            self.set_role(block.owners[0], Role.PASSED)
+        return block
+
     def _pinned_victim(self, asking: Block) -> Block | None:
         if not asking.waiting:
             return None
@@ -271,7 +247,7 @@ class Cache:
             self._tidy(owner)
 
     def _tidy(self, held: HeldSlice) -> None:
-        if not held.handles and not held.pins and not any(held.places):
+        if not held.handles and not any(held.places):
             self._slices.pop(held.key, None)
 
 

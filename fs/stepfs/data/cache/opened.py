@@ -11,11 +11,10 @@ Rejected: a time limit alone. A program that maps a thousand files within a seco
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
 from typing import Final
 
 from stepfs.data.blocks import HeldSlice
-from stepfs.format.ids import SliceKey, Step
+from stepfs.format.ids import Step
 
 _STEPS_MAX: Final = 16
 _SHARE: Final = 0.25  # of the budget; with the share that prefetching may take, this is all of it
@@ -24,10 +23,9 @@ _SPARED_MAX: Final = 4  # found reading per call: the cost of an open must not g
 
 
 class OpenSlices:
-    """The open slices of one mount that are pinned by recency, and those that are idle. Plain state, no I/O."""
+    """The open slices of one mount that are pinned by recency. Plain state, no I/O."""
 
     def __init__(self) -> None:
-        self.idle: dict[SliceKey, HeldSlice] = {}
         self._recent: OrderedDict[HeldSlice, None] = OrderedDict()  # least recently opened or reading first
         self._steps: Counter[Step] = Counter()  # of `_recent`
         self._bytes = 0  # of `_recent`
@@ -43,7 +41,6 @@ class OpenSlices:
 
     def discard(self, held: HeldSlice) -> None:
         """The slice was closed, or is pinned for good."""
-        self.idle.pop(held.key, None)
         if held in self._recent:
             del self._recent[held]
             self._bytes -= held.length
@@ -51,14 +48,8 @@ class OpenSlices:
             if not self._steps[held.entry.step]:
                 del self._steps[held.entry.step]
 
-    def take_idle(self, keys: Iterable[SliceKey]) -> list[HeldSlice]:
-        """The idle slices among `keys`, which are idle no more: they are expected to be read soon."""
-        if not self.idle:
-            return []
-        return [held for key in keys if (held := self.idle.pop(key, None)) is not None]
-
-    def make_idle(self, budget_bytes: int, now: float) -> list[HeldSlice]:
-        """Slices that have just become idle, oldest first. `now` in seconds, as in `HeldSlice.read_at`."""
+    def take_idle(self, budget_bytes: int, now: float) -> list[HeldSlice]:
+        """Slices without a reader, oldest first. `now` in seconds, as in `HeldSlice.read_at`."""
         found: list[HeldSlice] = []
         spared = 0
         while spared < _SPARED_MAX and self._is_too_much(budget_bytes):
@@ -68,7 +59,6 @@ class OpenSlices:
                 spared += 1
                 continue
             self.discard(oldest)
-            self.idle[oldest.key] = oldest
             found.append(oldest)
         return found
 

@@ -19,14 +19,14 @@ _REACH_SHIFT_MAX: Final = 8
 
 
 def find_passed(asking: Block, slices: Iterable[HeldSlice]) -> Block | None:
-    """The pinned block that is read last, if that is later than `asking`; its slices are partial from now on."""
+    """The pinned block that is read last, if that is later than `asking`; its one slice is `PASSED` once it has gone."""
     distance = 0 if asking.waiting else _distance(asking)
     if distance is None:
         return None
     found: Block | None = None
     rank = (False, distance)  # blocks behind a reader leave first, then those farthest ahead
     for held in slices:
-        if not held.pins or len(held.places) < 2 or held.read_at == float("-inf"):
+        if not held.role.pinned or len(held.places) < 2 or held.read_at == float("-inf"):
             continue  # of files that were opened and not read, the bytes are promised
         for number, block in enumerate(held.places):
             if block is None or block.state is not State.READY or block.waiting or len(block.owners) > 1:
@@ -34,8 +34,6 @@ def find_passed(asking: Block, slices: Iterable[HeldSlice]) -> Block | None:
             ahead = number - held.reading
             if (ahead < 0, abs(ahead)) > rank:
                 found, rank = block, (ahead < 0, abs(ahead))
-    if found is not None:
-        found.owners[0].partial = True
     return found
 
 

@@ -15,6 +15,7 @@ import trio
 from stepfs.data.blocks import HeldSlice
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.counters import DataCounts
+from stepfs.data.roles import Role
 from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceKey, Step
 from stepfs.store.api import Progress
@@ -32,16 +33,18 @@ class WriteBehind:
         disk: DiskCache | None,
         counts: DataCounts,
         changed: Callable[[HeldSlice], None],
+        is_pinned: Callable[[SliceKey], bool],
         is_last_copy: Callable[[SliceKey], bool],
     ) -> None:
-        """`changed` is called for every slice that became loadable from disk; `is_last_copy` protects slices only on
-        disk."""
+        """`changed` is called for every slice that became loadable from disk; `is_pinned` protects slices that are read,
+        `is_last_copy` slices only on disk."""
         self.disk = disk
         self._counts = counts
         self._changed = changed
+        self._is_pinned = is_pinned
         self._is_last_copy = is_last_copy
         self._queue: deque[HeldSlice] = deque(maxlen=_QUEUE_MAX)
-        self._doomed: list[str] = []
+        self._leaving: list[str] = []
         self._wake = trio.Event()
         self._rest_until = float("-inf")
         self._floor = Step(0)
@@ -53,27 +56,25 @@ class WriteBehind:
         """Whether the slice can be loaded from disk."""
         return self.disk is not None and self.disk.holds(held.key, held.ref)
 
-    def pin(self, held: HeldSlice) -> None:
+    def unpinned(self, held: HeldSlice, *, consumed: bool) -> None:
+        """A slice is pinned no more; `consumed` if no other reader is on its way."""
         if self.disk is not None:
-            self.disk.pin(held.key)
-
-    def unpin(self, held: HeldSlice, *, consumed: bool = True) -> None:
-        if self.disk is not None:
-            self.disk.unpin(held.key, consumed=consumed)
+            if consumed:
+                self.disk.consume(held.key)
             if held.key[0] < self._floor:
-                self._queue_removal(self.disk.forget_below(self._floor))
+                self.forget_below(self._floor)
 
     def enqueue(self, held: HeldSlice) -> None:
         """A slice is complete in memory: keep a copy, unless it is being read already."""
         self._floor = min(self._floor, held.entry.step)
-        if self.disk is not None and held.length and not held.pins and not self.holds(held):
+        if self.disk is not None and held.length and not held.role.pinned and not self.holds(held):
             self._queue.append(held)
             self._wake.set()
 
     def forget_below(self, step: Step) -> None:
         if self.disk is not None:
             self._floor = step
-            self._queue_removal(self.disk.forget_below(step))
+            self._queue_removal(self.disk.forget_below(step, self._is_pinned))
 
     async def load(self, held: HeldSlice, offset: int, buffer: memoryview, landed: Progress) -> int:
         """Bytes from `offset` of the slice into `buffer`: how many; unverified, but `landed` sees them in the thread."""
@@ -101,8 +102,8 @@ class WriteBehind:
         task_status.started()
         while self.disk is not None:
             self._wake = trio.Event()
-            if self._doomed:
-                names, self._doomed = self._doomed, []
+            if self._leaving:
+                names, self._leaving = self._leaving, []
                 try:
                     await trio.to_thread.run_sync(self.disk.remove, names)
                 except OSError as error:
@@ -114,9 +115,14 @@ class WriteBehind:
 
     async def _write(self, disk: DiskCache, held: HeldSlice) -> None:
         key, ref = held.key, held.ref
-        if trio.current_time() < self._rest_until or held.consumed or not held.ready or disk.holds(key, ref):
+        if (
+            trio.current_time() < self._rest_until
+            or held.role is Role.CONSUMED
+            or not held.ready
+            or disk.holds(key, ref)
+        ):
             return
-        names = disk.make_room(key, ref.length, self._is_last_copy)
+        names = disk.make_room(key, ref.length, self._is_pinned, self._is_last_copy)
         if names is None:
             return
         self._queue_removal(names)
@@ -141,7 +147,7 @@ class WriteBehind:
             _log.warning("%s: %s; caching in memory only for now", self.disk.path, error.strerror)
 
     def _enter(self, disk: DiskCache, key: SliceKey, name: str, ref: SliceRef) -> None:
-        forgotten = key[0] < self._floor and not disk.is_pinned(key)
+        forgotten = key[0] < self._floor and not self._is_pinned(key)
         if disk.used + ref.length > disk.limit or forgotten:
             self._queue_removal([name])
             return
@@ -149,5 +155,5 @@ class WriteBehind:
         self._counts.disk_written += ref.length
 
     def _queue_removal(self, names: list[str]) -> None:
-        self._doomed += names
+        self._leaving += names
         self._wake.set()

@@ -11,7 +11,7 @@ from stepfs.data.buffers import Buffer
 from stepfs.data.ranges import Range
 
 
-class Check:
+class RangeCheck:
     """Follows the bytes of `range_` into `buffer`, in order."""
 
     def __init__(self, range_: Range, buffer: Buffer) -> None:

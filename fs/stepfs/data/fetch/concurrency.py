@@ -49,10 +49,13 @@ class Started:
 class ConcurrencyLimit:
     """The limit, and the GETs that it is learned from. Plain state, no I/O, no clock."""
 
-    def __init__(self, limit_max: int = CONNECTIONS_MAX, *, fixed: bool = False) -> None:
-        """At most `limit_max` GETs; `fixed`: exactly so many."""
+    def __init__(
+        self, limit_max: int = CONNECTIONS_MAX, *, first: int = CONNECTIONS_FIRST, fixed: bool = False
+    ) -> None:
+        """At most `limit_max` GETs, `first` until more or fewer were learned to be better; `fixed`: exactly `limit_max`."""
         self.limit_max = limit_max
-        self.limit = limit_max if fixed else min(CONNECTIONS_FIRST, limit_max)
+        self.limit = limit_max if fixed else min(first, limit_max)
+        self.fixed = fixed
         self._limit_min = limit_max if fixed else min(_CONNECTIONS_MIN, limit_max)
         self._running = 0
         self._starts = 0

@@ -21,7 +21,7 @@ import trio
 
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.counters import DataCounts
-from stepfs.data.fetch.checksum import Check
+from stepfs.data.fetch.checksum import RangeCheck
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.fetch.hedge import HedgePolicy
 from stepfs.data.fetch.throttle import Throttle
@@ -37,7 +37,7 @@ Lease = Callable[[], Buffer | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FetchTarget:
     """What to fetch, and from where."""
 
     store: Store
@@ -86,7 +86,7 @@ class Fetcher:
             yield
             self._nursery.cancel_scope.cancel()
 
-    async def fetch(self, target: Target, buffer: Buffer, lease: Lease) -> Buffer:
+    async def fetch(self, target: FetchTarget, buffer: Buffer, lease: Lease) -> Buffer:
         """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case.
 
         `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
@@ -112,7 +112,7 @@ class Fetcher:
             if attempt is None:
                 await trio.sleep(_NO_MEMORY_S)
 
-    async def _race(self, target: Target, buffer: Buffer, lease: Lease) -> _Race:
+    async def _race(self, target: FetchTarget, buffer: Buffer, lease: Lease) -> _Race:
         assert self._nursery is not None
         race = _Race(running=1)
         self._nursery.start_soon(self._attempt, race, target, buffer)
@@ -127,7 +127,7 @@ class Fetcher:
         await race.done.wait()
         return race
 
-    async def _attempt(self, race: _Race, target: Target, buffer: Buffer, hedge: bool = False) -> None:
+    async def _attempt(self, race: _Race, target: FetchTarget, buffer: Buffer, hedge: bool = False) -> None:
         won = False
         try:
             error = await self._get(target, buffer)
@@ -143,7 +143,7 @@ class Fetcher:
             if won or not race.running:
                 race.done.set()
 
-    async def _get(self, target: Target, buffer: Buffer) -> StepfsError | None:
+    async def _get(self, target: FetchTarget, buffer: Buffer) -> StepfsError | None:
         """One GET, verified. The error is returned, and fresh: a traceback would keep the buffer in sight."""
         size = target.range.size
         token = await self.throttle.turn()
@@ -151,7 +151,7 @@ class Fetcher:
         started = self.concurrency.start()
         took_s: float | None = None
         got: int | None = None
-        check = Check(target.range, buffer)
+        check = RangeCheck(target.range, buffer)
         self._counts.requests += 1
         try:
             with trio.move_on_after(self._get_timeout_s) as scope:

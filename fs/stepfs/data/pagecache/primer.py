@@ -142,7 +142,7 @@ class Primer:
 
         Looking costs an open; of many small files a few are asked, and all of them once one is not whole.
         """
-        for entry, indices in self._slices.prefetch_requests()[:1]:
+        for entry, indices in self._slices.requests.listed()[:1]:
             for index in self._to_look_at(entry.step, indices):
                 primed = self._primed.get((entry.step, index))
                 if primed is not None and not primed.checked:
@@ -166,7 +166,7 @@ class Primer:
             self._suspect = key[0]
             self._evicted.add(key)
             self._forget(key)
-            self._slices.replan_prefetch()
+            self._slices.requests.replan()
 
     async def _prime_next(self) -> bool:
         """The nearest slices that are ready and not in the page cache yet; False if there is none, or no room."""
@@ -190,7 +190,7 @@ class Primer:
         return bool(batch)
 
     def _candidates(self) -> Iterator[HeldSlice]:
-        for entry, indices in self._slices.prefetch_requests():
+        for entry, indices in self._slices.requests.listed():
             for index in indices:
                 key = entry.step, index
                 if key in self._primed or key in self._refused:

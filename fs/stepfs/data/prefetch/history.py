@@ -12,10 +12,9 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from stepfs.data.prefetch.order import OrderEvidence
+from stepfs.data.prefetch.order import AccessRun, OrderEvidence
 from stepfs.format.ids import SliceIndex, Step
 
 RECENT_STEPS: Final = 256  # distinct steps remembered; a shuffle window up to this size is understood
@@ -24,25 +23,6 @@ _LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many
 GAP_STEPS: Final = 16
 _PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
 _EVIDENCE_STEPS: Final = 8  # slices are learned from so many steps of a run
-
-
-@dataclass(frozen=True, slots=True)
-class AccessRun:
-    """Readers that are near each other."""
-
-    steps: tuple[Step, ...]  # recently opened, ascending
-    indices: frozenset[SliceIndex]  # the slices expected to be opened in each step
-    stride: int
-    latest: tuple[Step, ...] = ()  # some of `steps`, opened last first
-    age_steps: int = 0  # distinct steps opened since the oldest of `latest`
-
-    @property
-    def low(self) -> Step:
-        return self.steps[0]
-
-    @property
-    def high(self) -> Step:
-        return self.steps[-1]
 
 
 class AccessHistory:

@@ -14,13 +14,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
-from stepfs.format.ids import Step
-
-if TYPE_CHECKING:
-    from stepfs.data.prefetch.history import AccessRun
+from stepfs.format.ids import SliceIndex, Step
 
 _SAMPLES: Final = 16  # steps judged
 _TRUST_SHARE: Final = 0.75  # of them went on from an opened step
@@ -34,6 +31,25 @@ _SOON_STEPS: Final = 32  # … if they were opened while at most so many others 
 _START_STEPS: Final = 16  # reading begins at the first step, or so little behind it
 _WINDOW_FILL: Final = 0.6
 _WINDOW_SHARE: Final = 0.5  # of the lake
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRun:
+    """Readers that are near each other."""
+
+    steps: tuple[Step, ...]  # recently opened, ascending
+    indices: frozenset[SliceIndex]  # the slices expected to be opened in each step
+    stride: int
+    latest: tuple[Step, ...] = ()  # some of `steps`, opened last first
+    age_steps: int = 0  # distinct steps opened since the oldest of `latest`
+
+    @property
+    def low(self) -> Step:
+        return self.steps[0]
+
+    @property
+    def high(self) -> Step:
+        return self.steps[-1]
 
 
 class OrderEvidence:
@@ -54,6 +70,11 @@ class OrderEvidence:
         chance = _NEXT_STEPS * len(self._recent) / max(1, steps)
         enough = _TRUST_SHARE * len(self._went_on)
         return bool(self._went_on) and chance <= _CHANCE_MAX and sum(self._went_on) >= enough
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the step opened last did, or is the first."""
+        return not self._went_on or self._went_on[-1]
 
     @property
     def unbroken(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, Protocol
 
 import trio
@@ -33,6 +33,7 @@ _RETRY_S: Final = 1.0
 _REST_S: Final = 300.0
 _ENTRIES_AT_ONCE: Final = 8
 _ENTRIES_MAX: Final = 64  # before looking where readers are by now
+_JUMPS_UNPLANNED: Final = 8  # steps opened while readers jump, before it is asked again whether they do
 _BUDGET_SHARE: Final = 0.75  # the rest is for open files
 
 
@@ -60,10 +61,12 @@ class Prefetcher:
         hinted: Collection[SliceIndex] = (),
         start: Step | None = None,
         guesses: bool = True,
+        processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
         where reading will begin, fetched before the first open; default the first live step. `guesses`: whether opens
-        that were not announced say what comes next; not so in one of several processes that take turns."""
+        that were not announced say what comes next; not so in one of several processes that take turns. `processor_s`:
+        the processor time that this thread has used; with less of it for a plan, the next one may begin sooner."""
         self.window = WINDOW_MIN if window is None else window  # in use now
         self.position = AccessHistory()
         self.hints = HintedStreams()
@@ -74,6 +77,10 @@ class Prefetcher:
         self._hinted = frozenset(hinted)
         self._start = start
         self._guesses = guesses
+        self._processor_s = processor_s
+        self._jumps: int | None = (
+            None  # steps opened since a plan found no order; None: the last one found one
+        )
         self._alone: set[Step] = set()  # announced ones in the newest plan
         self._learned = set(self._hinted)
         self._learned_at = float("-inf")
@@ -85,6 +92,8 @@ class Prefetcher:
         fresh = self.hints.note_open(step, index, trio.current_time())
         if fresh is None:  # not announced: is there an order all the same?
             fresh = self._guesses and self.position.note(step, index)
+            if self._is_jump(fresh):
+                return
         if fresh:
             self._pace.note(trio.current_time())
         if index not in self._learned:
@@ -92,6 +101,14 @@ class Prefetcher:
             self._learned_at = trio.current_time()
         self._rest.pop(step // SEGMENT_STEPS, None)
         self._wake.set()
+
+    def _is_jump(self, fresh: bool) -> bool:
+        """Whether readers were not in order when that was last asked, and this open is one more that is not: of these
+        each eighth is planned for."""
+        if self._jumps is None or self.position.order.goes_on:
+            return False
+        self._jumps += fresh
+        return self._jumps < _JUMPS_UNPLANNED
 
     def accept(self, hint: Hint) -> None:
         """Accept a trainer's hint about its next opens; `UsageError` for an invalid one."""
@@ -110,9 +127,11 @@ class Prefetcher:
             await trio.sleep(max(_GATHER_S, cost_s / _LOAD_MAX))
             await self._until_settled()
             self._wake = trio.Event()
-            began = time.thread_time()  # the processor's, so neither waiting nor a virtual clock matters
-            retry = not await self._grant(self._plan())
-            cost_s = time.thread_time() - began
+            began = self._processor_s()  # waiting costs the loop nothing
+            plan = self._plan()
+            self._jumps = None if plan else 0
+            retry = not await self._grant(plan)
+            cost_s = self._processor_s() - began
             with trio.move_on_after(_RETRY_S if retry else float("inf")):
                 await self._wake.wait()
 
@@ -153,7 +172,7 @@ class Prefetcher:
             fixed=self._fixed,
         )
         low = min((step for step, _ in plan), default=opened[0].low if opened else first)
-        self._slices.set_low(first if hinted else low)  # of announced steps none is passed over
+        self._slices.requests.set_low(first if hinted else low)  # of announced steps none is passed over
         return hinted + [prefetch for prefetch in plan if prefetch[0] not in self._alone]
 
     def _affordable(self, slices: int) -> int:
@@ -161,9 +180,9 @@ class Prefetcher:
         if not self._fixed:
             self.window = window_steps(
                 pace=self._pace.steps_per_s(),
-                latency_s=self._slices.latency_s,
-                step_bytes=slices * self._slices.slice_bytes,
-                budget_bytes=int(_BUDGET_SHARE * self._slices.capacity_bytes),
+                latency_s=self._slices.facts.latency_s,
+                step_bytes=slices * self._slices.facts.slice_bytes,
+                budget_bytes=int(_BUDGET_SHARE * self._slices.facts.capacity_bytes),
             )
         return self.window
 
@@ -178,7 +197,7 @@ class Prefetcher:
             segment = step // SEGMENT_STEPS
             rested = trio.current_time() >= self._rest.get(segment, float("-inf"))
             if entry is None and segment not in missing and rested and step not in self._alone:
-                self._slices.prefetch(prefetch_requests)
+                self._slices.requests.replace(prefetch_requests)
                 try:
                     entry = await self._steps.entry(step)
                 except StepfsError as error:
@@ -191,7 +210,7 @@ class Prefetcher:
                 continue
             slices = entry.tgb.slices
             prefetch_requests.append((entry, [index for index in indices if index < slices]))
-        self._slices.prefetch(prefetch_requests)
+        self._slices.requests.replace(prefetch_requests)
         return not missing and not behind
 
     async def _load_alone(self, plan: Plan) -> bool:
@@ -201,7 +220,7 @@ class Prefetcher:
         if not unknown:
             return False
         known = ((table.entry_if_loaded(step), indices) for step, indices in plan)
-        self._slices.prefetch([(entry, indices) for entry, indices in known if entry is not None])
+        self._slices.requests.replace([(entry, indices) for entry, indices in known if entry is not None])
         failed = False
 
         async def load(steps: Iterator[Step]) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from stepfs.data.prefetch.history import AccessRun
+from stepfs.data.prefetch.order import AccessRun
 from stepfs.format.ids import SliceIndex, Step
 
 HORIZON_S: Final = 20.0

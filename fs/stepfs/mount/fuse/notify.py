@@ -19,7 +19,6 @@ import trio
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.protocols import Slices
 from stepfs.view.inodes import Fixed
 from stepfs.view.naming import rank_name, step_name
 from stepfs.view.ranks import RankMap
@@ -57,14 +56,14 @@ class Withdrawal:
         self,
         tree: Tree,
         known: LookupCounts,
-        slices: Slices,
+        forget_below: Callable[[Step], None],
         meter: Meter,
         *,
         invalidate: Invalidate = pyfuse3.invalidate_entry,
     ) -> None:
         self._tree = tree
         self._known = known
-        self._slices = slices
+        self._forget_below = forget_below
         self._meter = meter
         self._invalidate = invalidate
         self._noted = tree.first_visible()
@@ -74,7 +73,7 @@ class Withdrawal:
         """Check for steps that left the view. Never waits."""
         first = self._tree.first_visible()
         if first > self._noted:
-            self._slices.forget_below(first)
+            self._forget_below(first)
             self._wake.set()
         self._noted = first  # it falls when a group rolls back to an older checkpoint
 

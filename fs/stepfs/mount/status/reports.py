@@ -91,9 +91,9 @@ class Reports:
                 "poll_interval_s": round(follower.interval_s, 3),
                 "requests": self._parts.store.counts.requests,
                 "bytes_read": self._parts.store.counts.bytes_read,
-                "connections": self._parts.slices.concurrency.limit,
+                "connections": self._parts.slices.facts.connections_limit,
             },
-            "cache": dict(self._cache()),
+            "cache": dict(self._parts.slices.facts.budgets()),
             "order_needs_from": self._parts.prefetcher.hints.needed_from(),
             "last_step": self._parts.meter.last_step,
             "waited_s": round(self._parts.meter.waited.seconds(), 3),
@@ -166,16 +166,7 @@ class Reports:
             "waiting_requests": self._parts.waits.waiting,
             "open_files": len(self._parts.files),
             "known_directories": len(self._parts.known),
-            **self._cache(),
-            "connections_limit": self._parts.slices.concurrency.limit,
+            **self._parts.slices.facts.budgets(),
+            "connections_limit": self._parts.slices.facts.connections_limit,
             "start_timestamp_seconds": self._parts.meter.started_at,
-        }
-
-    def _cache(self) -> dict[str, int]:
-        memory, disk = self._parts.slices.cache.pool, self._parts.slices.spill.disk
-        return {
-            "memory_bytes": memory.used,
-            "memory_limit_bytes": memory.limit,
-            "disk_bytes": 0 if disk is None else disk.used,
-            "disk_limit_bytes": 0 if disk is None else disk.limit,
         }

@@ -55,7 +55,7 @@ async def _read_slices(url: str, rounds: int, memory_bytes: int) -> tuple[list[f
         async with trio.open_nursery() as nursery:
             await nursery.start(slices.run)
             for number in range(rounds):
-                handle = slices.open(await reader.entry(Step(number)), SliceIndex(RAW))
+                handle = slices.reads.open(await reader.entry(Step(number)), SliceIndex(RAW))
                 for seconds in (cold, again):
                     began = time.perf_counter()
                     for offset in range(0, handle.length, READ_BYTES):

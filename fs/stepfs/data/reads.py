@@ -1,0 +1,176 @@
+"""Open slices: fetched whole, served block by verified block, pinned until closed.
+
+`open` never waits: it pins the slice and requests it. A read waits for the one block that it needs. Requests of one
+turn of the loop are planned together, so that eight ranks opening eight neighbours cost one GET. What holds between two
+awaits: `ready_block` waits only on `Block.settled` and for the next plan. After either the block may have been evicted
+again, so it checks again; the caller uses the block before its next await.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import trio
+
+from stepfs.data.blocks import HeldSlice, State
+from stepfs.data.cache.memory import Cache
+from stepfs.data.cache.opened import OpenSlices
+from stepfs.data.cache.readers import ReaderCounts
+from stepfs.data.cache.write_behind import WriteBehind
+from stepfs.data.counters import DataCounts
+from stepfs.data.handle import SliceHandle
+from stepfs.data.loading import BlockLoader
+from stepfs.data.protocols import Priming
+from stepfs.data.queue import FetchQueue
+from stepfs.data.roles import Role
+from stepfs.errors import StoreUnreachableError
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.snapshot import StepEntry
+
+
+class SliceReads:
+    """The open slices of one mount."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        disk_copies: WriteBehind,
+        queue: FetchQueue,
+        loader: BlockLoader,
+        priming: Callable[[], Priming],
+        counts: DataCounts,
+        *,
+        deadline_s: float,
+        opened_are_kept: bool,
+    ) -> None:
+        self.counts = counts
+        self.deadline_s = deadline_s
+        self.opens = 0
+        self.opened_bytes = 0
+        self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
+        self._cache = cache
+        self._disk_copies = disk_copies
+        self._queue = queue
+        self._loader = loader
+        self._priming = priming
+        self._recent = OpenSlices()
+        self._readers = ReaderCounts()
+        self._opened_are_kept = opened_are_kept
+
+    def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle:
+        """Open a slice. Never waits. IndexError beyond the last slice.
+
+        A missing slice is fetched at its first READ; at once if the store may lose the object before that.
+        """
+        held = self._cache.hold(entry, index)
+        held.handles += 1
+        if self._readers.note_open(held.key):
+            self._cache.file_closed(self._readers.is_awaited)
+            self._priming().file_closed(self._readers.is_awaited)
+        self._pin(held)
+        self.opens += 1
+        self.opened_bytes += held.length
+        primed = self._is_primed(held)
+        if held.ready or self._disk_copies.holds(held) or primed:
+            self.counts.hits += 1  # on disk: loaded when it is read, unless primed pages serve the reader
+        else:
+            self.counts.misses += 1
+            if not self._is_kept(held):
+                self._demand(held)
+        if primed:
+            self._note_reading(held)  # the page cache serves it: no READ will arrive
+        if self._is_kept(held):
+            self._recent.add(held)
+            self.make_idle()
+        return SliceHandle(self, held)
+
+    def begin_reading(self, held: HeldSlice) -> None:
+        """The first READ of a handle, or the first after it was idle."""
+        self._note_reading(held)
+        self._pin(held)
+        if self._is_kept(held):
+            self._recent.add(held)
+        if held.missing and not self._disk_copies.holds(held) and not self._is_primed(held):
+            self._demand(held)
+
+    def move_to(self, held: HeldSlice, number: int) -> None:
+        """A reader came to another block: the blocks that it passed may make room for its next ones."""
+        held.move_to(number)
+        self._loader.notify()
+
+    async def ready_block(self, held: HeldSlice, number: int) -> None:
+        """Return once block `number` is READY; the caller uses it before its next await."""
+        while True:
+            block = held.places[number]
+            if block is None:
+                held.reading = number  # a slice that was passed is fetched from this block on
+                self._demand(held)
+                await self._loader.planned.wait()
+                continue
+            if block.state is State.READY:
+                block.read_at = trio.current_time()
+                return
+            block.waiting += 1
+            self._loader.readers_waiting += 1
+            self._loader.notify()
+            try:
+                await block.settled.wait()
+            finally:
+                block.waiting -= 1
+                self._loader.readers_waiting -= 1
+            if block.error is not None and not isinstance(block.error, StoreUnreachableError):
+                raise type(block.error)(*block.error.args)  # a fresh one: its traceback is this reader's
+
+    def close(self, held: HeldSlice) -> None:
+        """A handle was closed."""
+        held.handles -= 1
+        self._readers.note_close(held.key)
+        if held.handles:
+            return
+        self._recent.discard(held)
+        awaited = self._readers.is_awaited(held.key)
+        kept = awaited and not self._is_primed(held)  # its pages are enough for a peer
+        self._cache.set_role(held, Role.AWAITED if kept else Role.CONSUMED)
+        self._disk_copies.unpinned(held, consumed=not awaited)
+        self._queue.closed(held)
+        self._priming().closed(held.key, awaited=awaited)
+        self._loader.notify()
+
+    def make_idle(self) -> None:
+        """Let open slices without a reader leave memory."""
+        for held in self._recent.take_idle(self._cache.pool.limit, trio.current_time()):
+            self._cache.set_role(held, Role.IDLE)
+            self._disk_copies.unpinned(held, consumed=True)
+            self._priming().idle(held.key)
+            self._loader.notify()
+
+    def keep_opened(self) -> None:
+        """The store no longer keeps the objects of open files: hold their bytes from now on."""
+        self._opened_are_kept = False
+        self.hold(self._cache.opened())
+
+    def hold(self, opened: Iterable[HeldSlice]) -> None:
+        """Fetch and pin open files, read or not: their objects may soon be gone. The page cache alone is no safe copy."""
+        for held in opened:
+            self._recent.discard(held)
+            self._pin(held)
+            if not held.ready and not self._disk_copies.holds(held):
+                self._demand(held)
+
+    def _pin(self, held: HeldSlice) -> None:
+        if not held.role.pinned:
+            self._cache.set_role(held, Role.OPEN)
+
+    def _is_kept(self, held: HeldSlice) -> bool:
+        return self._opened_are_kept and held.entry.step >= self._cache.floor
+
+    def _is_primed(self, held: HeldSlice) -> bool:
+        return held.key in self._priming().primed
+
+    def _note_reading(self, held: HeldSlice) -> None:
+        self.on_reading(*held.key)
+        self._queue.note_reading(held)
+
+    def _demand(self, held: HeldSlice) -> None:
+        self._queue.demand(held)
+        self._loader.notify()

@@ -1,0 +1,50 @@
+"""The slices that will be opened next, as the prefetcher requests them and the primer follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from stepfs.data.cache.disk import DiskCache
+from stepfs.data.cache.memory import Cache
+from stepfs.data.queue import FetchQueue, PrefetchRequest
+from stepfs.data.roles import Role
+from stepfs.format.ids import Step
+
+
+class PrefetchRequests:
+    """The newest list of requests; everything about it that concerns slices already in memory."""
+
+    def __init__(
+        self, cache: Cache, disk: DiskCache | None, queue: FetchQueue, changed: Callable[[], None]
+    ) -> None:
+        """`changed` is called for each change of the list."""
+        self._cache = cache
+        self._disk = disk
+        self._queue = queue
+        self._changed = changed
+
+    def replace(self, requests: Iterable[PrefetchRequest]) -> None:
+        """Replace the list, nearest first. The slices are fetched as the budget allows."""
+        requests = list(requests)
+        self._queue.prefetch(requests)
+        for entry, indices in requests:
+            for index in indices:
+                held = self._cache.get(entry.step, index)
+                if held is not None and held.role is Role.IDLE:
+                    self._cache.set_role(held, Role.WANTED)
+        self._changed()
+
+    def listed(self) -> Sequence[PrefetchRequest]:
+        """The requests, nearest first."""
+        return self._queue.prefetch_requests
+
+    def replan(self) -> None:
+        """Plan the requests afresh: slices that were counted as primed have left the page cache."""
+        self._queue.replan()
+        self._changed()
+
+    def set_low(self, step: Step) -> None:
+        """Set the lowest step of any reader; slices below it that no reader opened are evicted early."""
+        self._cache.evictable.low = step
+        if self._disk is not None:
+            self._disk.low = step
