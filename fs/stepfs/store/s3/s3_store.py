@@ -98,50 +98,31 @@ class S3Store:
         def fetch() -> bytes:
             return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
 
-        for attempt in range(_ATTEMPTS_MAX):
-            before = answered.answers
-            try:
-                found = await self._call("get", (key,), fetch)
-            except FAILURES as error:
-                if is_absent(error):
-                    self._rights.prove("get", [key])
-                    return None
-                await self._after_break(error, attempt, key, answered=answered.answers > before)
-            else:
-                self._add_read(len(found))
-                return found
-        raise AssertionError
+        found = await self._get(key, fetch, answered)
+        self._add_read(len(found or b""))
+        return found
 
     async def read_into(
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
         target = ReadTarget(buffer, landed, self._sign_of_life)
+
+        def fetch() -> int:
+            try:
+                download(self._clients.data(), self.bucket, name, offset, target)
+            except FAILURES as error:
+                if not is_past_end(error) and target.remaining:
+                    raise
+            return target.done
+
         if target.remaining == 0:
             return 0
-
-        def fetch() -> None:
-            download(self._clients.data(), self.bucket, name, offset, target)
-
-        for attempt in range(_ATTEMPTS_MAX):
-            before, answers = target.done, target.answers
-            try:
-                await self._call("get", (key,), fetch, data=True)
-            except trio.Cancelled:
-                target.abandon()
-                raise
-            except FAILURES as error:
-                if is_absent(error):
-                    self._rights.prove("get", [key])
-                    return None
-                if is_past_end(error) or target.remaining == 0:
-                    break
-                await self._after_break(error, attempt, key, answered=target.answers > answers)
-            else:
-                break
-            finally:
-                self._add_read(target.done - before)
-        return target.done
+        try:
+            return await self._get(key, fetch, target, data=True)
+        finally:
+            target.abandon()  # whatever ended the wait: a thread may still be reading
+            self._add_read(target.done)
 
     async def create(self, key: str, body: bytes) -> Put:
         name = self._name(key)
@@ -268,14 +249,26 @@ class S3Store:
         passing = self._rights.passing(error, verb, key)
         return explain(error, self.url, f"{doing or verb} {key or 'the lake'}", passing=passing)
 
-    async def _after_break(self, error: Exception, attempt: int, key: str, *, answered: bool) -> None:
-        """Wait before the next request for a body that did not arrive whole; raise for every other error.
+    async def _get(
+        self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
+    ) -> T | None:
+        """The result of `fetch`, called again for what is left of a body that did not arrive whole; None: absent.
 
-        Also raise if no answer began: the client has already retried that several times.
+        A request that no answer began is not repeated: the client has already done so several times.
         """
-        if not (answered and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
-            raise self._explain(error, "get", key, "read") from error
-        await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+        for attempt in range(_ATTEMPTS_MAX):
+            before = answered.answers
+            try:
+                return await self._call("get", (key,), fetch, data=data)
+            except FAILURES as error:
+                if is_absent(error):
+                    self._rights.prove("get", [key])
+                    return None
+                began = answered.answers > before
+                if not (began and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
+                    raise self._explain(error, "get", key, "read") from error
+            await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+        raise AssertionError
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
