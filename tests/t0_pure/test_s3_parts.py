@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Put
-from stepfs.store.s3.download import ReadTarget
+from stepfs.store.read_target import ReadTarget
 from stepfs.store.s3.errors import create_outcome, explain
 from stepfs.store.s3.upload import ChainedBody, byte_views
 

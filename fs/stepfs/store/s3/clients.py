@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs.store.s3.errors import is_throttled
+from stepfs.store.s3.settings import ENDPOINTS, SET_KEYS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -29,7 +30,6 @@ DATA_THREADS_MAX: Final = 32
 CONTROL_THREADS_MAX: Final = 16
 COMMIT_THREADS_MAX: Final = 16
 _CONNECT_S: Final = 5.0
-_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class Clients:
@@ -96,11 +96,9 @@ class Clients:
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
-        named = self._endpoint_url or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
+        named = self._endpoint_url or next(filter(None, map(os.environ.get, ENDPOINTS)), None)
         if named and "@" in named:  # it would be in argv, in logs and in error messages
-            raise UsageError(
-                "credentials do not belong into an endpoint URL; set AWS_ACCESS_KEY_ID or AWS_PROFILE instead"
-            )
+            raise UsageError(f"credentials do not belong into an endpoint URL; {SET_KEYS}")
 
         def make(style: Literal["auto", "path"]) -> S3Client:
             config = Config(

@@ -19,21 +19,25 @@ from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
 from stepfs.store.names import check_key, check_prefix
+from stepfs.store.read_target import ReadTarget
+from stepfs.store.rights import Rights
 from stepfs.store.s3.bucket import delete_batch, is_versioned
 from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
-from stepfs.store.s3.download import AnswerCount, ReadTarget, download, download_whole
+from stepfs.store.s3.download import AnswerCount, download, download_whole
 from stepfs.store.s3.errors import (
     FAILURES,
     broke_in_body,
     create_outcome,
     explain,
     is_absent,
+    is_expired,
+    is_forbidden,
     is_past_end,
     is_skewed,
     is_transient,
 )
 from stepfs.store.s3.listing import page_entries
-from stepfs.store.s3.rights import Rights
+from stepfs.store.s3.settings import CHECK_NETWORK
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, byte_views, encryption
 from stepfs.store.silence import Silence
 
@@ -87,7 +91,9 @@ class S3Store:
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._sending = threading.local()  # verb and keys of the call that this thread runs
         self._lock = threading.Lock()
-        self._rights = Rights()
+        self._rights = Rights(
+            is_expired=is_expired, is_forbidden=lambda error: is_forbidden(error) and not is_skewed(error)
+        )
         self._silence = silence
         self._sign_of_life = silence.note_sign_of_life if silence is not None else lambda: None
 
@@ -240,7 +246,7 @@ class S3Store:
         control = self._commit_threads if verb == "create" else self._control_threads
         limiter = self._threads if data else control
         run = partial(trio.to_thread.run_sync, labelled, limiter=limiter, abandon_on_cancel=abandon)
-        result = await (run() if self._silence is None else self._silence.watch(self.url, run))
+        result = await (run() if self._silence is None else self._silence.watch(self.url, run, CHECK_NETWORK))
         if verb != "delete":  # a delete has an answer for each key
             self._rights.prove(verb, keys)
         return result
