@@ -8,11 +8,13 @@ thread ends at once instead of at its timeout.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
 
 from stepfs.store.api import Progress
+
+PIECE_BYTES: Final = 1 << 20  # fits into a CPU's cache
 
 
 class AbandonedReadError(Exception):
@@ -28,9 +30,10 @@ class ReadTarget:
         self._buffer = buffer.cast("B")
         self._sign_of_life = on_sign_of_life
         self._landed = landed
-        self._lock = threading.Lock()
+        self._filling = threading.Lock()
+        self._ending = threading.Lock()  # held for moments only, so `abandon` never waits for a connection
+        self._end: Callable[[], object] | None = None
         self._abandoned = False
-        self._stream: Any = None
         self.done = 0
         self.answers = 0  # responses that began
 
@@ -38,27 +41,54 @@ class ReadTarget:
     def remaining(self) -> int:
         return len(self._buffer) - self.done
 
-    def connect(self, stream: Any) -> None:
-        """Remember the raw stream, for `abandon` to shut down."""
-        with self._lock:
-            self._stream = stream
-            if self._abandoned:
-                raise AbandonedReadError
+    def check(self) -> None:
+        """Raise `AbandonedReadError` if the buffer is abandoned."""
+        if self._abandoned:
+            raise AbandonedReadError
+
+    @contextmanager
+    def connected(self, end: Callable[[], object]) -> Iterator[None]:
+        """Within, `abandon` calls `end` to wake the thread. Raises on leaving, too, if that may have happened."""
+        with self._ending:
+            self._end = end
+        try:
+            self.check()
+            yield
+        finally:
+            with self._ending:
+                self._end = None
+        self.check()
 
     def append(self, piece: bytes) -> None:
-        with self._lock:
-            if self._abandoned:
-                raise AbandonedReadError
+        """Copy the next bytes."""
+        with self._filling:
+            self.check()
             self._buffer[self.done : self.done + len(piece)] = piece
-            self.done += len(piece)
-            self._landed(self.done)
+            self._add(len(piece))
         self._sign_of_life()
+
+    def receive(self, receive: Callable[[memoryview], int]) -> None:
+        """The next bytes by a call that fills a view and may block, because `abandon` ends it; `ConnectionError` for none."""
+        with self._filling:
+            self.check()
+            with self._buffer[self.done : self.done + PIECE_BYTES] as room:
+                count = receive(room)
+            if not count:
+                raise ConnectionResetError("the connection ended in the body")
+            self._add(count)
+        self._sign_of_life()
+
+    def _add(self, count: int) -> None:
+        self.done += count
+        self._landed(self.done)
 
     def abandon(self) -> None:
         """Release the buffer, from another thread: no byte is written to it after this."""
-        with self._lock:
+        with self._ending:
             self._abandoned = True
-            if self._stream is not None:
+            if self._end is not None:
                 # Finished, closed, or (urllib3's RuntimeError) back in the pool already.
                 with suppress(AttributeError, OSError, RuntimeError, ValueError):
-                    self._stream.shutdown()
+                    self._end()
+        with self._filling:
+            pass  # what is being written is written now

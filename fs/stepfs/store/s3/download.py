@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
 from stepfs.errors import CorruptError, RefusedError
-from stepfs.store.read_target import ReadTarget
+from stepfs.store.read_target import PIECE_BYTES, ReadTarget
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-
-_PIECE_BYTES: Final = 1 << 20
 
 
 class AnswerCount:
@@ -32,12 +30,11 @@ def download(client: S3Client, bucket: str, key: str, offset: int, target: ReadT
     last = offset + target.done + target.remaining - 1
     response = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={first}-{last}")
     target.answers += 1
-    body = response["Body"]
-    with closing(body):
+    body: Any = response["Body"]
+    with closing(body), target.connected(body._raw_stream.shutdown):  # noqa: SLF001 - the only way to end a blocked read
         if not response.get("ContentRange", "").startswith(f"bytes {first}-"):
             raise RefusedError(f"s3://{bucket}/{key}: the server ignores Range requests; use another server")
-        target.connect(getattr(body, "_raw_stream", None))  # the only way to end a blocked read
-        while piece := body.read(_PIECE_BYTES):
+        while piece := body.read(PIECE_BYTES):
             target.append(piece)
 
 
@@ -50,7 +47,7 @@ def download_whole(client: S3Client, bucket: str, key: str, bytes_max: int, answ
         if size > bytes_max:
             raise CorruptError(f"s3://{bucket}/{key} has {size} bytes, at most {bytes_max} make sense")
         pieces = []
-        while piece := body.read(_PIECE_BYTES):
+        while piece := body.read(PIECE_BYTES):
             pieces.append(piece)
             answered.on_sign_of_life()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

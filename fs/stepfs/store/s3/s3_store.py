@@ -116,7 +116,8 @@ class S3Store:
 
         def fetch() -> int:
             try:
-                download(self._clients.data(), self.bucket, name, offset, target)
+                botocore = partial(download, self._clients.data(), self.bucket, name, offset, target)
+                self._clients.direct().download(name, offset, target, botocore)
             except FAILURES as error:
                 if not is_past_end(error) and target.remaining:
                     raise
