@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,6 +61,7 @@ class RawServer:
     answer: Callable[[bytes], Reply] = well
     requests: list[bytes] = field(default_factory=list)  # their heads
     connections: int = 0
+    tls: ssl.SSLContext | None = None
     _open: list[socket.socket] = field(default_factory=list)
 
     def serve(self, listener: socket.socket) -> None:
@@ -67,16 +69,19 @@ class RawServer:
             while True:
                 connection = listener.accept()[0]
                 self.connections += 1
-                self._open.append(connection)
                 threading.Thread(target=self._converse, args=[connection], daemon=True).start()
 
     def close(self) -> None:
         for connection in self._open:
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def _converse(self, connection: socket.socket) -> None:
         asked = b""
+        if self.tls is not None:
+            with suppress(OSError):  # a client that distrusts the certificate
+                connection = self.tls.wrap_socket(connection, server_side=True)
+        self._open.append(connection)
         with connection, suppress(OSError):
             while True:
                 while b"\r\n\r\n" not in asked:
@@ -96,11 +101,12 @@ class RawServer:
 
 
 @contextmanager
-def raw_server(host: str = "127.0.0.1") -> Iterator[RawServer]:
+def raw_server(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[RawServer]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:
         name = f"[{host}]" if ":" in host else host
-        server = RawServer(f"http://{name}:{listener.getsockname()[1]}")
+        scheme = "http" if tls is None else "https"
+        server = RawServer(f"{scheme}://{name}:{listener.getsockname()[1]}", tls=tls)
         thread = threading.Thread(target=server.serve, args=[listener])
         thread.start()
         try:

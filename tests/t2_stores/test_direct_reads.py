@@ -6,68 +6,10 @@ Each read is made twice: by a store that has read before, so that it asks direct
 from __future__ import annotations
 
 import pytest
-import rawserver
-import servers
-import trio
+from directreads import FIRST, KEY, SIZE, asks_directly, learn, read, was_direct
 from rawserver import BODY, Reply, part, said, wanted, well
 
-from stepfs.errors import StepfsError
-from stepfs.store.s3.s3_store import S3Store
-
-SIZE = (2 << 20) + 1000
-FIRST = 12345
 _XML = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>because</Message></Error>"
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
-    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
-    with rawserver.raw_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(server):
-    """Makes stores; the second argument is the path of their endpoint."""
-    stores = []
-
-    def make(endpoint=None, **timeouts):
-        stores.append(
-            S3Store(servers.BUCKET, "lake", endpoint_url=endpoint or server.endpoint_url, **timeouts)
-        )
-        return stores[-1]
-
-    yield make
-    with trio.CancelScope(shield=True):
-        for store in stores:
-            await store.aclose()
-
-
-async def read(store, first=FIRST, size=SIZE):
-    """What a caller sees: the bytes, or the class and the line of the error."""
-    buffer = bytearray(size)
-    try:
-        got = await store.read_into("data/p=1/x", first, memoryview(buffer))
-    except StepfsError as error:
-        return type(error), str(error)
-    return got, bytes(buffer[:got])
-
-
-async def learned(server, make, **timeouts):
-    """A store whose next read is direct."""
-    store, answer = make(**timeouts), server.answer
-    server.answer = well
-    assert await read(store, 0, 10) == (10, BODY[:10])
-    server.answer = answer
-    assert asks_directly(store)
-    return store
-
-
-def asks_directly(store):
-    return store._clients.direct()._place is not None
 
 
 def first_then(fault, count=1):
@@ -137,37 +79,29 @@ FAULTS = {
     "past the end": lambda _: said(b"416 Range Not Satisfiable", _XML % b"InvalidRange"),
     "a proxy's page": lambda _: said(b"404 Not Found", b"<html></html>"),
 }
-_PASSING = [*FAULTS]
-
-
-async def proven(store):
-    """A 403 is another line once something was allowed; the two stores must have the same past."""
-    store._rights.prove("get", ["data/p=1/x"])
-    return store
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_what_lasts_ends_as_with_botocore(server, opened, fault):
-    server.answer = FAULTS[fault]
-    directly = await learned(server, opened, data_timeout_s=0.3)
-    before, asked = directly.counts.get, len(server.requests)
+async def test_what_lasts_ends_as_with_botocore(raw_s3, raw_store, fault):
+    directly, plain = raw_store(data_timeout_s=0.3), raw_store(data_timeout_s=0.3)
+    await learn(raw_s3, directly)
+    raw_s3.answer = FAULTS[fault]
+    before, asked = directly.counts.get, len(raw_s3.requests)
     found = await read(directly)
-    assert directly.counts.get - before == len(server.requests) - asked, "each request is counted"
-    assert found == await read(await proven(opened(data_timeout_s=0.3)))
+    assert directly.counts.get - before == len(raw_s3.requests) - asked, "each request is counted"
+    assert was_direct(raw_s3.requests[asked])
+    plain._rights.prove("get", [KEY])  # with the same past: a 403 is another line once something was allowed
+    assert found == await read(plain)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_what_passes_ends_as_with_botocore(server, opened, fault):
-    directly = await learned(server, opened, data_timeout_s=0.3)
-    before, asked, throttled = directly.counts.get, len(server.requests), directly.counts.throttled
-    server.answer = first_then(FAULTS[fault])
-    found = await read(directly)
-    assert directly.counts.get - before == len(server.requests) - asked <= 2, "each request is counted"
-    plain = opened(data_timeout_s=0.3)
-    if fault not in {"absent", "forbidden", "expired", "no bucket", "past the end"}:
-        assert found[0] == SIZE
+async def test_what_passes_ends_as_with_botocore(raw_s3, raw_store, fault):
+    directly = raw_store(data_timeout_s=0.3)
+    await learn(raw_s3, directly)
+    raw_s3.answer = first_then(FAULTS[fault])
+    before, asked, throttled = directly.counts.get, len(raw_s3.requests), directly.counts.throttled
+    assert await read(directly) == (SIZE, BODY[FIRST : FIRST + SIZE])
+    assert directly.counts.get - before == len(raw_s3.requests) - asked <= 2, "each request is counted"
     assert directly.counts.throttled - throttled == (fault in {"429", "503 in HTML"})
-    server.answer = well
     assert await read(directly) == (SIZE, BODY[FIRST : FIRST + SIZE])
     assert asks_directly(directly)
-    assert await read(plain) == (SIZE, BODY[FIRST : FIRST + SIZE])

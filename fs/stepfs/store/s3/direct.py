@@ -73,10 +73,7 @@ class DirectReads:
     _idle: list[tuple[str, socket.socket, float]] = field(default_factory=list)
 
     def download(self, key: str, offset: int, target: ReadTarget, botocore: Callable[[], None]) -> None:
-        """Fill the rest of `target` with the object's bytes from `offset` + `target.done`.
-
-        Raises what `botocore` raises, and `OSError` where an answer began and broke off.
-        """
+        """Fill the rest of `target`. Raises what `botocore` raises, and `OSError` if an answer broke off."""
         path, doubtful, place = quote(key, safe="/~"), False, self._place
         if place is not None and not target.answers:
             try:
@@ -104,12 +101,14 @@ class DirectReads:
             self._idle.pop()[1].close()
 
     def _learn(self, path: str) -> _Place | None:
-        request = self.sent.request
-        signed = _KNOWN_SIGNATURE.fullmatch(ensure_bytes(request.headers.get("Authorization", "")).decode())
-        url = urlsplit(request.url)
-        known = not url.query and url.path.endswith(f"/{path}") and not get_environ_proxies(request.url)
-        bucket, agent = url._replace(path=url.path.removesuffix(path)), request.headers.get("User-Agent", "")
-        return _Place(bucket, signed[1], ensure_bytes(agent).decode()) if signed and known else None
+        url, headers = urlsplit(self.sent.request.url), self.sent.request.headers
+        found = (ensure_bytes(headers.get(name, "")).decode() for name in ("Authorization", "User-Agent"))
+        authorization, agent = found
+        signed = _KNOWN_SIGNATURE.fullmatch(authorization)
+        known = not url.query and url.path.endswith(f"/{path}") and not get_environ_proxies(url.geturl())
+        netloc = url.netloc.lower().removesuffix(":443" if url.scheme == "https" else ":80")
+        bucket = url._replace(netloc=netloc, path=url.path.removesuffix(path))
+        return _Place(bucket, signed[1], agent) if signed and known else None
 
     def _read(self, place: _Place, path: str, offset: int, target: ReadTarget) -> None:
         first, size = offset + target.done, target.remaining
