@@ -68,15 +68,21 @@ class ReadTarget:
         self._sign_of_life()
 
     def receive(self, receive: Callable[[memoryview], int]) -> None:
-        """The next bytes by a call that fills a view and may block, because `abandon` ends it; `ConnectionError` for none."""
+        """The next piece by calls that fill a view from its front. They may block, because `abandon` ends them."""
         with self._filling:
             self.check()
-            with self._buffer[self.done : self.done + PIECE_BYTES] as room:
-                count = receive(room)
-            if not count:
-                raise ConnectionResetError("the connection ended in the body")
-            self._add(count)
-        self._sign_of_life()
+            room = self._buffer[self.done : self.done + PIECE_BYTES]
+            got = 0
+            try:
+                while got < len(room):
+                    count = receive(room[got:])
+                    if not count:
+                        raise ConnectionResetError("the connection ended in the body")
+                    got += count
+                    self._sign_of_life()
+            finally:
+                if got:
+                    self._add(got)
 
     def _add(self, count: int) -> None:
         self.done += count

@@ -1,7 +1,7 @@
-"""A lake in an S3-compatible bucket (s3://): six verbs, each with as few requests as possible, on boto3 in threads.
+"""A lake in an S3-compatible bucket (s3://): six verbs with few requests, on boto3 in threads; data ranges beside it.
 
 Cancellation abandons `get`, `read_into`, `list`, `delete` and `put` at once, `create` never. An abandoned thread ends
-at the latest with its timeout and does not touch the caller's memory: a read copies under a lock that a cancelled
+at the latest with its timeout and does not touch the caller's memory: a read writes under a lock that a cancelled
 caller takes first; an upload stops, its checksum covers a changed buffer (a multipart stops before its abort).
 """
 
