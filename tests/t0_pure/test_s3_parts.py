@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Put
-from stepfs.store.s3.download import ReadTarget
+from stepfs.store.read_target import AbandonedReadError, ReadTarget
 from stepfs.store.s3.errors import create_outcome, explain
 from stepfs.store.s3.upload import ChainedBody, byte_views
 
@@ -49,10 +49,9 @@ def test_thousands_of_slices_are_few_sends():
 
 
 def test_a_read_that_is_left_just_as_it_ended_raises_nothing():
-    class Released:
-        def shutdown(self):
-            raise RuntimeError("Cannot shutdown as connection has already been released to the pool")
+    def shutdown():
+        raise RuntimeError("Cannot shutdown as connection has already been released to the pool")
 
     target = ReadTarget(memoryview(bytearray(8)), lambda _: None)
-    target.connect(Released())
-    target.abandon()
+    with pytest.raises(AbandonedReadError), target.connected(shutdown):
+        target.abandon()

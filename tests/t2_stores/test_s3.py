@@ -7,6 +7,7 @@ from functools import partial
 
 import faultproxy
 import pytest
+import servers
 import trio
 from faultproxy import (
     CONFLICT_409,
@@ -23,8 +24,10 @@ from faultproxy import (
     TOO_MANY_429,
 )
 
-from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
+from stepfs.errors import CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
 from stepfs.store.api import Put
+from stepfs.store.s3.s3_store import S3Store
+from stepfs.store.silence import Silence
 
 
 async def test_the_proxy_alone_changes_nothing(proxied, direct, fault_proxy):
@@ -142,3 +145,20 @@ async def test_get_does_not_read_what_it_refuses(proxied, direct):
     with pytest.raises(CorruptError, match="8388608 bytes, at most 1000"):
         await proxied.get("data/1", bytes_max=1000)
     assert proxied.counts.bytes_read == 0
+
+
+async def test_a_read_given_up_for_silence_leaves_the_buffer_alone(direct, fault_proxy):
+    await direct.put("data/1", [b"x" * 1000])
+    silence = Silence(lambda _: None, say_after_s=0.01, give_up_after_s=0.1)
+    prefix = direct.url.removeprefix(f"s3://{servers.BUCKET}/")
+    store = S3Store(servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url, silence=silence)
+    buffer = bytearray(1000)
+    fault_proxy.hold()
+    with pytest.raises(StoreSilentError):
+        await store.read_into("data/1", 0, memoryview(buffer))
+    fault_proxy.release()
+    with trio.fail_after(60):
+        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
+            await trio.sleep(0.01)
+    assert buffer == bytes(1000)
+    await store.aclose()

@@ -8,18 +8,25 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
+import rawserver
 import servers
 import trio
+from directreads import FIRST, KEY, SIZE, learn, read, was_direct
+from rawserver import BODY, Reply, part, wanted
 
 from stepfs.errors import RefusedError
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
+from stepfs.store.s3.s3_store import S3Store
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """(certificate, key) for 127.0.0.1, signed by itself."""
-    directory = tmp_path_factory.mktemp("tls")
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(directory):
     paths = directory / "cert.pem", directory / "key.pem"
     subject = ["-subj", "/CN=stepfs-test", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-out", str(paths[0]), "-keyout", str(paths[1])]
@@ -76,6 +83,72 @@ async def test_an_authority_of_ones_own_is_named_by_the_aws_setting(https, s3_ur
     store = open_store(s3_url, endpoint_url=https)
     made = await create_lake(store, slices=1)
     assert (await open_lake(store)).lake_id == made.lake_id
+    await store.aclose()
+
+
+@pytest.fixture
+def raw_https(certificate, monkeypatch):
+    """A server that answers whatever a test wants, trusted."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    with rawserver.raw_server(tls=context) as server:
+        yield server
+
+
+async def test_ranges_are_read_directly_over_one_connection(raw_https):
+    store = S3Store(servers.BUCKET, "lake", endpoint_url=raw_https.endpoint_url)
+    await learn(raw_https, store)
+    before = raw_https.connections
+    for _ in range(3):
+        assert await read(store) == (SIZE, BODY[FIRST : FIRST + SIZE])
+    assert was_direct(raw_https.requests[-1])
+    assert raw_https.connections - before == 1
+    await store.aclose()
+
+
+async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_https):
+    store = S3Store(servers.BUCKET, "lake", endpoint_url=raw_https.endpoint_url, data_timeout_s=300)
+    await learn(raw_https, store)
+    raw_https.answer = lambda head: Reply(part(head) + wanted(head)[: 1 << 20], hang=True)
+    buffer = bytearray(SIZE)
+    landed = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            store.read_into, KEY, FIRST, memoryview(buffer), lambda _: token.run_sync_soon(landed.set)
+        )
+        await landed.wait()
+        nursery.cancel_scope.cancel()
+    seen = bytes(buffer)
+    with trio.fail_after(60):
+        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
+            await trio.sleep(0.01)
+    assert buffer == seen
+    await store.aclose()
+
+
+async def test_a_server_that_stops_does_not_hold_its_thread(raw_https):
+    store = S3Store(servers.BUCKET, "lake", endpoint_url=raw_https.endpoint_url, data_timeout_s=0.3)
+    await learn(raw_https, store)
+    answers = [lambda head: Reply(part(head) + wanted(head)[:1000], hang=True)]
+    raw_https.answer = lambda head: answers.pop()(head) if answers else rawserver.well(head)
+    assert await read(store) == (SIZE, BODY[FIRST : FIRST + SIZE])
+    assert store.counts.get == 3
+    await store.aclose()
+
+
+async def test_a_certificate_that_changes_is_refused_in_botocores_words(raw_https, tmp_path):
+    store = S3Store(servers.BUCKET, "lake", endpoint_url=raw_https.endpoint_url)
+    await learn(raw_https, store)
+    other = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    other.load_cert_chain(*make_certificate(tmp_path))
+    raw_https.close()
+    raw_https.tls = other
+    with pytest.raises(RefusedError, match=r"certificate verify failed.*set AWS_CA_BUNDLE"):
+        await store.read_into(KEY, 0, memoryview(bytearray(10)))
     await store.aclose()
 
 

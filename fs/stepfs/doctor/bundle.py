@@ -30,6 +30,7 @@ from stepfs.errors import RefusedError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.mountinfo import FSTYPE, mounts
 from stepfs.mount.logs import redacted
+from stepfs.store import settings
 
 _TEXT_BYTES_MAX: Final = 1 << 20  # of each file the newest bytes
 _LOGS_MAX: Final = 20
@@ -37,7 +38,7 @@ _FILES: Final = ("status.json", "config.json", "metrics", "accesslog")
 _SYSTEM: Final = ("meminfo", "loadavg", "version", "self/cgroup", "self/limits")
 _SECRET: Final = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|_KEY", re.IGNORECASE)
 _SHOWN_KEYS: Final = frozenset({"STEPFS_SSE_KMS_KEY_ID"})
-_PREFIXES: Final = ("STEPFS_", "AWS_", "S3_", "NOTIFY_SOCKET", "WATCHDOG_")
+_PREFIXES: Final = ("STEPFS_", *settings.PREFIXES, "NOTIFY_SOCKET", "WATCHDOG_")
 _UNSAFE: Final = re.compile(r"[^0-9A-Za-z._-]+")
 
 

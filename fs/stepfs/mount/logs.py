@@ -21,10 +21,10 @@ from typing import Final
 
 from stepfs.errors import UsageError
 from stepfs.mount.bounded_log import LogHandler
+from stepfs.store.settings import SECRETS
 
 FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 _SECRET_BYTES_MIN: Final = 4  # a shorter secret would match ordinary words
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s\"']+@")
 _IN_QUERY: Final = re.compile(
@@ -109,7 +109,7 @@ def facts_of(record: logging.LogRecord) -> dict[str, object]:
 
 def redacted(text: str) -> str:
     """`text` without this process's credentials, without user and password in URLs, without labelled secrets."""
-    for name in _SECRETS:
+    for name in SECRETS:
         secret = os.environ.get(name, "")
         if len(secret) >= _SECRET_BYTES_MIN:
             text = text.replace(secret, _STRUCK)

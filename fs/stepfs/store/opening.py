@@ -13,6 +13,7 @@ from stepfs.store.api import Store
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.names import check_key
 from stepfs.store.options import StoreOptions
+from stepfs.store.s3.settings import SET_KEYS
 from stepfs.store.silence import Silence
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -62,7 +63,7 @@ def _local_root(url: str, rest: str) -> Path:
 def _bucket_and_prefix(url: str, rest: str) -> tuple[str, str]:
     bucket, _, prefix = rest.partition("/")
     if "@" in rest:
-        raise UsageError("credentials do not belong into a URL; set AWS_ACCESS_KEY_ID or AWS_PROFILE instead")
+        raise UsageError(f"credentials do not belong into a URL; {SET_KEYS}")
     if _BUCKET.fullmatch(bucket) is None:
         raise UsageError(f"{url!r}: {bucket!r} is not a bucket name; write s3://bucket/prefix")
     prefix = prefix.strip("/")

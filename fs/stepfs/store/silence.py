@@ -57,8 +57,10 @@ class Silence:
         """Stop watching, because no user waits any more: requests, also those under way, may take their time."""
         self._ended = True
 
-    async def watch(self, url: str, request: Callable[[], Awaitable[T]]) -> T:
-        """The result of `request`; `StoreSilentError` once the store has been silent for too long.
+    async def watch(
+        self, url: str, request: Callable[[], Awaitable[T]], advice: str = "check the network, then retry"
+    ) -> T:
+        """The result of `request`; `StoreSilentError` with `advice` once the store has been silent for too long.
 
         A request that shields itself from cancellation is awaited, and its result counts.
         """
@@ -84,9 +86,7 @@ class Silence:
         for failure in failures:
             raise failure
         if not results:
-            raise StoreSilentError(
-                f"{url}: no answer for {self._give_up_after_s:g} s; check the network and AWS_ENDPOINT_URL_S3, then retry"
-            )
+            raise StoreSilentError(f"{url}: no answer for {self._give_up_after_s:g} s; {advice}")
         return results[0]
 
     async def _report_silence(self, url: str, scope: trio.CancelScope) -> None:

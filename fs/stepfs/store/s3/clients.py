@@ -12,15 +12,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache, partial
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
+from botocore.httpsession import create_urllib3_context, get_cert_path
 
 from stepfs.errors import RefusedError, UsageError
+from stepfs.store.s3.direct import CONNECT_S, DirectReads
 from stepfs.store.s3.errors import is_throttled
+from stepfs.store.s3.settings import ENDPOINTS, SET_KEYS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -28,8 +33,6 @@ if TYPE_CHECKING:
 DATA_THREADS_MAX: Final = 32
 CONTROL_THREADS_MAX: Final = 16
 COMMIT_THREADS_MAX: Final = 16
-_CONNECT_S: Final = 5.0
-_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class Clients:
@@ -62,6 +65,7 @@ class Clients:
         self._on_throttled = on_throttled
         self._lock = threading.Lock()
         self._made: dict[str, S3Client] = {}
+        self._direct: DirectReads | None = None
         self._pid: int | None = None
 
     def commit(self) -> S3Client:
@@ -72,9 +76,17 @@ class Clients:
         """The client that retries with back-off."""
         return self._client("data", 4, CONTROL_THREADS_MAX + self._data_threads, self._data_timeout_s)
 
+    def direct(self) -> DirectReads:
+        """Ranged reads beside the `data` client."""
+        self.data()
+        assert self._direct is not None
+        return self._direct
+
     def close(self) -> None:
         """Drop all connections."""
         with self._lock:
+            if self._direct is not None:
+                self._direct.close()
             for client in self._made.values():
                 client.close()
             self._made.clear()
@@ -96,15 +108,13 @@ class Clients:
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
-        named = self._endpoint_url or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
+        named = self._endpoint_url or next(filter(None, map(os.environ.get, ENDPOINTS)), None)
         if named and "@" in named:  # it would be in argv, in logs and in error messages
-            raise UsageError(
-                "credentials do not belong into an endpoint URL; set AWS_ACCESS_KEY_ID or AWS_PROFILE instead"
-            )
+            raise UsageError(f"credentials do not belong into an endpoint URL; {SET_KEYS}")
 
         def make(style: Literal["auto", "path"]) -> S3Client:
             config = Config(
-                connect_timeout=_CONNECT_S,
+                connect_timeout=CONNECT_S,
                 read_timeout=timeout_s,
                 max_pool_connections=threads,
                 tcp_keepalive=True,
@@ -126,13 +136,24 @@ class Clients:
         if not named and not is_aws(client.meta.endpoint_url):  # an endpoint from a configuration file
             client.close()
             client = make("path")
+        if self._direct is None:
+            self._direct = DirectReads(
+                session.get_credentials(),
+                cache(partial(_tls, session._session.get_config_variable("ca_bundle"))),  # noqa: SLF001 - no other way
+                self._data_timeout_s,
+                self._on_request,
+                self._on_throttled,
+            )
         client.meta.events.register("before-send.s3", self._before_send)
         client.meta.events.register("after-call.s3", self._after_call)
         client.meta.events.register("needs-retry.s3", self._after_attempt)
         return client
 
     def _before_send(self, request: Any, event_name: str, **_: object) -> None:
-        self._on_request(event_name.rpartition(".")[2], request.headers)
+        operation = event_name.rpartition(".")[2]
+        self._on_request(operation, request.headers)
+        if operation == "GetObject" and self._direct is not None:
+            self._direct.sent.request = request
 
     def _after_call(self, http_response: Any, **_: object) -> None:
         self._on_server(http_response.headers.get("Server", ""))
@@ -143,6 +164,13 @@ class Clients:
         http, parsed = response
         if is_throttled(http.status_code, parsed.get("Error", {}).get("Code", "")):
             self._on_throttled()
+
+
+def _tls(ca_bundle: Any) -> SSLContext:
+    """What a server is verified by, as botocore does it. `ca_bundle`: a file, or None for the usual authorities."""
+    context: SSLContext = create_urllib3_context()
+    context.load_verify_locations(get_cert_path(ca_bundle or True))
+    return context
 
 
 def is_aws(endpoint_url: str) -> bool:

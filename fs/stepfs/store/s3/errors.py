@@ -11,6 +11,7 @@ from urllib3.exceptions import HTTPError
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Put
+from stepfs.store.s3.settings import CHECK_KEYS, CHECK_NETWORK
 
 FAILURES: Final = (
     boto.BotoCoreError,
@@ -77,7 +78,6 @@ _BODY: Final = (
     HTTPError,
     OSError,
 )
-_CHECK_KEYS: Final = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 
 
 def status_of(error: Exception) -> int:
@@ -193,7 +193,7 @@ def explain(error: Exception, url: str, doing: str, *, passing: bool = False) ->
         kind = StoreUnreachableError
         why = "the answer (404) is no S3 server's; look for a proxy in between, check AWS_ENDPOINT_URL_S3"
     elif isinstance(error, _SETTINGS):
-        why = f"{_one_line(error)}; {_CHECK_KEYS}"
+        why = f"{_one_line(error)}; {CHECK_KEYS}"
     elif is_distrusted(error):
         why = f"{_one_line(error)}; set AWS_CA_BUNDLE to its authority's certificate, or correct the URL"
     elif is_skewed(error):
@@ -201,12 +201,12 @@ def explain(error: Exception, url: str, doing: str, *, passing: bool = False) ->
     elif code in _WRONG_REGION:
         why = f"the bucket is in another region {said}; set AWS_REGION to it"
     elif is_forbidden(error) or is_expired(error):
-        why = f"the server refuses these credentials or this action {said}; {_CHECK_KEYS}"
+        why = f"the server refuses these credentials or this action {said}; {CHECK_KEYS}"
     elif not _is_transient(error) and (400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED):
         why = f"the server refuses the request: {_one_line(error)}; see what `stepfs doctor` says about it"
     else:
         kind = StoreUnreachableError
-        why = f"{_one_line(error)}; check the network and AWS_ENDPOINT_URL_S3, then retry"
+        why = f"{_one_line(error)}; {CHECK_NETWORK}"
     return kind(f"cannot {doing} in {url}: {why}")
 
 

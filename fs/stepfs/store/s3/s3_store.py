@@ -1,7 +1,7 @@
-"""A lake in an S3-compatible bucket (s3://): six verbs, each with as few requests as possible, on boto3 in threads.
+"""A lake in an S3-compatible bucket (s3://): six verbs with few requests, on boto3 in threads; data ranges beside it.
 
 Cancellation abandons `get`, `read_into`, `list`, `delete` and `put` at once, `create` never. An abandoned thread ends
-at the latest with its timeout and does not touch the caller's memory: a read copies under a lock that a cancelled
+at the latest with its timeout and does not touch the caller's memory: a read writes under a lock that a cancelled
 caller takes first; an upload stops, its checksum covers a changed buffer (a multipart stops before its abort).
 """
 
@@ -19,21 +19,25 @@ from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
 from stepfs.store.names import check_key, check_prefix
+from stepfs.store.read_target import ReadTarget
+from stepfs.store.rights import Rights
 from stepfs.store.s3.bucket import delete_batch, is_versioned
 from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
-from stepfs.store.s3.download import AnswerCount, ReadTarget, download, download_whole
+from stepfs.store.s3.download import AnswerCount, download, download_whole
 from stepfs.store.s3.errors import (
     FAILURES,
     broke_in_body,
     create_outcome,
     explain,
     is_absent,
+    is_expired,
+    is_forbidden,
     is_past_end,
     is_skewed,
     is_transient,
 )
 from stepfs.store.s3.listing import page_entries
-from stepfs.store.s3.rights import Rights
+from stepfs.store.s3.settings import CHECK_NETWORK
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, byte_views, encryption
 from stepfs.store.silence import Silence
 
@@ -87,7 +91,9 @@ class S3Store:
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._sending = threading.local()  # verb and keys of the call that this thread runs
         self._lock = threading.Lock()
-        self._rights = Rights()
+        self._rights = Rights(
+            is_expired=is_expired, is_forbidden=lambda error: is_forbidden(error) and not is_skewed(error)
+        )
         self._silence = silence
         self._sign_of_life = silence.note_sign_of_life if silence is not None else lambda: None
 
@@ -98,50 +104,32 @@ class S3Store:
         def fetch() -> bytes:
             return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
 
-        for attempt in range(_ATTEMPTS_MAX):
-            before = answered.answers
-            try:
-                found = await self._call("get", (key,), fetch)
-            except FAILURES as error:
-                if is_absent(error):
-                    self._rights.prove("get", [key])
-                    return None
-                await self._after_break(error, attempt, key, answered=answered.answers > before)
-            else:
-                self._add_read(len(found))
-                return found
-        raise AssertionError
+        found = await self._get(key, fetch, answered)
+        self._add_read(len(found or b""))
+        return found
 
     async def read_into(
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
         target = ReadTarget(buffer, landed, self._sign_of_life)
+
+        def fetch() -> int:
+            try:
+                botocore = partial(download, self._clients.data(), self.bucket, name, offset, target)
+                self._clients.direct().download(name, offset, target, botocore)
+            except FAILURES as error:
+                if not is_past_end(error) and target.remaining:
+                    raise
+            return target.done
+
         if target.remaining == 0:
             return 0
-
-        def fetch() -> None:
-            download(self._clients.data(), self.bucket, name, offset, target)
-
-        for attempt in range(_ATTEMPTS_MAX):
-            before, answers = target.done, target.answers
-            try:
-                await self._call("get", (key,), fetch, data=True)
-            except trio.Cancelled:
-                target.abandon()
-                raise
-            except FAILURES as error:
-                if is_absent(error):
-                    self._rights.prove("get", [key])
-                    return None
-                if is_past_end(error) or target.remaining == 0:
-                    break
-                await self._after_break(error, attempt, key, answered=target.answers > answers)
-            else:
-                break
-            finally:
-                self._add_read(target.done - before)
-        return target.done
+        try:
+            return await self._get(key, fetch, target, data=True)
+        finally:
+            target.abandon()  # whatever ended the wait: a thread may still be reading
+            self._add_read(target.done)
 
     async def create(self, key: str, body: bytes) -> Put:
         name = self._name(key)
@@ -259,7 +247,7 @@ class S3Store:
         control = self._commit_threads if verb == "create" else self._control_threads
         limiter = self._threads if data else control
         run = partial(trio.to_thread.run_sync, labelled, limiter=limiter, abandon_on_cancel=abandon)
-        result = await (run() if self._silence is None else self._silence.watch(self.url, run))
+        result = await (run() if self._silence is None else self._silence.watch(self.url, run, CHECK_NETWORK))
         if verb != "delete":  # a delete has an answer for each key
             self._rights.prove(verb, keys)
         return result
@@ -268,14 +256,26 @@ class S3Store:
         passing = self._rights.passing(error, verb, key)
         return explain(error, self.url, f"{doing or verb} {key or 'the lake'}", passing=passing)
 
-    async def _after_break(self, error: Exception, attempt: int, key: str, *, answered: bool) -> None:
-        """Wait before the next request for a body that did not arrive whole; raise for every other error.
+    async def _get(
+        self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
+    ) -> T | None:
+        """The result of `fetch`, called again for what is left of a body that did not arrive whole; None: absent.
 
-        Also raise if no answer began: the client has already retried that several times.
+        A request that no answer began is not repeated: the client has already done so several times.
         """
-        if not (answered and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
-            raise self._explain(error, "get", key, "read") from error
-        await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+        for attempt in range(_ATTEMPTS_MAX):
+            before = answered.answers
+            try:
+                return await self._call("get", (key,), fetch, data=data)
+            except FAILURES as error:
+                if is_absent(error):
+                    self._rights.prove("get", [key])
+                    return None
+                began = answered.answers > before
+                if not (began and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
+                    raise self._explain(error, "get", key, "read") from error
+            await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
+        raise AssertionError
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
