@@ -29,7 +29,7 @@ from stepfs_producer.transforms.spec import TokenizerSpec
 from stepfs_producer.transforms.tokenize import ByteTokenizer
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
-PLANNED = (".pt", ".safetensors", ".npy")
+PLANNED = (".pt", ".safetensors", ".npy", ".tar", ".bin")
 
 
 def facts():
@@ -44,8 +44,19 @@ def problem(ext, schema, payload):
 @pytest.mark.parametrize("ext", PLANNED)
 def test_every_rank_of_a_planned_step_is_as_its_schema_says(ext):
     payloads, _ = construct(PayloadSpec(ext, labels_shifted=True, padding=0, vocabulary=11), EXAMPLE)
-    schema = planned_schema(ext, facts())
+    schema = planned_schema(ext, facts(), vocabulary=11)
     assert [problem(ext, schema, payload) for payload in payloads] == [None, None]
+
+
+@pytest.mark.parametrize("ext", PLANNED)
+@pytest.mark.parametrize("vocabulary", [11, 70_000])
+def test_a_shape_that_never_changes_is_a_promise(ext, vocabulary):
+    payloads, _ = construct(PayloadSpec(ext, True, 0, vocabulary), EXAMPLE)
+    schema = planned_schema(ext, facts(), vocabulary=vocabulary, shape=(3, 8))
+    assert [problem(ext, schema, payload) for payload in payloads] == [None, None]
+    if ext != ".tar":
+        longer = planned_schema(ext, facts(), vocabulary=vocabulary, shape=(4, 8))
+        assert problem(ext, longer, payloads[0]) is not None
 
 
 @given(tasks())
@@ -55,7 +66,7 @@ def test_any_planned_step_is(task):
         PayloadSpec(".safetensors", labels_shifted=False, padding=0, vocabulary=999), task[0]
     )
     for payload in payloads:
-        assert problem(".safetensors", planned_schema(".safetensors", {}), payload) is None
+        assert problem(".safetensors", planned_schema(".safetensors", {}, vocabulary=999), payload) is None
 
 
 @pytest.mark.parametrize("ext", EXTS)
@@ -71,7 +82,7 @@ def test_text_is_as_its_schema_says(ext, vocabulary):
 
 def test_the_page_and_the_schemas_agree():
     for heading, schema in (
-        ("Plans", planned_schema(".pt", {})),
+        ("Plans", planned_schema(".pt", {}, vocabulary=258)),
         ("Text", text_schema(".pt", (1, 1), {}, vocabulary=258)),
     ):
         section = PAGE[PAGE.index(f"\n## {heading} (") :].partition("\n## ")[2].partition("\n## ")[0]
@@ -93,7 +104,7 @@ def test_a_tokenizer_is_named_with_what_a_reader_needs():
 
 
 def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():
-    made = planned_schema(".pt", facts())
+    made = planned_schema(".pt", facts(), vocabulary=258)
     assert refuse_other_arrays("lake", made, None) is None
     assert refuse_other_arrays("lake", made, made) is None
     assert refuse_other_arrays("lake", made, replace(made, arrays=None, tokenizer={})) is None
@@ -113,6 +124,6 @@ def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():
         with pytest.raises(RefusedError, match=f"^lake: .*{says}.*fork this one"):
             refuse_other_arrays("lake", made, replace(made, arrays=changed))
     with pytest.raises(RefusedError, match="says npy files, not pt"):
-        refuse_other_arrays("lake", made, planned_schema(".npy", {}))
+        refuse_other_arrays("lake", made, planned_schema(".npy", {}, vocabulary=258))
     narrowed = {**arrays, "labels": ArraySpec("int64", (4, 8192)), "input_ids": ArraySpec("int64", (4, None))}
     assert refuse_other_arrays("lake", made, replace(made, arrays=narrowed)) is None

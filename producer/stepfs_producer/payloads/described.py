@@ -29,11 +29,21 @@ class _Ids(Protocol):
     def vocabulary(self) -> int: ...
 
 
-def planned_schema(ext: str, tokenizer: Mapping[str, Scalar]) -> PayloadSchema:
-    """Of `planned_encode`."""
-    arrays = _of_rows(
-        ext, ("micro", "tokens"), len(SPANS), {"cu_seqlens": "boundaries", "cu_seqlens_offsets": None}
-    )
+def planned_schema(
+    ext: str,
+    tokenizer: Mapping[str, Scalar],
+    *,
+    vocabulary: int,
+    shape: tuple[Dimension, Dimension] = ("micro", "tokens"),
+) -> PayloadSchema:
+    """Of `planned_encode`. `shape`: micro-batches, and tokens of each; numbers where they never change."""
+    if ext == ".bin":  # its length tells one dimension
+        known = all(isinstance(size, int) for size in shape)
+        dtype = "uint16" if vocabulary <= _SHORT_VOCABULARY else "uint32"
+        return PayloadSchema(
+            "bin", {"input_ids": ArraySpec(dtype, shape if known else ("tokens",))}, tokenizer
+        )
+    arrays = _of_rows(ext, shape, len(SPANS), {"cu_seqlens": "boundaries", "cu_seqlens_offsets": None})
     return PayloadSchema(format_of(ext), arrays, tokenizer)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -27,9 +29,15 @@ _HEADER_ALIGNMENT: Final = 8
 PlannedEncoder = Callable[[RankArrays], bytes]
 
 
-def planned_encoder(ext: str) -> PlannedEncoder:
-    """The encoder of an extension, with its dot. `UsageError` names the three there are."""
-    encoders: dict[str, PlannedEncoder] = {".safetensors": _safetensors, ".npy": _npy, ".pt": _torch}
+def planned_encoder(ext: str, *, vocabulary: int) -> PlannedEncoder:
+    """The encoder of an extension, with its dot, for ids below `vocabulary`. `UsageError` names those there are."""
+    encoders: dict[str, PlannedEncoder] = {
+        ".safetensors": _safetensors,
+        ".npy": _npy,
+        ".pt": _torch,
+        ".tar": _webdataset,
+        ".bin": partial(_ids_alone, dtype=np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")),
+    }
     if ext not in encoders:
         raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
     return encoders[ext]
@@ -67,10 +75,39 @@ def _safetensors(arrays: RankArrays) -> bytes:
 
 
 def _npy(arrays: RankArrays) -> bytes:
+    return _npy_bytes(np.stack([getattr(arrays, name) for name in STACKED]))
+
+
+def _npy_bytes(array: NDArray[np.int32]) -> bytes:
     buffer = io.BytesIO()
-    np.save(
-        buffer,
-        np.stack([getattr(arrays, name) for name in STACKED]).astype("<i4", copy=False),
-        allow_pickle=False,
-    )
+    np.save(buffer, array.astype("<i4", copy=False), allow_pickle=False)
     return buffer.getvalue()
+
+
+def _webdataset(arrays: RankArrays) -> bytes:
+    """A sample per micro-batch, named for its first token, which no other sample of the lake has."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for micro in range(len(arrays.input_ids)):
+            spans = arrays.spans[arrays.spans[:, 0] == micro][:, 1:].tolist()
+            key = (
+                "{2:03d}-{3:03d}-{4:06d}-{5:012d}-{6:07d}".format(*spans[0])
+                if spans
+                else f"padding-{micro:04d}"
+            )
+            for name in STACKED:
+                _add(archive, f"{key}.{name}.npy", _npy_bytes(getattr(arrays, name)[micro]))
+            facts = {"spans": spans, "sources": arrays.sources}
+            _add(archive, f"{key}.json", json.dumps(facts).encode())
+    return buffer.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)  # time 0, owner 0: the same arrays are the same bytes
+    member.size = len(data)
+    member.mode = 0o444
+    archive.addfile(member, io.BytesIO(data))
+
+
+def _ids_alone(arrays: RankArrays, *, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
+    return arrays.input_ids.astype(dtype).tobytes()

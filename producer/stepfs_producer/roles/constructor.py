@@ -14,7 +14,7 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
 
     The same task gives the same bytes in every process. `UsageError` for an unknown extension.
     """
-    encode = planned_encoder(spec.ext)
+    encode = planned_encoder(spec.ext, vocabulary=spec.vocabulary)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
     arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)

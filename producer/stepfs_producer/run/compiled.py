@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.cost import Cost
-from stepfs_producer.plan.file.declared import AnySource, Jsonl, Parquet, Source
+from stepfs_producer.plan.file.declared import AnySource, Jsonl, Parquet, Source, Text
 from stepfs_producer.plan.file.digest import (
     micro_batch_tokens,
     mix_of,
@@ -159,6 +159,7 @@ def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, direc
         format=source.format,
         files=tuple(_below(directory, file) for file in source.files),
         seed=plan.seed,
+        records=source.records if isinstance(source, Text) else "lines",
         text_field=source.text_field if isinstance(source, Jsonl | Parquet | Source) else "text",
         tokens_field=parquet.tokens_field if parquet else None,
         mask_field=parquet.mask_field if parquet else None,
@@ -169,6 +170,7 @@ def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, direc
         epochs=source.epochs,
         holdout=source.holdout,
         held_out=held_out,
+        shard=source.shard or (0, 1),
         endpoint_url=source.endpoint_url,
         profile=source.profile,
         version=source.version,

@@ -190,6 +190,8 @@ def identity_text(spec: SourceSpec) -> str:
         f"seed={spec.seed}",
         f"block={spec.block_bytes}",
         f"holdout={spec.holdout} {spec.held_out:d}",
+        "shard={}/{}".format(*spec.shard),
+        f"records={spec.records}",
         f"version={spec.version!r}",
         f"options={sorted(spec.options.items())!r}",
     ]

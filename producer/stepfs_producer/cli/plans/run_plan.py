@@ -141,7 +141,9 @@ class _Commanded:
         # Before a lake is created on behalf of a mistake.
         checked = await trio.to_thread.run_sync(started, place, files)
         self._memory_of(checked)
-        schema = planned_schema(place.plan.output.ext, checked.tokenizer)
+        schema = planned_schema(
+            place.plan.output.ext, checked.tokenizer, vocabulary=checked.payloads.vocabulary
+        )
         output = place.plan.output
         identity = await ensure_lake(
             run.lake,
