@@ -61,7 +61,7 @@ with plan_packages():
         Tokenizer,
         Until,
     )
-    from stepfs_producer.run.starting import PlanInPlace
+    from stepfs_producer.run.prepare import LocatedPlan
 
 __all__ = [
     "Balance", "Cost", "Defaults", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet", "Plan", "PlanError",
@@ -97,7 +97,7 @@ class Plan(schema.Plan):
         """
         _refuse_import_by_worker("run")
         run = PlanRun(
-            plan=PlanInPlace(self, held_out=holdout),
+            plan=LocatedPlan(self, held_out=holdout),
             lake=lake,
             producer_id=producer_id,
             accept_changes=accept_changes,
@@ -134,7 +134,7 @@ class Plan(schema.Plan):
         _refuse_import_by_worker("simulate")
         if steps < 1:
             raise UsageError(f"steps={steps}: use at least 1")
-        place = PlanInPlace(self, held_out=holdout)
+        place = LocatedPlan(self, held_out=holdout)
         return _finished(partial(simulated, place, steps, workers or len(os.sched_getaffinity(0))))
 
 

@@ -22,7 +22,7 @@ KINDS = {"qwen": None, "gpt2": None, "llama": None, "bert": "[SEP]", "t5": None}
 FILES = {name: getattr(model_files, name)() for name in [*KINDS, "words"]}
 
 
-def of(name: str, **names: str | None) -> model_tokenizer.PlanTokenizer:
+def of(name: str, **names: str | None) -> model_tokenizer.Tokenizer:
     names = {"eos": KINDS.get(name)} | names
     return open_tokenizer(TokenizerSpec(HF, f"{name}.json", **names), FILES[name])
 

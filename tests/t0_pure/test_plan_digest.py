@@ -33,7 +33,7 @@ from stepfs_producer.plan.file.schema import (
     Until,
 )
 from stepfs_producer.plan.file.yaml_file import read_plan
-from stepfs_producer.run.compiled import compiled
+from stepfs_producer.run.compile import compile_plan
 
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 SHORT = Plan(
@@ -43,7 +43,7 @@ SHORT = Plan(
 
 
 def identities(plan: Plan, digest: str, *, held_out: bool = False) -> dict[str, str]:
-    rules = compiled(plan, listings={}, tokenizer_digest=digest, held_out=held_out).rules
+    rules = compile_plan(plan, listings={}, tokenizer_digest=digest, held_out=held_out).rules
     return {name: rule.identity for name, rule in rules.sources.items()}
 
 

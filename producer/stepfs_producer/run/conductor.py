@@ -18,12 +18,12 @@ from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.producer import AsyncProducer
-from stepfs_producer.run.building import Building
-from stepfs_producer.run.loading import LoadedSource, Loading, Skipped
-from stepfs_producer.run.planning import Planning
+from stepfs_producer.run.planner_task import PlannerTask
+from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
+from stepfs_producer.run.step_builder import StepBuilder
 
 
-class Ending(enum.StrEnum):
+class EndReason(enum.StrEnum):
     """Why a run ended; everything appended until then is committed."""
 
     COMPLETE = "complete"
@@ -32,7 +32,7 @@ class Ending(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunConfig:
     """What a run is told once."""
 
     rules: Rules
@@ -45,23 +45,25 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
+class RunCallbacks:
     """Who wants to know: of bad records, and of appended steps with the seconds that planning the newest one took."""
 
-    skipped: Skipped = lambda _source, _file, _offset, _reason: None
+    skipped: OnSkip = lambda _source, _file, _offset, _reason: None
     appended: Callable[[StepPlan, float], None] = lambda _plan, _seconds: None
 
 
 class Conductor:
     """One run of a plan. `stop` ends it between two steps."""
 
-    def __init__(self, running: Running, engine: Engine, producer: AsyncProducer, watching: Watching) -> None:
+    def __init__(
+        self, running: RunConfig, engine: Engine, producer: AsyncProducer, watching: RunCallbacks
+    ) -> None:
         self._running = running
         self._producer = producer
         self._stop = trio.Event()
         self.reason = ""  # of the end, in words
         self.loadings = {
-            source.spec.name: Loading(
+            source.spec.name: SourceLoader(
                 source,
                 engine,
                 give_up_after_s=running.give_up_after_s,
@@ -70,13 +72,13 @@ class Conductor:
             )
             for source in running.sources
         }
-        self.planning = Planning(
+        self.planning = PlannerTask(
             running.rules,
             self.loadings,
             workers=engine.workers,
             held_bytes_max=running.held_bytes_max,
         )
-        self._building = Building(
+        self._building = StepBuilder(
             engine,
             producer,
             running.payloads,
@@ -92,9 +94,9 @@ class Conductor:
     def _loaded(self) -> None:
         self.planning.changed()
 
-    async def run(self, state: State) -> Ending:
+    async def run(self, state: State) -> EndReason:
         """Run from `state` to the end of the plan, the limit, or `stop`; all that was appended is committed then."""
-        endings: list[Ending] = []
+        endings: list[EndReason] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stopped, nursery.cancel_scope, endings)
             async with trio.open_nursery() as loaders:
@@ -110,14 +112,14 @@ class Conductor:
         await self._producer.flush()
         return endings[0]
 
-    async def _plan(self, state: State, builders: trio.Nursery) -> Ending:
+    async def _plan(self, state: State, builders: trio.Nursery) -> EndReason:
         limit = self._running.steps_max
         while limit is None or state.step < limit:
             await self._building.room()
             planned = await self.planning.next(state)
             if isinstance(planned, End):
                 self.reason = planned.reason
-                return Ending.COMPLETE
+                return EndReason.COMPLETE
             state = planned.after
             groups = {
                 name: loading.held.until(state.sources[name]) for name, loading in self.loadings.items()
@@ -125,9 +127,9 @@ class Conductor:
             self._building.start(planned, groups, builders)
             for name, loading in self.loadings.items():
                 loading.advance(state.sources[name])
-        return Ending.LIMIT
+        return EndReason.LIMIT
 
-    async def _stopped(self, scope: trio.CancelScope, endings: list[Ending]) -> None:
+    async def _stopped(self, scope: trio.CancelScope, endings: list[EndReason]) -> None:
         await self._stop.wait()
-        endings.append(Ending.STOPPED)
+        endings.append(EndReason.STOPPED)
         scope.cancel()

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs_producer.backoff import Backoff
-from stepfs_producer.engine.api import Died, Engine
+from stepfs_producer.engine.api import Engine, WorkerDied
 from stepfs_producer.sources.block import Records
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ async def carry_out(
         except StoreUnreachableError as error:
             await backoff.failed(error)
         else:
-            if not isinstance(result, Died):
+            if not isinstance(result, WorkerDied):
                 return result
             died += 1
             if died == WORKERS_MAX:
@@ -73,6 +73,6 @@ async def culprit(
 
 async def _kills(engine: Engine, function: Callable[..., object], *arguments: object) -> bool:
     try:
-        return isinstance(await engine.submit(function, *arguments), Died)
+        return isinstance(await engine.submit(function, *arguments), WorkerDied)
     except (StepfsError, OSError):  # of another record; it would have been told already, had the worker lived
         return False

@@ -18,8 +18,8 @@ from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.roles.loader import read, transform
-from stepfs_producer.run.compiled import source_specs, tokenizer_spec
-from stepfs_producer.sources.block import Place, Records
+from stepfs_producer.run.compile import source_specs, tokenizer_spec
+from stepfs_producer.sources.block import BlockAddress, Records
 from stepfs_producer.sources.corpus import Listing, list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
@@ -36,7 +36,7 @@ _SAMPLE_BLOCK_BYTES: Final = 1 << 20  # one byte range of a plain file
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckProblem:
     """A problem and the exit code that its error has."""
 
     problem: Problem
@@ -60,17 +60,17 @@ class Inspection:
     """What was found."""
 
     facts: dict[str, SourceFacts] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckProblem] = field(default_factory=list)
 
     def attempt(self, where: Where, look: Callable[[], object]) -> bool:
         """Whether `look` raised nothing; else its error is a finding at `where`."""
         try:
             look()
         except StepfsError as error:
-            self.findings.append(Finding(Problem(where, str(error)), error.exit_code))
+            self.findings.append(CheckProblem(Problem(where, str(error)), error.exit_code))
         except OSError as error:
             self.findings.append(
-                Finding(Problem(where, f"{error.filename}: {error.strerror}"), StepfsError.exit_code)
+                CheckProblem(Problem(where, f"{error.filename}: {error.strerror}"), StepfsError.exit_code)
             )
         else:
             return True
@@ -146,7 +146,7 @@ def _sampled(
 
 def _tasks(layout: Layout) -> Iterator[BlockTask]:
     """The first blocks of the first epoch."""
-    place = Place(0, 0, 0)
+    place = BlockAddress(0, 0, 0)
     for _ in range(4):
         task = layout.task(place)
         if task is None or place.epoch:

@@ -13,8 +13,8 @@ from stepfs_producer.engine.api import Engine
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.step import End
-from stepfs_producer.run.loading import LoadedSource, Loading, Skipped
-from stepfs_producer.run.planning import Planning
+from stepfs_producer.run.planner_task import PlannerTask
+from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
 from stepfs_producer.run.totals import PlanTotals
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
@@ -31,15 +31,17 @@ class Simulation:
         engine: Engine,
         *,
         held_bytes_max: int | None = None,
-        skipped: Skipped = lambda _source, _file, _offset, _reason: None,
+        skipped: OnSkip = lambda _source, _file, _offset, _reason: None,
     ) -> None:
         self.loadings = {
-            source.spec.name: Loading(
+            source.spec.name: SourceLoader(
                 source, engine, give_up_after_s=GIVE_UP_AFTER_S, changed=self._loaded, skipped=skipped
             )
             for source in sources
         }
-        self._planning = Planning(rules, self.loadings, workers=engine.workers, held_bytes_max=held_bytes_max)
+        self._planning = PlannerTask(
+            rules, self.loadings, workers=engine.workers, held_bytes_max=held_bytes_max
+        )
         self._state = Planner(rules).begin()
         self.totals = PlanTotals(self._state, self._state)
 

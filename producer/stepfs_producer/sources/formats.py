@@ -17,8 +17,7 @@ from stepfs_producer.sources.megatron import MegatronFormat
 from stepfs_producer.sources.own import own_format
 from stepfs_producer.sources.parquet import ParquetFormat
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment
-from stepfs_producer.sources.unit import Unit
+from stepfs_producer.sources.task import Fragment, Unit
 from stepfs_producer.sources.whole_files import pieces_between, split_pieces
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
-from stepfs_producer.sources.block import Block, Kind, Place, Records
+from stepfs_producer.sources.block import Block, BlockAddress, Kind, Records
 from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
@@ -41,7 +41,7 @@ def read_block(spec: SourceSpec, task: BlockTask) -> Block:
         rule = format_of(spec)
         stored = [raw for fragment in task.fragments for raw in rule.records(spec, fragment)]
     place = task.place
-    follows = Place(place.epoch, place.fragment, place.block + 1) if more else task.next_fragment
+    follows = BlockAddress(place.epoch, place.fragment, place.block + 1) if more else task.next_fragment
     ended = task.epochs_end is not None and follows.epoch >= task.epochs_end
     return Block(place, _ordered(spec, task, stored), follows, ended)
 

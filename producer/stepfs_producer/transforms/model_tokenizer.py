@@ -36,7 +36,7 @@ _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results nee
 _OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
 
 
-class PlanTokenizer(Protocol):
+class Tokenizer(Protocol):
     """Texts → token ids. A pure function of each text."""
 
     identity: str  # changes whenever the same text would get other ids
@@ -54,7 +54,7 @@ class PlanTokenizer(Protocol):
         ...
 
 
-def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> PlanTokenizer:
+def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> Tokenizer:
     """The tokenizer of `spec`; `model_json` is the content of its file. `UsageError` if they do not fit."""
     file = spec.file or "the tokenizer file"
     if spec.kind is TokenizerKind.BYTES:
@@ -90,7 +90,7 @@ def tokenizer_digest(file: str) -> str:
     return hashlib.sha256(_content(file)).hexdigest()
 
 
-def load_tokenizer(spec: TokenizerSpec) -> PlanTokenizer:
+def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     """`open_tokenizer` with the file's content, kept for the next call.
 
     `RefusedError` if the file is not the one whose digest the spec has. Without a digest, the file is looked at each
@@ -102,7 +102,7 @@ def load_tokenizer(spec: TokenizerSpec) -> PlanTokenizer:
 
 
 @lru_cache(maxsize=_OPEN_MAX)
-def _opened(spec: TokenizerSpec, _signature: tuple[int, ...]) -> PlanTokenizer:
+def _opened(spec: TokenizerSpec, _signature: tuple[int, ...]) -> Tokenizer:
     assert spec.file is not None
     content = _content(spec.file)
     if spec.digest is not None and hashlib.sha256(content).hexdigest() != spec.digest:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs_producer.engine.local import LocalEngine
-from stepfs_producer.run.loading import Loading
+from stepfs_producer.run.source_loader import SourceLoader
 from stepfs_producer.run.totals import PlanTotals
 
 _PREFIX: Final = "stepfs_produce_"
@@ -25,7 +25,7 @@ class PlanMetrics(Collector):
         self,
         info: Mapping[str, str],
         totals: PlanTotals,
-        loadings: Mapping[str, Loading],
+        loadings: Mapping[str, SourceLoader],
         engine: LocalEngine,
     ) -> None:
         """`info`: lake, producer id and plan."""

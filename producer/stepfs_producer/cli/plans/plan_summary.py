@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stepfs.cli.columns import printable
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs_producer.run.conductor import Ending
+from stepfs_producer.run.conductor import EndReason
 from stepfs_producer.run.totals import BAD_SHOWN, PlanTotals
 
 
@@ -23,7 +23,7 @@ class PlanSummary:
     producer_id: str
     plan: str
     totals: PlanTotals
-    ending: Ending
+    ending: EndReason
     reason: str
     seconds: float
     sealed: bool
@@ -32,9 +32,9 @@ class PlanSummary:
     def as_line(self) -> str:
         totals = self.totals
         ended = {
-            Ending.COMPLETE: self.reason,
-            Ending.LIMIT: "the limit is reached",
-            Ending.STOPPED: "stopped; run the same command again to continue",
+            EndReason.COMPLETE: self.reason,
+            EndReason.LIMIT: "the limit is reached",
+            EndReason.STOPPED: "stopped; run the same command again to continue",
         }[self.ending]
         sealed = "; the lake is sealed" if self.sealed else ""
         if not totals.steps:

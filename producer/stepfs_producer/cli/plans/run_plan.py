@@ -37,9 +37,16 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import read_position
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.roles.preload import find_modules_in, preload
-from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
+from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
 from stepfs_producer.run.memory import Memory, memory_of
-from stepfs_producer.run.starting import PlanInPlace, Started, listed, plan_at, start, started
+from stepfs_producer.run.prepare import (
+    LocatedPlan,
+    PreparedPlan,
+    fit_plan,
+    list_sources,
+    plan_at,
+    prepare_plan,
+)
 from stepfs_producer.run.totals import BadRecord, PlanTotals
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
@@ -48,7 +55,7 @@ from stepfs_producer.settings import GIVE_UP_AFTER_S
 class PlanRun:
     """The command line, parsed."""
 
-    plan: Path | PlanInPlace
+    plan: Path | LocatedPlan
     lake: str
     producer_id: str
     accept_changes: bool
@@ -67,7 +74,7 @@ class PlanRun:
     @property
     def directory(self) -> str:
         """Where the user's own modules are."""
-        return self.plan.directory if isinstance(self.plan, PlanInPlace) else str(self.plan.parent)
+        return self.plan.directory if isinstance(self.plan, LocatedPlan) else str(self.plan.parent)
 
 
 def run_plan(run: PlanRun) -> int:
@@ -78,7 +85,7 @@ def run_plan(run: PlanRun) -> int:
     if summary.skip_log is not None:
         say(f"stepfs-produce: all skipped records are listed in {run.lake}, object {summary.skip_log}")
     typer.echo(summary.as_json() if run.as_json else summary.as_line())
-    return stopping.exit_code if summary.ending is Ending.STOPPED else 0
+    return stopping.exit_code if summary.ending is EndReason.STOPPED else 0
 
 
 def _say_bad(totals: PlanTotals, what: str) -> None:
@@ -135,11 +142,11 @@ class _Commanded:
     async def run(self) -> PlanSummary:
         """Check, open, conduct, seal."""
         run = self._run
-        place = run.plan if isinstance(run.plan, PlanInPlace) else plan_at(run.plan, held_out=run.held_out)
+        place = run.plan if isinstance(run.plan, LocatedPlan) else plan_at(run.plan, held_out=run.held_out)
         find_modules_in(place.directory)
-        files = await listed(place)
+        files = await list_sources(place)
         # Before a lake is created on behalf of a mistake.
-        checked = await trio.to_thread.run_sync(started, place, files)
+        checked = await trio.to_thread.run_sync(prepare_plan, place, files)
         self._memory_of(checked)
         schema = planned_schema(
             place.plan.output.ext, checked.tokenizer, vocabulary=checked.payloads.vocabulary
@@ -165,7 +172,7 @@ class _Commanded:
         silence = Silence(announce)
         store = open_store(run.lake, options=run.store_options, silence=silence)
         try:
-            fit = partial(start, store, identity, place, files, accept_changes=run.accept_changes)
+            fit = partial(fit_plan, store, identity, place, files, accept_changes=run.accept_changes)
             ready = await fit(positions.get(run.producer_id))
             async with self._producer(store, self._memory_of(ready)) as producer:
                 silence.set_limit(GIVE_UP_AFTER_S)
@@ -196,7 +203,7 @@ class _Commanded:
             seconds=time.monotonic() - self._begun_s,
         )
 
-    def _memory_of(self, ready: Started) -> Memory:
+    def _memory_of(self, ready: PreparedPlan) -> Memory:
         return memory_of(self._run.memory_bytes, ready.compiled.rules, ready.sources, self._workers)
 
     def _producer(self, store: Store, memory: Memory) -> AsyncProducer:
@@ -209,19 +216,19 @@ class _Commanded:
             max_pending_bytes=memory.pending_bytes,
         )
 
-    async def _sealed(self, ending: Ending) -> bool:
-        if not self._run.seal or ending is not Ending.COMPLETE:
+    async def _sealed(self, ending: EndReason) -> bool:
+        if not self._run.seal or ending is not EndReason.COMPLETE:
             return False
         async with opened_log(self._run.lake, self._run.store_options) as log:
             await append_seal(log, SystemClock())
         return True
 
     async def _conduct(
-        self, producer: AsyncProducer, ready: Started, totals: PlanTotals, skip_log: SkipLog
-    ) -> tuple[Ending, str]:
+        self, producer: AsyncProducer, ready: PreparedPlan, totals: PlanTotals, skip_log: SkipLog
+    ) -> tuple[EndReason, str]:
         """Feed the producer until something ends it; everything appended is committed then."""
         run, rules = self._run, ready.compiled.rules
-        running = Running(
+        running = RunConfig(
             rules,
             ready.sources,
             ready.payloads,
@@ -244,7 +251,7 @@ class _Commanded:
                 local_engine(self._workers, preload=partial(preload, run.directory)) as engine,
                 trio.open_nursery() as nursery,
             ):
-                conductor = Conductor(running, engine, producer, Watching(skipped, appended))
+                conductor = Conductor(running, engine, producer, RunCallbacks(skipped, appended))
                 self._stops.conducts(conductor)
                 nursery.start_soon(skip_log.run)
                 info = {"lake": run.lake, "producer": run.producer_id, "plan": ready.digest}
@@ -254,7 +261,7 @@ class _Commanded:
         return ending, conductor.reason
 
 
-def _totals_of(producer: AsyncProducer, ready: Started) -> PlanTotals:
+def _totals_of(producer: AsyncProducer, ready: PreparedPlan) -> PlanTotals:
     """From where the lake is."""
     stored = None if producer.position is None else read_position(producer.position)
     state = Planner(ready.compiled.rules).begin(stored)

@@ -18,8 +18,8 @@ from stepfs_producer.cli.plans.plan_summary import showing_plan
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.roles.preload import find_modules_in, preload
 from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.prepare import LocatedPlan, list_sources, plan_at, prepare_plan
 from stepfs_producer.run.simulation import Simulation
-from stepfs_producer.run.starting import PlanInPlace, listed, plan_at, started
 from stepfs_producer.run.totals import BAD_SHOWN, BadRecord, PlanTotals
 
 
@@ -38,16 +38,16 @@ def simulate_plan(path: Path, *, steps: int, workers: int | None, held_out: bool
     return json.dumps(_document(done), ensure_ascii=False) if as_json else "\n".join(_lines(done))
 
 
-async def simulated(place: PlanInPlace, steps: int, workers: int) -> dict[str, object]:
+async def simulated(place: LocatedPlan, steps: int, workers: int) -> dict[str, object]:
     """The first steps of a plan, as a JSON document."""
     return _document(await _simulate(place, steps, workers))
 
 
-async def _simulate(place: PlanInPlace, steps: int, workers: int) -> _Simulated:
+async def _simulate(place: LocatedPlan, steps: int, workers: int) -> _Simulated:
     begun_s = time.monotonic()
     find_modules_in(place.directory)
-    listings = await listed(place)
-    found = await trio.to_thread.run_sync(started, place, listings)
+    listings = await list_sources(place)
+    found = await trio.to_thread.run_sync(prepare_plan, place, listings)
     rules = found.compiled.rules
     memory = memory_of(None, rules, found.sources, workers)
 

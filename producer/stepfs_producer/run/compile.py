@@ -29,7 +29,7 @@ from stepfs_producer.transforms.user import function_of
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledPlan:
     """A plan in the terms of the rooms below. Mappings are in order of the sources' names."""
 
     rules: Rules
@@ -44,14 +44,14 @@ class Compiled:
         return PayloadSpec(self.ext, self.labels_shifted, padding, vocabulary)
 
 
-def compiled(
+def compile_plan(
     plan: Plan,
     *,
     listings: Mapping[str, str],
     tokenizer_digest: str,
     held_out: bool = False,
     directory: str = "",
-) -> Compiled:
+) -> CompiledPlan:
     """Everything that a run of `plan` needs, with digests of its sources' listings and of its tokenizer's file.
 
     Relative names of files are below `directory`, the one that holds the plan. `UsageError` for a cost function that
@@ -65,7 +65,7 @@ def compiled(
     identity_of = {
         name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()
     }
-    return Compiled(
+    return CompiledPlan(
         rules=_rules(plan, listings, identity_of),
         specs=specs,
         transforms=transforms,

@@ -20,8 +20,8 @@ from stepfs_producer.engine.api import Engine
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.roles.loader import read, timed_transform
 from stepfs_producer.run.failover import WorkersDiedError, carry_out, culprit
-from stepfs_producer.run.held import Group, Held
-from stepfs_producer.sources.block import Block, Place, Records
+from stepfs_producer.run.sample_buffer import Group, SampleBuffer
+from stepfs_producer.sources.block import Block, BlockAddress, Records
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.spec import TransformSpec
@@ -43,13 +43,13 @@ class LoadedSource:
     layout: Layout
 
 
-class Skipped(Protocol):
+class OnSkip(Protocol):
     """Called with every bad record that is brought in: source, file number, offset, reason."""
 
     def __call__(self, source: str, file: int, offset: int, reason: str) -> None: ...
 
 
-class Loading:
+class SourceLoader:
     """The samples of one source, ahead of the planner."""
 
     def __init__(
@@ -59,9 +59,9 @@ class Loading:
         *,
         give_up_after_s: float,
         changed: Callable[[], None],
-        skipped: Skipped,
+        skipped: OnSkip,
     ) -> None:
-        self.held = Held()
+        self.held = SampleBuffer()
         self.reading = False  # a block is being read
         self.under_way = 0  # groups
         self.added = 0  # groups so far
@@ -129,7 +129,7 @@ class Loading:
         self._changed()
 
     async def _read_blocks(self, start: SourceState, sender: trio.MemorySendChannel[Block]) -> None:
-        place = Place(start.epoch, start.fragment, start.block)
+        place = BlockAddress(start.epoch, start.fragment, start.block)
         self._whole_epoch = place[1:] == (0, 0) and not start.taken
         async with sender:
             # In a thread: the order of an epoch of 10⁵ fragments takes a second.

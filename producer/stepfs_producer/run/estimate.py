@@ -9,7 +9,7 @@ from stepfs_producer.plan.file.checks import position_bytes
 from stepfs_producer.plan.file.digest import micro_batch_tokens, mix_of, plan_digest, stages_of, with_defaults
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.run.compiled import schedule_of
+from stepfs_producer.run.compile import schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class MixShares:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PlanEstimate:
     """Figures of a plan."""
 
     digest: str
@@ -42,7 +42,7 @@ class Outlook:
         return self.slices * self.micro_batches * self.micro_batch_tokens
 
 
-def outlook_of(plan: Plan) -> Outlook:
+def estimate_plan(plan: Plan) -> PlanEstimate:
     """What the plan alone says."""
     names = sorted(plan.sources)
     schedule = schedule_of(plan)
@@ -60,7 +60,7 @@ def outlook_of(plan: Plan) -> Outlook:
     whole = micro_batch_tokens(plan)
     step_tokens = plan.output.mesh.slices * plan.output.micro_batches * whole
     steps = _steps(plan, step_tokens)
-    return Outlook(
+    return PlanEstimate(
         digest=plan_digest(plan),
         slices=plan.output.mesh.slices,
         ranks=plan.output.mesh.world,

@@ -26,9 +26,9 @@ from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
-from stepfs_producer.run.compiled import Compiled, compiled, source_specs, tokenizer_spec
+from stepfs_producer.run.compile import CompiledPlan, compile_plan, source_specs, tokenizer_spec
 from stepfs_producer.run.kept import keep_listing, keep_plan, kept_listing, kept_plan
-from stepfs_producer.run.loading import LoadedSource
+from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import Listing, list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
@@ -38,7 +38,7 @@ _LISTED_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PlanInPlace:
+class LocatedPlan:
     """A plan, and what its file's place and the command line add to it."""
 
     plan: Plan
@@ -47,11 +47,11 @@ class PlanInPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class PreparedPlan:
     """A plan that fits its lake and its sources."""
 
     digest: str  # of the plan
-    compiled: Compiled
+    compiled: CompiledPlan
     payloads: PayloadSpec
     sources: tuple[LoadedSource, ...]
     listings: Mapping[str, Listing]
@@ -68,12 +68,12 @@ def plan_file_at(path: Path) -> PlanFile:
         raise RefusedError(f"{path}: {error.strerror}; name a readable YAML file") from error
 
 
-def plan_at(path: Path, *, held_out: bool = False) -> PlanInPlace:
+def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
     """The plan in a file; relative names in it are below the file's directory."""
-    return PlanInPlace(plan_file_at(path).plan, str(path.parent), held_out)
+    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out)
 
 
-async def listed(place: PlanInPlace) -> dict[str, Listing]:
+async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
     """The files of every source as they are now."""
     found: dict[str, Listing] = {}
     limiter = trio.CapacityLimiter(_LISTED_AT_ONCE)
@@ -93,13 +93,13 @@ async def listed(place: PlanInPlace) -> dict[str, Listing]:
     return found
 
 
-def started(place: PlanInPlace, listings: Mapping[str, Listing]) -> Started:
+def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
     """A plan with the listings of its sources. `UsageError` for what no lake could make right."""
     spec = tokenizer_spec(place.plan, directory=place.directory)
     if spec.file is not None:
         spec = replace(spec, digest=tokenizer_digest(spec.file))  # a worker refuses a file replaced meanwhile
     tokenizer = load_tokenizer(spec)
-    found = compiled(
+    found = compile_plan(
         place.plan,
         listings={name: listing.digest for name, listing in listings.items()},
         tokenizer_digest=tokenizer.identity,  # more than the file's: it tells which tokens end documents, too
@@ -117,18 +117,18 @@ def started(place: PlanInPlace, listings: Mapping[str, Listing]) -> Started:
     )
     payloads = found.payload_spec(padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
     facts = tokenizer_facts(tokenizer, spec.digest, eos=tokenizer.eos, bos=tokenizer.bos, pad=tokenizer.pad)
-    return Started(plan_digest(place.plan), found, payloads, sources, listings, facts)
+    return PreparedPlan(plan_digest(place.plan), found, payloads, sources, listings, facts)
 
 
-async def start(
+async def fit_plan(
     store: Store,
     identity: LakeIdentity,
-    place: PlanInPlace,
+    place: LocatedPlan,
     now: Mapping[str, Listing],
     position: object,
     *,
     accept_changes: bool = False,
-) -> Started:
+) -> PreparedPlan:
     """Fit a plan to its lake, whose newest position of this producer id is `position` (None: there is none). `now`: the
     files as they are, of `listed`.
 
@@ -152,13 +152,13 @@ async def start(
         else:
             listings[name] = listing
         await keep_listing(store, identity.lake_id, listings[name])
-    found = await trio.to_thread.run_sync(started, place, listings)
+    found = await trio.to_thread.run_sync(prepare_plan, place, listings)
     _refuse_large_position(Planner(found.compiled.rules).begin(state), found.compiled)
     await keep_plan(store, identity.lake_id, found.digest, plan_text(place.plan))
     return found
 
 
-def _refuse_large_position(state: State, found: Compiled) -> None:
+def _refuse_large_position(state: State, found: CompiledPlan) -> None:
     """Hazard P9: a position that outgrows a commit would end the run months from now."""
     bytes_max = position_bytes_max(state, growing=found.specs.keys())
     if bytes_max > POSITION_BYTES_MAX:

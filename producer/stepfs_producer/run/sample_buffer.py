@@ -1,19 +1,23 @@
-"""The samples of one source that are here: groups in order, found again by the address that a plan gives them."""
+"""The samples of one source that are here, and a step plan with its samples → the task of a constructor.
+
+Groups are kept in order, and found again by the addresses that a plan gives them. A task depends on nothing but itself.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.payloads.step_task import NO_TOKEN
+from stepfs_producer.payloads.step_task import NO_TOKEN, StepTask
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.sources.block import Place
+from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.transforms.tokenised import Tokenised
 
 Integers = NDArray[np.int64]
@@ -23,10 +27,10 @@ Integers = NDArray[np.int64]
 class Group:
     """Consecutive records of a block after their transform."""
 
-    place: Place
+    place: BlockAddress
     first: int  # record of the block
     block_records: int
-    follows: Place
+    follows: BlockAddress
     tokenised: Tokenised
     files: Integers
     offsets: Integers
@@ -60,7 +64,7 @@ class Group:
         return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows)
 
 
-class Held:
+class SampleBuffer:
     """The groups of one source from its cursor on."""
 
     def __init__(self) -> None:
@@ -68,7 +72,7 @@ class Held:
         self.ended = False  # nothing follows the groups
         self.tokens = 0
         self.nbytes = 0
-        self._here = Place(0, 0, 0)
+        self._here = BlockAddress(0, 0, 0)
         self._taken = 0
 
     def add(self, group: Group) -> None:
@@ -98,12 +102,12 @@ class Held:
 
     def until(self, cursor: SourceState) -> tuple[Group, ...]:
         """The groups of which a step may take that ends at `cursor`."""
-        end = (Place(cursor.epoch, cursor.fragment, cursor.block), cursor.taken)
+        end = (BlockAddress(cursor.epoch, cursor.fragment, cursor.block), cursor.taken)
         return tuple(takewhile(lambda group: (group.place, group.first) <= end, self.groups))
 
     def forget_before(self, cursor: SourceState) -> None:
         """Drop the groups that lie wholly before the cursor."""
-        self._here = here = Place(cursor.epoch, cursor.fragment, cursor.block)
+        self._here = here = BlockAddress(cursor.epoch, cursor.fragment, cursor.block)
         self._taken = cursor.taken
         while self.groups:
             group = self.groups[0]
@@ -118,7 +122,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredTokens:
     """The tokens of the spans of a step, end to end, and what stands beside them."""
 
     ids: NDArray[np.int32]
@@ -129,7 +133,7 @@ class Gathered:
     offsets: Integers
 
     @classmethod
-    def room_for(cls, spans: int, tokens: int, *, masked: bool) -> Gathered:
+    def room_for(cls, spans: int, tokens: int, *, masked: bool) -> GatheredTokens:
         """To be filled by `gather`."""
         return cls(
             np.empty(tokens, np.int32),
@@ -141,8 +145,31 @@ class Gathered:
         )
 
 
+def task_of(plan: StepPlan, groups: Mapping[str, tuple[Group, ...]]) -> StepTask:
+    """The task of `plan`. `groups`: per source, everything from the cursor before the step to the one behind it."""
+    spans = plan.spans
+    counts = spans[:, 4]
+    ends = np.cumsum(counts)
+    masked = any(one.tokenised.mask is not None for of_source in groups.values() for one in of_source)
+    found = GatheredTokens.room_for(len(spans), int(ends[-1]) if len(ends) else 0, masked=masked)
+    for index, name in enumerate(plan.sources):
+        mine = np.flatnonzero(spans[:, 5] == index)
+        addresses = spans[mine][:, [6, 7, 8, 9, 10, 4]]
+        gather(groups[name], addresses, mine, ends[mine] - counts[mine], found)
+    return StepTask(
+        plan.shape,
+        plan.sequence_length,
+        plan.sources,
+        np.column_stack([spans[:, :7], found.files, found.offsets, spans[:, 10]]),
+        found.ids,
+        found.following,
+        found.mask,
+        found.following_mask,
+    )
+
+
 def gather(
-    groups: Sequence[Group], addresses: Integers, spans: Integers, places: Integers, found: Gathered
+    groups: Sequence[Group], addresses: Integers, spans: Integers, places: Integers, found: GatheredTokens
 ) -> None:
     """Fill in some spans of one source.
 
@@ -161,7 +188,7 @@ def gather(
 
 
 def _gather_of(
-    group: Group, record: Integers, taken: Integers, spans: Integers, places: Integers, found: Gathered
+    group: Group, record: Integers, taken: Integers, spans: Integers, places: Integers, found: GatheredTokens
 ) -> None:
     ids, mask = group.tokenised.ids, group.tokenised.mask
     start = group.begins[record] + taken[:, 0]

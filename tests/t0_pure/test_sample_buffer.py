@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from stepfs_producer.payloads.step_task import NO_TOKEN
 from stepfs_producer.plan.samples import Long, samples_after
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.run.held import Gathered, Group, Held, gather
-from stepfs_producer.sources.block import Place
+from stepfs_producer.run.sample_buffer import GatheredTokens, Group, SampleBuffer, gather
+from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.transforms.tokenised import Tokenised
 
 BLOCKS = st.lists(st.lists(st.integers(-1, 5), max_size=9), min_size=1, max_size=4)
 
 
-def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[Held, dict]:
+def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[SampleBuffer, dict]:
     """Groups of `group` records; token t of the document (block, record) is 1000 * block + 100 * record + t."""
-    held, documents = Held(), {}
+    held, documents = SampleBuffer(), {}
     for number, lengths in enumerate(blocks):
         for first in range(0, max(len(lengths), 1), group):
             part = lengths[first : first + group]
@@ -33,10 +33,10 @@ def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[Held,
             where = np.arange(first, first + len(part), dtype=np.int64)
             held.add(
                 Group(
-                    Place(0, number, 0),
+                    BlockAddress(0, number, 0),
                     first,
                     len(lengths),
-                    Place(0, number + 1, 0),
+                    BlockAddress(0, number + 1, 0),
                     Tokenised(np.array(part, np.int64), array, mask),
                     where + 7,
                     where * 11,
@@ -59,7 +59,7 @@ def test_any_span_is_found_with_its_address_and_the_token_that_follows_it(
         spans.append((0, number, 0, record, first, count))
         expected.append(tokens[first : first + count + 1])
     table = np.array(spans, np.int64).reshape(-1, 6)
-    found = Gathered.room_for(len(table), int(table[:, 5].sum()), masked=masked)
+    found = GatheredTokens.room_for(len(table), int(table[:, 5].sum()), masked=masked)
     ends = np.cumsum(table[:, 5])
     gather(tuple(held.groups), table, np.arange(len(table)), ends - table[:, 5], found)
     at = 0

@@ -15,7 +15,7 @@ from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need, StepPlan
-from stepfs_producer.run.loading import Loading
+from stepfs_producer.run.source_loader import SourceLoader
 
 _log = logging.getLogger("stepfs.producer")
 
@@ -29,20 +29,20 @@ _SHARES_SEEN: Final = (
 _BYTES_PER_TOKEN: Final = 8  # held: an id, and what a short record's address costs
 
 
-class Planning:
+class PlannerTask:
     """The planner of a run and the loaders that feed it."""
 
     def __init__(
         self,
         rules: Rules,
-        loadings: Mapping[str, Loading],
+        loadings: Mapping[str, SourceLoader],
         *,
         workers: int,
         held_bytes_max: int | None = None,
     ) -> None:
         self._rules = rules
         self._planner = Planner(rules)
-        self._loadings: Sequence[Loading] = [loadings[name] for name in sorted(rules.sources)]
+        self._loadings: Sequence[SourceLoader] = [loadings[name] for name in sorted(rules.sources)]
         self._workers = workers
         self._held_bytes_max = held_bytes_max
         self._changed = trio.Event()
@@ -117,7 +117,7 @@ class Planning:
             _tell_waiting(missing)
 
 
-def _tell_waiting(missing: Mapping[Loading, int]) -> None:
+def _tell_waiting(missing: Mapping[SourceLoader, int]) -> None:
     for loading in missing:
         _log.warning(
             "source %s: no step can be planned for %.0f s already; it is still %s. If that never ends, the file system is "

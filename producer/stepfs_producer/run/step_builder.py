@@ -17,13 +17,12 @@ from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.roles.constructor import construct
 from stepfs_producer.run.failover import carry_out
-from stepfs_producer.run.gathering import task_of
-from stepfs_producer.run.held import Group
+from stepfs_producer.run.sample_buffer import Group, task_of
 
 STEPS_PER_WORKER: Final = 2
 
 
-class _Making:
+class _PendingStep:
     """A step between its plan and its append."""
 
     def __init__(self, plan: StepPlan) -> None:
@@ -33,7 +32,7 @@ class _Making:
         self.records: list[int] = []
 
 
-class Building:
+class StepBuilder:
     """The steps under way."""
 
     def __init__(
@@ -54,7 +53,7 @@ class Building:
         self._appended = appended
         steps = STEPS_PER_WORKER * engine.workers
         self._room = trio.Semaphore(steps)
-        self._sender, self._receiver = trio.open_memory_channel[_Making](steps)
+        self._sender, self._receiver = trio.open_memory_channel[_PendingStep](steps)
 
     async def room(self) -> None:
         """Wait until one more step may be planned."""
@@ -62,7 +61,7 @@ class Building:
 
     def start(self, plan: StepPlan, groups: Mapping[str, tuple[Group, ...]], nursery: trio.Nursery) -> None:
         """Make and append the step after those before it. `room` was waited for."""
-        making = _Making(plan)
+        making = _PendingStep(plan)
         self._sender.send_nowait(making)
         nursery.start_soon(self._make, making, groups)
 
@@ -86,7 +85,7 @@ class Building:
             self._room.release()
             self._appended(plan)
 
-    async def _make(self, making: _Making, groups: Mapping[str, tuple[Group, ...]]) -> None:
+    async def _make(self, making: _PendingStep, groups: Mapping[str, tuple[Group, ...]]) -> None:
         task = await trio.to_thread.run_sync(task_of, making.plan, groups)
         making.payloads, making.records = await carry_out(
             self._engine,
