@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from step_tasks import EXAMPLE, tasks
-from test_text_payloads import BATCH, EXTS
 
 from stepfs.errors import RefusedError
 from stepfs.format.payload.check import PayloadCheck
@@ -18,22 +17,19 @@ from stepfs.format.payload.schema import ArraySpec, stored_schema
 from stepfs_producer.payloads.described import (
     planned_schema,
     refuse_other_arrays,
-    text_schema,
     tokenizer_facts,
 )
-from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.roles.constructor import construct
 from stepfs_producer.transforms.model_tokenizer import open_tokenizer
 from stepfs_producer.transforms.spec import TokenizerSpec
-from stepfs_producer.transforms.tokenize import ByteTokenizer
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 PLANNED = (".pt", ".safetensors", ".npy", ".tar", ".bin")
 
 
 def facts():
-    return tokenizer_facts(ByteTokenizer(), None, eos=256, pad=257)
+    return tokenizer_facts(open_tokenizer(TokenizerSpec()), None, eos=256, pad=257)
 
 
 def problem(ext, schema, payload):
@@ -69,26 +65,11 @@ def test_any_planned_step_is(task):
         assert problem(".safetensors", planned_schema(".safetensors", {}, vocabulary=999), payload) is None
 
 
-@pytest.mark.parametrize("ext", EXTS)
-@pytest.mark.parametrize("vocabulary", [258, 70_000])
-def test_text_is_as_its_schema_says(ext, vocabulary):
-    payload = encoder_for(ext, vocabulary=vocabulary)(BATCH)
-    schema = text_schema(ext, (2, 4), facts(), vocabulary=vocabulary)
-    assert problem(ext, schema, payload) is None
-    if ext != ".tar":
-        longer = text_schema(ext, (3, 4), facts(), vocabulary=vocabulary)
-        assert problem(ext, longer, payload) is not None
-
-
 def test_the_page_and_the_schemas_agree():
-    for heading, schema in (
-        ("Plans", planned_schema(".pt", {}, vocabulary=258)),
-        ("Text", text_schema(".pt", (1, 1), {}, vocabulary=258)),
-    ):
-        section = PAGE[PAGE.index(f"\n## {heading} (") :].partition("\n## ")[2].partition("\n## ")[0]
-        rows = re.findall(r"^\| `(\w+)` \| \[(.*?)\] \| (\w+) \|", section, re.MULTILINE)
-        said = {name: (dtype, len(shape.split(","))) for name, shape, dtype in rows}
-        assert said == {name: (spec.dtype, len(spec.shape)) for name, spec in schema.arrays.items()}
+    rows = re.findall(r"^\| `(\w+)` \| \[(.*?)\] \| (\w+) \|", PAGE, re.MULTILINE)
+    said = {name: (dtype, len(shape.split(","))) for name, shape, dtype in rows}
+    schema = planned_schema(".pt", {}, vocabulary=258)
+    assert said == {name: (spec.dtype, len(spec.shape)) for name, spec in schema.arrays.items()}
 
 
 def test_a_tokenizer_is_named_with_what_a_reader_needs():

@@ -78,7 +78,7 @@ def test_the_second_plan_reaches_every_room():
 def test_relative_names_are_below_the_directory_of_the_plan():
     plan = Plan(
         output=OUTPUT,
-        tokenizer={"kind": "bpe", "file": "t.json"},
+        tokenizer={"kind": "huggingface", "file": "t.json"},
         sources={"a": Text("x", "/abs", "s3://b/k", "sub/*.txt")},
     )
     there = compile_plan(plan, listings={}, tokenizer_digest="", directory="/plans")

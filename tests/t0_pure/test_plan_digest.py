@@ -234,9 +234,17 @@ def test_what_changed_is_said_in_lines():
     assert line.endswith(" → none")
 
 
+def test_where_files_lie_is_no_change():
+    elsewhere = {"format": "text", "files": ["/mnt/y", "/mnt/z"], "endpoint_url": "http://s3", "profile": "p"}
+    moved = changed(sources=normalised(SHORT)["sources"] | {"b": elsewhere})
+    assert plan_digest(moved) != plan_digest(SHORT)
+    assert differences(normalised(SHORT), normalised(moved)) == []
+
+
 def test_a_kept_plan_says_nothing_to_the_terminal():
     hostile = changed(
-        sources=normalised(SHORT)["sources"] | {"b": {"format": "text", "files": "y\n\x1b[31m"}}
+        sources=normalised(SHORT)["sources"]
+        | {"b": {"format": "text", "files": "y", "version": "1\n\x1b[31m"}}
     )
     (line,) = differences(normalised(SHORT), normalised(hostile))
-    assert line == "sources.b.files[0]: y → y??[31m"
+    assert line == "sources.b.version: '' → 1??[31m"

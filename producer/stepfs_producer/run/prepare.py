@@ -22,12 +22,13 @@ from stepfs_producer.payloads.described import tokenizer_facts
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.file.diff import PlanChangedError, differences
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
+from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
 from stepfs_producer.run.compile import CompiledPlan, compile_plan, source_specs, tokenizer_spec
-from stepfs_producer.run.kept import keep_listing, keep_plan, kept_listing, kept_plan
+from stepfs_producer.run.lake import keep_listing, keep_plan, kept_listing, kept_plan
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import Listing, list_corpus
 from stepfs_producer.sources.layout import Layout
@@ -158,6 +159,31 @@ async def fit_plan(
     return found
 
 
+async def refuse_other_shards(
+    store: Store, identity: LakeIdentity, prepared: PreparedPlan, others: Mapping[str, object]
+) -> None:
+    """`RefusedError` if another producer (id → position) deals the files of a source to another number of shards."""
+    specs = {prepared.listings[name].digest: spec for name, spec in prepared.compiled.specs.items()}
+    for producer_id, position in sorted(others.items()):
+        try:
+            state = read_position(position)
+            theirs = json.loads(await kept_plan(store, identity.lake_id, state.plan) or "{}")["sources"]
+        except (RefusedError, ValueError, KeyError, TypeError, RecursionError):
+            continue  # of another pipeline, or from a fork, which has no plans
+        for name, source in state.sources.items():
+            spec = specs.get(source.listing)
+            if spec is None or name not in theirs:
+                continue
+            index, count = parse_shard(theirs[name].get("shard", "0/1"))
+            if count != spec.shard[1]:
+                mine = "{}/{}".format(*spec.shard)
+                raise RefusedError(
+                    f"producer {producer_id} has produced shard {index}/{count} of these files, not {mine}: that would commit "
+                    f"the same records again; continue with shard {index}/{count} and the others of it, or produce into "
+                    "another lake"
+                )
+
+
 def _refuse_large_position(state: State, found: CompiledPlan) -> None:
     """Hazard P9: a position that outgrows a commit would end the run months from now."""
     bytes_max = position_bytes_max(state, growing=found.specs.keys())
@@ -179,6 +205,8 @@ async def _refuse_changes(
     text = await kept_plan(store, identity.lake_id, state.plan)
     try:
         changes = differences(json.loads(text or ""), normalised(plan))
+        if not changes:
+            return
     except (ValueError, RecursionError):
         changes = [
             "the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"
@@ -186,5 +214,5 @@ async def _refuse_changes(
     raise PlanChangedError(
         f"the plan changed since step {state.step}:\n  "
         + "\n  ".join(changes)
-        + "\nadd --accept-changes to go on with it from that step on"
+        + "\nadd --accept-changes to go on with it from that step on (text: name another --producer-id)"
     )

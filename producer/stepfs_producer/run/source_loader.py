@@ -17,9 +17,9 @@ import trio
 
 from stepfs.errors import RefusedError
 from stepfs_producer.engine.api import Engine
+from stepfs_producer.engine.failover import WorkersDiedError, carry_out, culprit
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.roles.loader import read, timed_transform
-from stepfs_producer.run.failover import WorkersDiedError, carry_out, culprit
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer
 from stepfs_producer.sources.block import Block, BlockAddress, Records
 from stepfs_producer.sources.layout import Layout

@@ -6,20 +6,29 @@ stops the planner, and the planner stops the loaders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 import trio
 
 from stepfs_producer.engine.api import Engine
+from stepfs_producer.engine.failover import carry_out
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.roles.constructor import construct
-from stepfs_producer.run.failover import carry_out
 from stepfs_producer.run.sample_buffer import Group, task_of
 
 STEPS_PER_WORKER: Final = 2
+
+
+class StepSink(Protocol):
+    """Where the steps of a run go: a lake's producer, or a comparison with the steps of a lake."""
+
+    async def append(
+        self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
+    ) -> object: ...
+
+    async def flush(self) -> object: ...
 
 
 class _PendingStep:
@@ -38,7 +47,7 @@ class StepBuilder:
     def __init__(
         self,
         engine: Engine,
-        producer: AsyncProducer,
+        sink: StepSink | None,
         spec: PayloadSpec,
         *,
         give_up_after_s: float,
@@ -46,7 +55,7 @@ class StepBuilder:
         appended: Callable[[StepPlan], None],
     ) -> None:
         self._engine = engine
-        self._producer = producer
+        self._sink = sink
         self._spec = spec
         self._give_up_after_s = give_up_after_s
         self._interval_s = 0.0 if steps_per_second is None else 1 / steps_per_second
@@ -55,12 +64,16 @@ class StepBuilder:
         self._room = trio.Semaphore(steps)
         self._sender, self._receiver = trio.open_memory_channel[_PendingStep](steps)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until one more step may be planned."""
         await self._room.acquire()
 
     def start(self, plan: StepPlan, groups: Mapping[str, tuple[Group, ...]], nursery: trio.Nursery) -> None:
-        """Make and append the step after those before it. `room` was waited for."""
+        """Make and append the step after those before it. `wait_for_room` was called."""
+        if self._sink is None:
+            self._room.release()
+            self._appended(plan)
+            return
         making = _PendingStep(plan)
         self._sender.send_nowait(making)
         nursery.start_soon(self._make, making, groups)
@@ -71,6 +84,8 @@ class StepBuilder:
 
     async def run(self) -> None:
         """Append in order."""
+        if self._sink is None:
+            return
         due_s = trio.current_time()
         async for making in self._receiver:
             await making.done.wait()
@@ -79,9 +94,7 @@ class StepBuilder:
                 await trio.sleep_until(due_s)
                 due_s = max(due_s, trio.current_time()) + self._interval_s
             plan = making.plan
-            await self._producer.append(
-                making.payloads, position=plan.after.position(), records=making.records
-            )
+            await self._sink.append(making.payloads, position=plan.after.position(), records=making.records)
             self._room.release()
             self._appended(plan)
 

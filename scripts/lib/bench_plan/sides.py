@@ -21,17 +21,16 @@ import trio
 
 from bench.machine import cpu_s, family
 from stepfs.store.opening import open_store
-from stepfs.store.options import StoreOptions
 from stepfs_producer import AsyncProducer
-from stepfs_producer.cli.ensure_lake import ensure_lake
 from stepfs_producer.engine.local import SPARES, local_engine
+from stepfs_producer.engine.worker import preload
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need
 from stepfs_producer.roles.constructor import construct
 from stepfs_producer.roles.loader import read, transform
-from stepfs_producer.roles.preload import preload
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
+from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, task_of
@@ -66,11 +65,9 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     """What it took, and the state behind the last step."""
     place = plan_at(plan)
     output = place.plan.output
-    identity = await ensure_lake(
-        lake, output.mesh.slices, output.ext, StoreOptions(), check_ext=lambda _ext: None
-    )
     store = open_store(lake)
     try:
+        identity = await ensure_lake(store, output.mesh.slices, output.ext, None)
         fit = await fit_plan(store, identity, place, await list_sources(place), None)
         memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
         last: list[State] = []
@@ -89,7 +86,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
                 while engine.idle < workers + SPARES:  # noqa: ASYNC110 - the engine has no event for it
                     await trio.sleep(0.05)
             conductor = Conductor(
-                running, engine, producer, RunCallbacks(appended=lambda made, _: last.append(made.after))
+                running, engine, producer, RunCallbacks(appended=lambda made, *_: last.append(made.after))
             )
             clock = Clock()
             await conductor.run(Planner(fit.compiled.rules).begin())

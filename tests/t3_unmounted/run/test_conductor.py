@@ -78,7 +78,7 @@ async def test_a_stop_ends_between_two_steps(corpus) -> None:
     producer = NotedProducer()
     engine = HereEngine(4)
 
-    def appended(plan, _seconds) -> None:
+    def appended(plan, _seconds, _held) -> None:
         if plan.step == 4:
             stop()
 

@@ -16,7 +16,7 @@ import trio
 from stepfs.errors import UsageError
 from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.roles.preload import preload
+from stepfs_producer.engine.worker import preload
 
 
 def square(number: int) -> int:
@@ -75,7 +75,7 @@ async def test_an_idle_worker_that_was_killed_costs_at_most_the_next_task() -> N
 
 
 LOADED = """\
-__import__("stepfs_producer.roles.preload").roles.preload.preload(".") or [
+__import__("stepfs_producer.engine.worker").engine.worker.preload(".") or [
     name for name in ("stepfs_producer.roles.loader", "trio", "typer") if name in __import__("sys").modules
 ]"""
 

@@ -15,14 +15,14 @@ import typer
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import say
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
-from stepfs_producer.roles.preload import find_modules_in
-from stepfs_producer.run.estimate import PlanEstimate, estimate_plan
-from stepfs_producer.run.inspection import Inspection, SourceFacts, inspect
+from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
+from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
 from stepfs_producer.run.memory import least_bytes
 from stepfs_producer.run.prepare import plan_file_at
 

@@ -167,7 +167,7 @@ def choice(what: str, known: Iterable[str] | type[StrEnum]) -> Parsed:
 
 def tokenizer_kind() -> Parsed:
     """A `choice` that knows what a file name in its place means."""
-    known = choice("kind of tokenizer", ("bytes", "bpe", "huggingface"))
+    known = choice("kind of tokenizer", ("bytes", "huggingface"))
 
     def parse(value: object) -> object:
         if isinstance(value, str) and value.endswith(".json"):

@@ -84,10 +84,10 @@ class Tokenizer(Part):
     short: ClassVar[str | None] = "kind"
     example: ClassVar[str] = "{kind: huggingface, file: tokenizer.json}"
 
-    kind: Annotated[Literal["bytes", "bpe", "huggingface"], tokenizer_kind()] = "bytes"
-    """huggingface: a model's own tokenizer.json; bpe: one that `stepfs-produce text` trained; bytes: none."""
+    kind: Annotated[Literal["bytes", "huggingface"], tokenizer_kind()] = "bytes"
+    """huggingface: a model's own tokenizer.json; bytes: none."""
     file: Annotated[str, text("file name")] | None = None
-    """Of huggingface and bpe."""
+    """Of huggingface."""
     eos: Annotated[str, text("token")] | None = None
     """Token behind each document, by name; `none` for no token."""
     bos: Annotated[str, text("token")] | None = None

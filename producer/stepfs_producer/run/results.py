@@ -1,15 +1,19 @@
-"""What the steps of a run came to: shares, fill, balance, losses. `run` and `simulate` print the same figures."""
+"""What a run or a simulation came to: shares, fill, balance, losses, and the JSON documents that commands print of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.run.conductor import EndReason
 
-BAD_SHOWN: Final = 100  # in JSON documents
+_BAD_LINES: Final = 10
+_BAD_SHOWN: Final = 100  # in JSON documents
 _BAD_KEPT: Final = 10_000  # a hundred bytes each
 
 
@@ -56,6 +60,12 @@ class PlanTotals:
         for name, share in zip(plan.sources, plan.shares, strict=True):
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
+    def bad_lines(self) -> list[str]:
+        """The first bad records, for people."""
+        return [
+            f"source {bad.source}, {bad.file} at {bad.offset}: {bad.reason}" for bad in self.bad[:_BAD_LINES]
+        ]
+
     def note_bad(self, record: BadRecord) -> None:
         """Keep the first ones; the position counts them all."""
         if len(self.bad) < _BAD_KEPT:
@@ -89,3 +99,71 @@ class PlanTotals:
             "lost_tokens": self.lost,
             "planning_ms": round(1000 * self.planning_s / steps, 3),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run, ended."""
+
+    lake: str
+    lake_id: str
+    producer_id: str
+    plan: str  # digest
+    totals: PlanTotals
+    ending: EndReason
+    reason: str
+    seconds: float
+    sealed: bool
+    skip_log: str | None  # its object in the lake
+
+    def document(self) -> dict[str, Any]:
+        """As `stepfs-produce run --json` prints it (fs/JSON.md)."""
+        totals = self.totals
+        return {
+            "schema": JSON_SCHEMA,
+            "lake": self.lake,
+            "lake_id": self.lake_id,
+            "producer": self.producer_id,
+            "plan": self.plan,
+            "ending": str(self.ending),
+            "reason": self.reason,
+            "sealed": self.sealed,
+            "seconds": round(self.seconds, 3),
+            "run": {"steps": totals.steps, "tokens": totals.tokens},
+            "total": {"steps": totals.state.step, "tokens": totals.state.tokens},
+            **_measures(totals),
+            "skip_log": self.skip_log,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """The first steps of a plan, planned."""
+
+    plan: str  # digest
+    totals: PlanTotals
+    reason: str
+    seconds: float
+
+    def document(self) -> dict[str, Any]:
+        """As `stepfs-produce simulate --json` prints it (fs/JSON.md)."""
+        return {
+            "schema": JSON_SCHEMA,
+            "plan": self.plan,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "steps": self.totals.steps,
+            "tokens": self.totals.tokens,
+            **_measures(self.totals),
+        }
+
+
+def _measures(totals: PlanTotals) -> Mapping[str, Any]:
+    return {
+        "sources": totals.sources(),
+        **totals.measures(),
+        "bad_records": [
+            {"source": one.source, "file": one.file, "offset": one.offset, "reason": one.reason}
+            for one in totals.bad[:_BAD_SHOWN]
+        ],
+    }

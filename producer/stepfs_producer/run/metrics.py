@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs_producer.engine.local import LocalEngine
+from stepfs_producer.run.results import PlanTotals
 from stepfs_producer.run.source_loader import SourceLoader
-from stepfs_producer.run.totals import PlanTotals
 
 _PREFIX: Final = "stepfs_produce_"
 
@@ -25,13 +25,13 @@ class PlanMetrics(Collector):
         self,
         info: Mapping[str, str],
         totals: PlanTotals,
-        loadings: Mapping[str, SourceLoader],
+        loaders: Mapping[str, SourceLoader],
         engine: LocalEngine,
     ) -> None:
         """`info`: lake, producer id and plan."""
         self._info = dict(info)
         self._totals = totals
-        self._loadings = loadings
+        self._loaders = loaders
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
@@ -73,9 +73,9 @@ class PlanMetrics(Collector):
             given.add_metric([name], one["tokens"])
             wanted.add_metric([name], wishes.get(name, 0.0))
             skipped.add_metric([name], one["skipped"])
-        for name, loading in self._loadings.items():
-            ahead.add_metric([name], loading.held.tokens)
-            held.add_metric([name], loading.held.nbytes + loading.block_bytes)
+        for name, loader in self._loaders.items():
+            ahead.add_metric([name], loader.held.tokens)
+            held.add_metric([name], loader.held.nbytes + loader.block_bytes)
         yield from (given, wanted, skipped, ahead, held)
 
 

@@ -1,4 +1,4 @@
-"""The skip log of a run: which records it could not decode, kept beside the plan while the run goes on.
+"""The skip log of a run: the records that it could not decode, kept beside the plan while the run goes on.
 
 The position counts skipped records; this names the first ten thousand that an incarnation met. It may name records that
 were met ahead of the last committed step; the next run meets them again.
@@ -15,7 +15,7 @@ import trio
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Store
-from stepfs_producer.run.totals import PlanTotals
+from stepfs_producer.run.results import PlanTotals
 
 _log = logging.getLogger("stepfs.producer")
 
