@@ -19,9 +19,7 @@ mistakes; everything else raises what `stepfs.errors` has.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
@@ -31,16 +29,13 @@ from typing import Any, TypeVar
 
 import trio
 
-from stepfs.cli.failure import leading_error
+from stepfs.cli.failure import announce, leading_error
 from stepfs.errors import UsageError
 from stepfs.format.arguments import parse_size
 from stepfs.store.options import StoreOptions
-from stepfs_producer.cli.plan_packages import plan_packages
+from stepfs_producer.plan.packages import plan_packages
 
 with plan_packages():
-    from stepfs_producer.cli.plans.run_plan import PlanRun, conducted
-    from stepfs_producer.cli.plans.simulate_plan import simulated
-    from stepfs_producer.cli.stopping import Stopping
     from stepfs_producer.plan.file import schema
     from stepfs_producer.plan.file.problems import PlanError
     from stepfs_producer.plan.file.schema import (
@@ -61,7 +56,10 @@ with plan_packages():
         Tokenizer,
         Until,
     )
-    from stepfs_producer.run.starting import PlanInPlace
+    from stepfs_producer.run.options import RunOptions
+    from stepfs_producer.run.prepare import LocatedPlan
+    from stepfs_producer.run.session import run_plan, simulate_plan
+    from stepfs_producer.run.stopping import Stopping
 
 __all__ = [
     "Balance", "Cost", "Defaults", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet", "Plan", "PlanError",
@@ -96,9 +94,8 @@ class Plan(schema.Plan):
         committed, then `KeyboardInterrupt` is raised; SIGTERM the same with `SystemExit`.
         """
         _refuse_import_by_worker("run")
-        run = PlanRun(
-            plan=PlanInPlace(self, held_out=holdout),
-            lake=lake,
+        options = RunOptions(
+            lake,
             producer_id=producer_id,
             accept_changes=accept_changes,
             workers=workers,
@@ -106,23 +103,19 @@ class Plan(schema.Plan):
             max_lead=max_lead,
             limit_steps=limit_steps,
             steps_per_second=steps_per_second,
-            held_out=holdout,
             seal=seal,
             store_options=StoreOptions(endpoint_url),
-            metrics_port=None,
-            metrics_address="127.0.0.1",
-            as_json=True,
         )
-        stopping = Stopping()
+        stopping = Stopping(announce)
         in_main = threading.current_thread() is threading.main_thread()
         with stopping if in_main else nullcontext():
-            summary = _finished(partial(conducted, run, stopping))
+            place = LocatedPlan(self, held_out=holdout)
+            result = _finished(partial(run_plan, place, options, stopping, say=announce))
         if stopping.exit_code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if stopping.requested:
             raise SystemExit(stopping.exit_code)
-        document: dict[str, Any] = json.loads(summary.as_json())
-        return document
+        return result.document()
 
     def simulate(
         self, *, steps: int = 100, workers: int | None = None, holdout: bool = False
@@ -134,8 +127,8 @@ class Plan(schema.Plan):
         _refuse_import_by_worker("simulate")
         if steps < 1:
             raise UsageError(f"steps={steps}: use at least 1")
-        place = PlanInPlace(self, held_out=holdout)
-        return _finished(partial(simulated, place, steps, workers or len(os.sched_getaffinity(0))))
+        place = LocatedPlan(self, held_out=holdout)
+        return _finished(partial(simulate_plan, place, steps, workers)).document()
 
 
 def _finished(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepfs_producer.roles.loader import read
-from stepfs_producer.sources.block import Block, Kind, Place
+from stepfs_producer.sources.block import Block, BlockAddress, Kind
 from stepfs_producer.sources.corpus import Listing, list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
@@ -23,7 +23,7 @@ def blocks(spec: SourceSpec, layout: Layout | None = None, *, epochs: int = 1) -
     """All blocks of the first epochs."""
     layout = layout or laid_out(spec)
     found = []
-    place = Place(0, 0, 0)
+    place = BlockAddress(0, 0, 0)
     while place.epoch < epochs and (task := layout.task(place)) is not None:
         assert task.place == place
         found.append(read(spec, task))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from step_tasks import EXAMPLE, tasks
-from test_text_payloads import BATCH, EXTS
 
 from stepfs.errors import RefusedError
 from stepfs.format.payload.check import PayloadCheck
@@ -18,22 +17,19 @@ from stepfs.format.payload.schema import ArraySpec, stored_schema
 from stepfs_producer.payloads.described import (
     planned_schema,
     refuse_other_arrays,
-    text_schema,
     tokenizer_facts,
 )
-from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.roles.constructor import construct
 from stepfs_producer.transforms.model_tokenizer import open_tokenizer
 from stepfs_producer.transforms.spec import TokenizerSpec
-from stepfs_producer.transforms.tokenize import ByteTokenizer
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
-PLANNED = (".pt", ".safetensors", ".npy")
+PLANNED = (".pt", ".safetensors", ".npy", ".tar", ".bin")
 
 
 def facts():
-    return tokenizer_facts(ByteTokenizer(), None, eos=256, pad=257)
+    return tokenizer_facts(open_tokenizer(TokenizerSpec()), None, eos=256, pad=257)
 
 
 def problem(ext, schema, payload):
@@ -44,8 +40,19 @@ def problem(ext, schema, payload):
 @pytest.mark.parametrize("ext", PLANNED)
 def test_every_rank_of_a_planned_step_is_as_its_schema_says(ext):
     payloads, _ = construct(PayloadSpec(ext, labels_shifted=True, padding=0, vocabulary=11), EXAMPLE)
-    schema = planned_schema(ext, facts())
+    schema = planned_schema(ext, facts(), vocabulary=11)
     assert [problem(ext, schema, payload) for payload in payloads] == [None, None]
+
+
+@pytest.mark.parametrize("ext", PLANNED)
+@pytest.mark.parametrize("vocabulary", [11, 70_000])
+def test_a_shape_that_never_changes_is_a_promise(ext, vocabulary):
+    payloads, _ = construct(PayloadSpec(ext, True, 0, vocabulary), EXAMPLE)
+    schema = planned_schema(ext, facts(), vocabulary=vocabulary, shape=(3, 8))
+    assert [problem(ext, schema, payload) for payload in payloads] == [None, None]
+    if ext != ".tar":
+        longer = planned_schema(ext, facts(), vocabulary=vocabulary, shape=(4, 8))
+        assert problem(ext, longer, payloads[0]) is not None
 
 
 @given(tasks())
@@ -55,29 +62,14 @@ def test_any_planned_step_is(task):
         PayloadSpec(".safetensors", labels_shifted=False, padding=0, vocabulary=999), task[0]
     )
     for payload in payloads:
-        assert problem(".safetensors", planned_schema(".safetensors", {}), payload) is None
-
-
-@pytest.mark.parametrize("ext", EXTS)
-@pytest.mark.parametrize("vocabulary", [258, 70_000])
-def test_text_is_as_its_schema_says(ext, vocabulary):
-    payload = encoder_for(ext, vocabulary=vocabulary)(BATCH)
-    schema = text_schema(ext, (2, 4), facts(), vocabulary=vocabulary)
-    assert problem(ext, schema, payload) is None
-    if ext != ".tar":
-        longer = text_schema(ext, (3, 4), facts(), vocabulary=vocabulary)
-        assert problem(ext, longer, payload) is not None
+        assert problem(".safetensors", planned_schema(".safetensors", {}, vocabulary=999), payload) is None
 
 
 def test_the_page_and_the_schemas_agree():
-    for heading, schema in (
-        ("Plans", planned_schema(".pt", {})),
-        ("Text", text_schema(".pt", (1, 1), {}, vocabulary=258)),
-    ):
-        section = PAGE[PAGE.index(f"\n## {heading} (") :].partition("\n## ")[2].partition("\n## ")[0]
-        rows = re.findall(r"^\| `(\w+)` \| \[(.*?)\] \| (\w+) \|", section, re.MULTILINE)
-        said = {name: (dtype, len(shape.split(","))) for name, shape, dtype in rows}
-        assert said == {name: (spec.dtype, len(spec.shape)) for name, spec in schema.arrays.items()}
+    rows = re.findall(r"^\| `(\w+)` \| \[(.*?)\] \| (\w+) \|", PAGE, re.MULTILINE)
+    said = {name: (dtype, len(shape.split(","))) for name, shape, dtype in rows}
+    schema = planned_schema(".pt", {}, vocabulary=258)
+    assert said == {name: (spec.dtype, len(spec.shape)) for name, spec in schema.arrays.items()}
 
 
 def test_a_tokenizer_is_named_with_what_a_reader_needs():
@@ -93,7 +85,7 @@ def test_a_tokenizer_is_named_with_what_a_reader_needs():
 
 
 def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():
-    made = planned_schema(".pt", facts())
+    made = planned_schema(".pt", facts(), vocabulary=258)
     assert refuse_other_arrays("lake", made, None) is None
     assert refuse_other_arrays("lake", made, made) is None
     assert refuse_other_arrays("lake", made, replace(made, arrays=None, tokenizer={})) is None
@@ -113,6 +105,6 @@ def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():
         with pytest.raises(RefusedError, match=f"^lake: .*{says}.*fork this one"):
             refuse_other_arrays("lake", made, replace(made, arrays=changed))
     with pytest.raises(RefusedError, match="says npy files, not pt"):
-        refuse_other_arrays("lake", made, planned_schema(".npy", {}))
+        refuse_other_arrays("lake", made, planned_schema(".npy", {}, vocabulary=258))
     narrowed = {**arrays, "labels": ArraySpec("int64", (4, 8192)), "input_ids": ArraySpec("int64", (4, None))}
     assert refuse_other_arrays("lake", made, replace(made, arrays=narrowed)) is None

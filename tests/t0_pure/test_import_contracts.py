@@ -83,13 +83,13 @@ PLANTED = {
             "import stepfs_producer.commit",
             f"stepfs_producer.{room}.commits -> stepfs_producer.commit",
         )
-        for room in ("payloads", "plan", "roles", "sources", "text", "transforms")
+        for room in ("payloads", "plan", "roles", "sources", "transforms")
     ],
     "committing knows nothing of what it commits": [
         (
             "stepfs_producer/packs.py",
-            "import stepfs_producer.text",
-            "stepfs_producer.packs -> stepfs_producer.text",
+            "import stepfs_producer.plan",
+            "stepfs_producer.packs -> stepfs_producer.plan",
         ),
     ],
     "the planner is pure": [

@@ -15,14 +15,13 @@ from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs_producer.transforms import model_tokenizer
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer, open_tokenizer, tokenizer_digest
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
-from stepfs_producer.transforms.tokenize import BpeTokenizer, train_bpe
 
 HF = TokenizerKind.HUGGINGFACE
 KINDS = {"qwen": None, "gpt2": None, "llama": None, "bert": "[SEP]", "t5": None}
 FILES = {name: getattr(model_files, name)() for name in [*KINDS, "words"]}
 
 
-def of(name: str, **names: str | None) -> model_tokenizer.PlanTokenizer:
+def of(name: str, **names: str | None) -> model_tokenizer.Tokenizer:
     names = {"eos": KINDS.get(name)} | names
     return open_tokenizer(TokenizerSpec(HF, f"{name}.json", **names), FILES[name])
 
@@ -134,25 +133,13 @@ def test_normalisers_do_what_the_model_expects() -> None:
     assert upper.tolist() == of("bert").encode_batch(["the cat"])[0].tolist()
 
 
-def test_bytes_and_our_own_bpe() -> None:
+def test_bytes() -> None:
     plain = open_tokenizer(TokenizerSpec())
     assert (plain.vocabulary, plain.eos, plain.bos, plain.pad) == (258, 256, None, 257)
     assert split(*plain.encode_batch(["é", "", "a"])) == [[0xC3, 0xA9, 256], [], [97, 256]]
     assert open_tokenizer(TokenizerSpec(eos="none")).encode_batch(["a"])[0].tolist() == [97]
     with pytest.raises(UsageError, match="kind bytes has no token '</s>'"):
         open_tokenizer(TokenizerSpec(eos="</s>"))
-    model = train_bpe([text.encode() for text in model_files.CORPUS], 300)
-    ours, old = open_tokenizer(TokenizerSpec(TokenizerKind.BPE, "b.json"), model), BpeTokenizer(model)
-    assert (ours.identity, ours.vocabulary, ours.eos, ours.pad) == (
-        old.identity,
-        old.vocabulary,
-        old.end,
-        old.padding,
-    )
-    for text in ("naïve <|endoftext|> 日本語", "the cat"):
-        assert ours.encode_batch([text])[0].tolist() == [*old.encode(text.encode()).tolist(), old.end]
-    with pytest.raises(UsageError, match=r"q\.json: .*normalizer"):
-        open_tokenizer(TokenizerSpec(TokenizerKind.BPE, "q.json"), FILES["qwen"])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
+from quickstart.audit import audit
 from quickstart.audit_plan import audit_plan
 from quickstart.corpus import train_tokenizer
 
@@ -80,3 +81,48 @@ def test_anything_else_is_a_fault(corpus, documents, pieces):
     write(corpus, 0, pieces(offset, ids))
     [fault] = audit_plan(corpus / "mount", corpus).faults
     assert f"code at byte {offset}" in fault
+
+
+def write_text(mount, step, pieces):
+    """A rank's file with one micro-batch of pieces (file, offset, first byte, text); a piece with None ends there."""
+    directory = mount / f"step-{step:09d}"
+    directory.mkdir(parents=True)
+    spans, row = [], []
+    for file, offset, first, text, *ends in pieces:
+        ids = [*text, *([256] if ends else [])]
+        spans.append([0, len(row), len(ids), 0, 0, file, offset, first])
+        row += ids
+    arrays = {"input_ids": np.array([row], np.int64), "spans": np.array(spans, np.int64).reshape(-1, 8)}
+    save_file(arrays, directory / "rank-00000.safetensors", metadata={"sources": '["text"]'})
+
+
+FIRST = [(0, 0, 0, b"one\n", None), (2, 0, 0, b"th")]
+SECOND = [(2, 0, 2, b"ree\n", None), (2, 6, 0, b"more\n", None)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "fault"),
+    [
+        ({0: FIRST, 1: SECOND}, None),
+        ({0: FIRST, 2: SECOND}, "step 1 is missing"),
+        ({0: FIRST}, "tokens missing or twice"),
+        ({0: FIRST, 1: [*SECOND, SECOND[0]]}, "tokens missing or twice"),
+        ({0: FIRST, 1: SECOND[:1]}, "ends at byte 6 of 11"),
+        ({0: [(0, 0, 0, b"two\n", None), FIRST[1]], 1: SECOND}, "other bytes than in the source"),
+        ({0: [*FIRST, (3, 0, 0, b"x", None)], 1: SECOND}, "not among the sources"),
+        ({0: [*FIRST, (1, 0, 0, b"\0", None)], 1: SECOND}, "ends at byte 1 of 0"),
+    ],
+    ids=["whole", "step", "end", "twice", "record", "bytes", "elsewhere", "no text"],
+)
+def test_the_audit_of_text_sees_every_way_in_which_a_byte_can_fail(tmp_path, steps, fault):
+    corpus = [tmp_path / "b", tmp_path / "a"]
+    for directory in corpus:
+        directory.mkdir()
+    (tmp_path / "b/1.txt").write_text("one\n")
+    (tmp_path / "b/2.pyc").write_bytes(b"\0")
+    (tmp_path / "a/0.txt").write_text("three\nmore\n")
+    for step, pieces in steps.items():
+        write_text(tmp_path / "mount", step, pieces)
+    found = audit(tmp_path / "mount", corpus)
+    assert (found.files, found.source_bytes) == (len(steps), 15)
+    assert [fault in one for one in found.faults[:1]] == ([] if fault is None else [True])

@@ -17,7 +17,7 @@ from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import Long, SkipBudget
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.run.compiled import Compiled, compiled
+from stepfs_producer.run.compile import CompiledPlan, compile_plan
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
 
@@ -25,13 +25,13 @@ PLANS = Path(__file__).parent / "plans"
 OUTPUT = Output(mesh="dp=2", sequence_length=64)
 
 
-def file(name: str, **more: object) -> Compiled:
+def file(name: str, **more: object) -> CompiledPlan:
     plan = read_plan((PLANS / name).read_bytes(), name).plan
-    return compiled(plan, listings=dict.fromkeys(plan.sources, "l"), tokenizer_digest="t", **more)
+    return compile_plan(plan, listings=dict.fromkeys(plan.sources, "l"), tokenizer_digest="t", **more)
 
 
-def of_sources(**sources: object) -> Compiled:
-    return compiled(Plan(output=OUTPUT, sources=sources), listings={}, tokenizer_digest="t")
+def of_sources(**sources: object) -> CompiledPlan:
+    return compile_plan(Plan(output=OUTPUT, sources=sources), listings={}, tokenizer_digest="t")
 
 
 def test_the_first_plan_has_the_defaults_of_a_first_user():
@@ -78,14 +78,16 @@ def test_the_second_plan_reaches_every_room():
 def test_relative_names_are_below_the_directory_of_the_plan():
     plan = Plan(
         output=OUTPUT,
-        tokenizer={"kind": "bpe", "file": "t.json"},
+        tokenizer={"kind": "huggingface", "file": "t.json"},
         sources={"a": Text("x", "/abs", "s3://b/k", "sub/*.txt")},
     )
-    there = compiled(plan, listings={}, tokenizer_digest="", directory="/plans")
+    there = compile_plan(plan, listings={}, tokenizer_digest="", directory="/plans")
     assert there.specs["a"].files == ("/plans/x", "/abs", "s3://b/k", "/plans/sub/*.txt")
     assert there.tokenizer.file == "/plans/t.json"
     assert there.rules == dataclasses.replace(
-        compiled(plan, listings={}, tokenizer_digest="").rules, mix=there.rules.mix, stages=there.rules.stages
+        compile_plan(plan, listings={}, tokenizer_digest="").rules,
+        mix=there.rules.mix,
+        stages=there.rules.stages,
     )
 
 
@@ -117,11 +119,11 @@ def test_holding_out_reaches_sources_and_identities():
 
 def test_a_cost_function_is_found_by_name():
     plan = Plan(output=OUTPUT, sources={"a": Text("x")}, cost={"call": "my_plan_code:flops"})
-    cost = compiled(plan, listings={}, tokenizer_digest="").rules.cost
+    cost = compile_plan(plan, listings={}, tokenizer_digest="").rules.cost
     assert cost.of_samples({"tokens": np.array([2, 5])}).tolist() == [6, 15]
 
 
 def test_a_cost_function_that_is_not_there_is_a_usage_error():
     plan = Plan(output=OUTPUT, sources={"a": Text("x")}, cost={"call": "my_plan_code:flop"})
     with pytest.raises(UsageError, match=r"my_plan_code:flop: .*did you mean 'flops'"):
-        compiled(plan, listings={}, tokenizer_digest="t")
+        compile_plan(plan, listings={}, tokenizer_digest="t")

@@ -33,7 +33,7 @@ from stepfs_producer.plan.file.schema import (
     Until,
 )
 from stepfs_producer.plan.file.yaml_file import read_plan
-from stepfs_producer.run.compiled import compiled
+from stepfs_producer.run.compile import compile_plan
 
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 SHORT = Plan(
@@ -43,7 +43,7 @@ SHORT = Plan(
 
 
 def identities(plan: Plan, digest: str, *, held_out: bool = False) -> dict[str, str]:
-    rules = compiled(plan, listings={}, tokenizer_digest=digest, held_out=held_out).rules
+    rules = compile_plan(plan, listings={}, tokenizer_digest=digest, held_out=held_out).rules
     return {name: rule.identity for name, rule in rules.sources.items()}
 
 
@@ -155,8 +155,8 @@ def test_what_is_given_and_what_is_default_are_one_plan():
 
 
 def test_the_digest_of_a_plan_is_the_same_for_ever():
-    assert plan_digest(SHORT) == "3aecd5911bb1cc5402b986266113666a"
-    assert identities(SHORT, "t") == {"a": "2681951ecf44105e", "b": "198753d8b8673b3e"}
+    assert plan_digest(SHORT) == "9ec289d16783b642ee5bea5fca3f510b"
+    assert identities(SHORT, "t") == {"a": "7bf23d3daa9e29ed", "b": "ddb4e1ee99970ddc"}
 
 
 def test_a_damaged_kept_text_is_refused():
@@ -234,9 +234,17 @@ def test_what_changed_is_said_in_lines():
     assert line.endswith(" → none")
 
 
+def test_where_files_lie_is_no_change():
+    elsewhere = {"format": "text", "files": ["/mnt/y", "/mnt/z"], "endpoint_url": "http://s3", "profile": "p"}
+    moved = changed(sources=normalised(SHORT)["sources"] | {"b": elsewhere})
+    assert plan_digest(moved) != plan_digest(SHORT)
+    assert differences(normalised(SHORT), normalised(moved)) == []
+
+
 def test_a_kept_plan_says_nothing_to_the_terminal():
     hostile = changed(
-        sources=normalised(SHORT)["sources"] | {"b": {"format": "text", "files": "y\n\x1b[31m"}}
+        sources=normalised(SHORT)["sources"]
+        | {"b": {"format": "text", "files": "y", "version": "1\n\x1b[31m"}}
     )
     (line,) = differences(normalised(SHORT), normalised(hostile))
-    assert line == "sources.b.files[0]: y → y??[31m"
+    assert line == "sources.b.version: '' → 1??[31m"

@@ -105,6 +105,18 @@ from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
             "output: {mesh: dp=8192, sequence_length: 1048576}\n" + SOURCES,
             "1:9: output: a step of 8589934592 tokens",
         ),
+        (
+            OUTPUT + "sources: {a: {format: text, files: x, shard: 2/2}}\n",
+            "2:46: sources.a.shard: shard 2/2 does not exist; the first of 2 is 0/2",
+        ),
+        (
+            OUTPUT + "sources: {a: {format: text, files: x, shard: half}}\n",
+            "2:46: sources.a.shard: 'half' is no shard; write i/n",
+        ),
+        (
+            OUTPUT + "sources: {a: {format: text, files: x, records: file}}\n",
+            "2:48: sources.a.records: unknown kind of records 'file'; did you mean 'files'?",
+        ),
         (COMPLETE + "seed: -1\n", "3:7: seed: '-1' is no whole number"),
         (COMPLETE + "seed: 18446744073709551616\n", "3:7: seed: 18446744073709551616 is out of range"),
         (COMPLETE + "cost: {linear: -1}\n", "3:16: cost.linear: '-1' is no whole number"),

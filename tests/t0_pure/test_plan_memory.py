@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepfs.errors import UsageError
 from stepfs_producer.plan.file.schema import Output, Plan, Text
-from stepfs_producer.run.compiled import compiled
+from stepfs_producer.run.compile import compile_plan
 from stepfs_producer.run.memory import memory_of
 
 MIB = 1 << 20
@@ -28,7 +28,7 @@ class OfBlocks:
 
 def rules(length: int):
     plan = Plan(output=Output(mesh="dp=64", sequence_length=length), sources={"a": Text("x")})
-    return compiled(plan, listings={}, tokenizer_digest="").rules
+    return compile_plan(plan, listings={}, tokenizer_digest="").rules
 
 
 @given(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from planned import Corpus, rules, steps
 
 from stepfs_producer.plan.pack.best_fit import best_fit
 from stepfs_producer.plan.pack.concat import concat
+from stepfs_producer.plan.rules import Packing
 
 LENGTH = 16
 lengths = st.lists(st.integers(1, LENGTH), max_size=40)
@@ -84,3 +87,17 @@ def test_concat_exactly() -> None:
         (1, 6, 4, 1),
         (2, 0, 12, 1),
     ]
+
+
+def test_parts_of_a_document_that_go_on_in_a_row_are_one_span() -> None:
+    """A document longer than the rows is drawn in parts; its rows must not show where they met."""
+    chosen = rules({"a": 1}, lengths={0: 64}, ranks=1, micro_batch_tokens=256, packing=Packing.CONCAT)
+    plans = steps(chosen, {"a": Corpus("a", longest=900)}, 12)
+    parts = 0
+    for plan in plans:
+        for before, after in pairwise(plan.spans.tolist()):
+            goes_on = before[5:10] == after[5:10] and before[10] + before[4] == after[10]
+            assert not (goes_on and before[:3] == after[:3])
+            parts += goes_on
+    assert parts > 12, "documents go on in the next row"
+    assert all(plan.tokens == plan.room for plan in plans)

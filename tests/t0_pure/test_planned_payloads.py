@@ -14,13 +14,12 @@ import pytest
 import safetensors
 import safetensors.numpy
 import torch
+import webdataset
 from hypothesis import given, settings
 from step_tasks import EXAMPLE, tasks
-from test_text_payloads import BATCH
 
 from stepfs.errors import UsageError
-from stepfs_producer.payloads.encode import encoder_for
-from stepfs_producer.payloads.planned import RankArrays, rank_arrays
+from stepfs_producer.payloads.rank_arrays import RankArrays, rank_arrays
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.roles.constructor import construct
 
@@ -98,7 +97,7 @@ def test_safetensors_of_any_step_are_read_by_the_library(drawn) -> None:
             assert loaded[name].tolist() == getattr(arrays, name).tolist()
 
 
-@pytest.mark.parametrize("ext", [".safetensors", ".npy", ".pt"])
+@pytest.mark.parametrize("ext", [".safetensors", ".npy", ".pt", ".tar", ".bin"])
 def test_another_process_makes_the_same_bytes(ext: str) -> None:
     program = (
         "import sys, hashlib; from step_tasks import EXAMPLE; from stepfs_producer.payloads.step_task import PayloadSpec;"
@@ -112,38 +111,56 @@ def test_another_process_makes_the_same_bytes(ext: str) -> None:
     assert other.stdout.strip() == own
 
 
-def test_other_extensions_name_the_three() -> None:
-    for ext in (".tar", ".bin", ".parquet", ""):
-        with pytest.raises(UsageError, match=r"extension is one of \.safetensors \.npy \.pt"):
+def test_other_extensions_name_those_there_are() -> None:
+    for ext in (".parquet", ""):
+        with pytest.raises(UsageError, match=r"extension is one of \.safetensors \.npy \.pt \.tar \.bin"):
             construct(spec(ext), TASK)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # webdataset leaves the file open
+def test_tar(tmp_path: Path) -> None:
+    for rank, payload in enumerate(construct(spec(".tar"), TASK)[0]):
+        path = tmp_path / "rank.tar"
+        path.write_bytes(payload)
+        samples = list(webdataset.WebDataset(str(path), shardshuffle=False).decode())
+        begun = [
+            ["000-000-000000-000000000000-0000000", "padding-0001", "000-000-000000-000000000000-0000000"],
+            ["001-002-000003-1099511627776-0000006", "padding-0001", "padding-0002"],
+        ]
+        assert [sample["__key__"] for sample in samples] == begun[rank]
+        arrays = arrays_of(rank)
+        for micro, sample in enumerate(samples):
+            for name in PLANNED[:4]:
+                assert sample[f"{name}.npy"].tolist() == getattr(arrays, name)[micro].tolist()
+            spans = [row[1:] for row in arrays.spans.tolist() if row[0] == micro]
+            assert sample["json"] == {"spans": spans, "sources": ["code", "prosé"]}
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(258, "<u2"), (1 << 16, "<u2"), ((1 << 16) + 1, "<u4")])
+def test_bin(tmp_path: Path, vocabulary: int, dtype: str) -> None:
+    payloads, _ = construct(PayloadSpec(".bin", True, 0, vocabulary), TASK)
+    for rank, payload in enumerate(payloads):
+        path = tmp_path / "rank.bin"
+        path.write_bytes(payload)
+        ids = np.memmap(path, dtype=dtype, mode="r").reshape(3, 8)
+        assert ids.tolist() == arrays_of(rank).input_ids.tolist()
 
 
 def test_the_page_names_every_array_with_its_shape_and_dtype() -> None:
     micro, tokens = 3, 8
-    plan, text = PAGE.partition("## Text")[::2]
     sizes = {"micro": micro, "tokens": tokens, "micro + 1": micro + 1, "boundaries": 7 + 3, "spans": 2}
     loaded = torch.load(io.BytesIO(construct(spec(".pt"), TASK)[0][0]), weights_only=True)
-    assert described(plan, sizes) == {
+    assert described(PAGE, sizes) == {
         name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
         for name, value in loaded.items()
         if isinstance(value, torch.Tensor)
     }
-    loaded = torch.load(io.BytesIO(encoder_for(".pt", vocabulary=258)(BATCH)), weights_only=True)
-    assert described(text, {"rows": 2, "seq_len": 4, "spans": 3}) == {
-        name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
-        for name, value in loaded.items()
-        if isinstance(value, torch.Tensor)
-    }
-    columns = [
-        ", ".join(
-            f"`{name}`" for name in ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
-        )
-    ]
-    assert all(line in plan for line in columns)
-    for ext in (".pt", ".safetensors", ".npy"):
-        assert f"`{ext}`" in plan
+    columns = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
+    assert ", ".join(f"`{name}`" for name in columns) in PAGE
     for ext in (".pt", ".safetensors", ".npy", ".tar", ".bin"):
-        assert f"`{ext}`" in text
+        assert f"`{ext}`" in PAGE
 
 
 def described(page: str, sizes: dict[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
 
 from stepfs_producer.roles.loader import read
-from stepfs_producer.sources.block import Place
+from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.corpus import CorpusFile, Listing
 from stepfs_producer.sources.layout import Layout, identity_text, range_bytes
 from stepfs_producer.sources.lines import lines_between, split_lines
@@ -75,7 +75,7 @@ def test_every_record_is_in_exactly_one_block_of_each_epoch(
         assert [one.ended for one in found] == [False] * (len(found) - 1) + [epoch == 1]
     if not shuffle:
         assert values(blocks(spec, layout)) == [text.encode() for text in texts]
-    assert layout.task(Place(2, 0, 0)) is None
+    assert layout.task(BlockAddress(2, 0, 0)) is None
 
 
 def listing(*sizes: int) -> Listing:
@@ -110,7 +110,7 @@ def test_blocks_are_those_of_the_table() -> None:
     layout = Layout(source("/c", name="code", block_bytes=3 * mib), listing(3 * mib, 5 * mib + 1, 2 * mib))
     assert (layout.fragments_count, layout.total_bytes) == (11, 10 * mib + 1)
     assert layout.largest_block_bytes == 4 * mib - 1
-    place, found = Place(0, 0, 0), []
+    place, found = BlockAddress(0, 0, 0), []
     while place.epoch < 2:
         task = layout.task(place)
         assert task is not None

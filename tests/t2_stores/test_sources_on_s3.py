@@ -19,7 +19,7 @@ from pyarrow import parquet
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.s3.read_only import ReadOnlyBucket
 from stepfs_producer.roles.loader import read
-from stepfs_producer.sources.block import Block, Place
+from stepfs_producer.sources.block import Block, BlockAddress
 from stepfs_producer.sources.corpus import Listing, from_shards, list_corpus
 from stepfs_producer.sources.files.objects import bucket_of
 from stepfs_producer.sources.layout import Layout
@@ -70,7 +70,7 @@ def source(*files: str, form: str = "jsonl", **fields: object) -> SourceSpec:
 
 def texts(spec: SourceSpec, listing: Listing | None = None) -> list[str]:
     layout = Layout(spec, listing or list_corpus(spec), range_bytes_min=64)
-    place, found = Place(0, 0, 0), []
+    place, found = BlockAddress(0, 0, 0), []
     while place.epoch == 0 and (task := layout.task(place)) is not None:
         block: Block = read(spec, task)
         found += [block.records.part(n, n + 1).data.decode() for n in range(len(block.records))]
@@ -122,7 +122,7 @@ def test_a_range_of_lines_is_one_request(root, put, monkeypatch) -> None:
         spec = source(f"{root}/{name}", block_bytes=1 << 20)
         layout = Layout(spec, list_corpus(spec))
         asked.clear()
-        place, count = Place(0, 0, 0), 0
+        place, count = BlockAddress(0, 0, 0), 0
         while place.epoch == 0:
             block = read(spec, layout.task(place))
             place, count = block.follows, count + len(block.records)

@@ -56,20 +56,20 @@ def expect(ended, extra):
 
 
 @pytest.mark.parametrize(
-    ("module", "options"),
+    ("module", "options", "extra"),
     [
-        ("safetensors", ["--ext", ".safetensors"]),
-        ("tokenizers", ["--ext", ".npy", "--tokenizer", "bpe", "--vocab-size", "300"]),
-        (
-            "tokenizers",
-            ["--ext", ".npy", "--tokenizer", "huggingface", "--tokenizer-file", "tokenizer.json"],
-        ),
+        ("tokenizers", ["--ext", ".npy", "--tokenizer-file", "tokenizer.json"], "text"),
+        ("pydantic", [], "plan"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "".join(value[1:4]),
 )
-def test_text_names_the_extra(hidden, produce, module, options):
+def test_text_names_the_extra(hidden, produce, monkeypatch, module, options, extra):
+    for name in [
+        name for name in sys.modules if name.startswith(("stepfs_producer.plan.file", "stepfs_producer.run"))
+    ]:
+        if module == "pydantic":
+            monkeypatch.delitem(sys.modules, name)
     hidden(module)
-    expect(produce(*TEXT, *options), "text")
+    expect(produce(*TEXT, *options), extra)
 
 
 def test_pt_files_are_written_without_torch(hidden, produce):

@@ -198,6 +198,19 @@ def test_any_ending_leaves_whole_steps_and_no_process(
     assert committed(lake) == undisturbed[: done + 3]
 
 
+def test_a_second_process_of_the_same_id_fences_the_first(plan: Path, tmp_path: Path, undisturbed) -> None:
+    lake = f"file://{tmp_path}/fenced"
+    command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--steps-per-second", "20"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while first.poll() is None and not list((tmp_path / "fenced").glob("*/log/*2")):
+        time.sleep(PAUSE_S)
+    assert run(plan, lake, "--limit-steps", 40).returncode == 0
+    _, err = first.communicate(timeout=100)
+    assert first.returncode == 7, err
+    assert "Traceback" not in err
+    assert committed(lake) == undisturbed[:40]
+
+
 def test_killed_workers_cost_no_step_and_change_none(plan: Path, file_url: str, undisturbed) -> None:
     lake = file_url
     command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--limit-steps", "40"]

@@ -48,10 +48,14 @@ def test_from_the_start(mute: str, corpus: Path) -> None:
     assert (done.returncode, done.stdout) == (6, "")
 
 
-async def test_in_the_middle(s3_url: str, fault_proxy: FaultProxy, corpus: Path) -> None:
+async def test_in_the_middle(s3_url: str, fault_proxy: FaultProxy, corpus: Path, tmp_path: Path) -> None:
     """It bears longer than at its start, says so as soon, and ends then, whatever it was doing."""
-    paced = ["--seq-len", 8, "--batch-size", 1, "--steps-per-second", 20]
-    words = command(s3_url, fault_proxy.endpoint_url, "-i", corpus, *paced, start_s=60.0)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        f"output: {{mesh: dp=1, sequence_length: 8, ext: .bin}}\nsources: {{a: {{format: text, files: {corpus}}}}}\n"
+    )
+    words = ["run", plan, s3_url, "--endpoint-url", fault_proxy.endpoint_url, "--steps-per-second", 20]
+    words = [sys.executable, "-c", PRODUCE.format(start_s=60.0), *map(str, words), "--workers", "1"]
     ended: list[subprocess.CompletedProcess[bytes]] = []
 
     async def produce() -> None:

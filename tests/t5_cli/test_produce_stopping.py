@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from test_produce_text import PROGRAM
 
-from stepfs_producer.cli.stopping import Stopping
+from stepfs.cli.failure import announce
+from stepfs_producer.run.stopping import Stopping
 
 
 def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(KeyboardInterrupt), Stopping() as stopping:
+    with pytest.raises(KeyboardInterrupt), Stopping(announce) as stopping:
         assert not stopping.requested
         signal.raise_signal(signal.SIGTERM)
         assert stopping.requested
-        assert stopping.wait(100)  # does not sleep
         signal.raise_signal(signal.SIGTERM)  # a supervisor that repeats itself does not abandon anything
         signal.raise_signal(signal.SIGINT)
     assert stopping.exit_code == 143
@@ -34,7 +34,7 @@ def test_a_signal_while_nobody_reads_stderr_still_only_asks(monkeypatch: pytest.
     """`… 2>&1 | tee log`: the same Ctrl-C ends tee first, and what was appended is committed all the same."""
     ours, theirs = os.pipe()
     os.close(ours)
-    with open(theirs, "w", buffering=1) as stderr, Stopping() as stopping:
+    with open(theirs, "w", buffering=1) as stderr, Stopping(announce) as stopping:
         monkeypatch.setattr("sys.stderr", stderr)
         signal.raise_signal(signal.SIGINT)
         monkeypatch.undo()
@@ -46,7 +46,7 @@ def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: 
     (tmp_path / "a.txt").write_text("some text\n" * 200)
     ours, theirs = pty.openpty()
     command = [PROGRAM, "text", file_url, "-i", str(tmp_path / "a.txt"), "--slices", "1", "--seq-len", "64"]
-    process = subprocess.Popen([*command, "--ext", ".bin", "--json"], stderr=theirs, stdout=subprocess.PIPE)
+    process = subprocess.Popen([*command, "--ext", ".bin"], stderr=theirs, stdout=subprocess.PIPE)
     os.close(theirs)
     shown = b""
     while True:
@@ -57,7 +57,7 @@ def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: 
     os.close(ours)
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 0
-    assert out.startswith(b"{")
+    assert out.startswith(b"text-0-of-1: ")
     assert out.count(b"\n") == 1
-    assert b"/1 files" in shown
+    assert b"steps" in shown
     assert b"text-0-of-1" in shown

@@ -32,7 +32,7 @@ def check(
 ) -> None:
     """Tell every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing."""
     from stepfs.errors import UsageError  # noqa: PLC0415
-    from stepfs_producer.cli.plan_packages import plan_packages  # noqa: PLC0415
+    from stepfs_producer.plan.packages import plan_packages  # noqa: PLC0415
 
     if schema:
         with plan_packages():

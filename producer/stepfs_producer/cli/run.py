@@ -120,31 +120,28 @@ def run(
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
     from stepfs.errors import UsageError  # noqa: PLC0415
     from stepfs.format.arguments import parse_size  # noqa: PLC0415
-    from stepfs_producer.cli.plan_packages import plan_packages  # noqa: PLC0415
+    from stepfs_producer.plan.packages import plan_packages  # noqa: PLC0415
 
     with plan_packages():
-        from stepfs_producer.cli.plans.run_plan import PlanRun, run_plan  # noqa: PLC0415
+        from stepfs_producer.cli.plans.run_report import run_and_report  # noqa: PLC0415
+        from stepfs_producer.run.options import RunOptions  # noqa: PLC0415
+        from stepfs_producer.run.prepare import plan_at  # noqa: PLC0415
 
     if steps_per_second is not None and not steps_per_second > 0:
         raise UsageError(f"--steps-per-second {steps_per_second}: use a number above 0")
-    code = run_plan(
-        PlanRun(
-            plan=plan,
-            lake=lake,
-            producer_id=producer_id,
-            accept_changes=accept_changes,
-            workers=workers,
-            memory_bytes=None if memory is None else parse_size(memory),
-            max_lead=max_lead or None,
-            limit_steps=limit_steps,
-            steps_per_second=steps_per_second,
-            held_out=holdout,
-            seal=seal,
-            store_options=StoreOptions(endpoint_url),
-            metrics_port=metrics_port,
-            metrics_address=metrics_address,
-            as_json=as_json,
-        )
+    options = RunOptions(
+        lake,
+        producer_id=producer_id,
+        accept_changes=accept_changes,
+        workers=workers,
+        memory_bytes=None if memory is None else parse_size(memory),
+        max_lead=max_lead or None,
+        limit_steps=limit_steps,
+        steps_per_second=steps_per_second,
+        seal=seal,
+        store_options=StoreOptions(endpoint_url),
+        metrics_port=metrics_port,
+        metrics_address=metrics_address,
     )
-    if code:
+    if code := run_and_report(plan_at(plan, held_out=holdout), options, as_json=as_json):
         raise typer.Exit(code)

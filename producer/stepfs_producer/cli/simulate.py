@@ -39,9 +39,9 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Plan the first steps of PLAN over its real records, without a lake: shares, fill, balance, padding, planning time."""
-    from stepfs_producer.cli.plan_packages import plan_packages  # noqa: PLC0415
+    from stepfs_producer.plan.packages import plan_packages  # noqa: PLC0415
 
     with plan_packages():
-        from stepfs_producer.cli.plans.simulate_plan import simulate_plan  # noqa: PLC0415
+        from stepfs_producer.cli.plans.simulation_report import simulation_report  # noqa: PLC0415
 
-    typer.echo(simulate_plan(plan, steps=steps, workers=workers, held_out=holdout, as_json=as_json))
+    typer.echo(simulation_report(plan, steps=steps, workers=workers, held_out=holdout, as_json=as_json))

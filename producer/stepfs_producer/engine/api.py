@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class WorkerDied:
     """The worker ended before its task did; the same task may be given to another one."""
 
     reason: str
@@ -24,6 +24,6 @@ class Engine(Protocol):
         """How many tasks run at a time."""
         ...
 
-    async def submit(self, function: Callable[..., T], *arguments: object) -> T | Died:
+    async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied:
         """Run `function(*arguments)` in a worker. The function is found there by its name."""
         ...

@@ -15,7 +15,7 @@ import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import Died
+from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.engine.worker import begin
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class LocalEngine:
         count: int = self._context.statistics().idle_workers
         return count
 
-    async def submit(self, function: Callable[..., T], *arguments: object) -> T | Died:
+    async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied:
         """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
         call = partial(function, *arguments)
         try:
@@ -56,7 +56,7 @@ class LocalEngine:
         except trio_parallel.BrokenWorkerError as error:
             self.died += 1
             self._nursery.start_soon(self._warm_one)
-            return Died(_how_it_ended(error))
+            return WorkerDied(_how_it_ended(error))
         return result
 
     async def warm(self) -> None:

@@ -1,4 +1,6 @@
-"""How a worker process begins. A worker imports this module, so nothing here may need trio: that costs half of its start.
+"""How a worker process begins, and what it loads before its first task.
+
+A worker imports this module, so nothing here may need trio: that costs half of its start.
 
 A worker must not outlive a command that was killed with -9. PR_SET_PDEATHSIG does not serve: the kernel sends it when
 the *thread* that started the process ends, and trio starts processes in threads that end after some idle seconds.
@@ -12,6 +14,7 @@ import os
 import select
 import signal
 import stat
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +37,21 @@ def begin(parent: int) -> bool:
     _widen_pipes()
     threading.Thread(target=_end_with, args=(command,), name="ends with the command", daemon=True).start()
     return True
+
+
+def preload(directory: str) -> None:
+    """In a new worker: import what tasks need, and find the user's modules beside the plan."""
+    import stepfs_producer.roles.constructor  # noqa: PLC0415
+    import stepfs_producer.roles.loader  # noqa: F401, PLC0415
+
+    find_modules_in(directory)
+
+
+def find_modules_in(directory: str) -> None:
+    """Let `module:function` name modules in this directory; installed ones go first."""
+    path = str(Path(directory or ".").resolve())
+    if path not in sys.path:
+        sys.path.append(path)
 
 
 def _widen_pipes() -> None:

@@ -1,1 +1,1 @@
-"""What a slice holds (`arrays`, `planned`), and the bytes of its file (`encode`, `planned_encode`). See PAYLOADS.md."""
+"""The arrays of a rank's file (`rank_arrays`), and its bytes (`encode`). See PAYLOADS.md."""

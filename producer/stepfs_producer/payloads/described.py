@@ -1,7 +1,7 @@
-"""What `encode` and `planned_encode` write, as a lake's payload schema: recorded when a command creates the lake.
+"""What `encode` writes, as a lake's payload schema: recorded when a run creates the lake.
 
-A plan's numbers of micro-batches and tokens may change at a step, so those dimensions have names. The rows of a text
-lake never change, so they are numbers.
+A plan's numbers of micro-batches and tokens may change at a step, so those dimensions have names. The rows of
+`stepfs-produce text` never change, so they are numbers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Final, Protocol
 from stepfs.errors import RefusedError
 from stepfs.format.payload.check import schemas_at_odds
 from stepfs.format.payload.schema import ONLY_ARRAY, ArraySpec, Dimension, PayloadSchema, Scalar, format_of
-from stepfs_producer.payloads.planned import SPANS
+from stepfs_producer.payloads.rank_arrays import SPANS
 
-_TEXT_SPANS: Final = 6  # columns
 _STACKED: Final = 4  # arrays in an .npy file
 _SHORT_VOCABULARY: Final = 1 << 16
 
@@ -29,23 +28,22 @@ class _Ids(Protocol):
     def vocabulary(self) -> int: ...
 
 
-def planned_schema(ext: str, tokenizer: Mapping[str, Scalar]) -> PayloadSchema:
-    """Of `planned_encode`."""
-    arrays = _of_rows(
-        ext, ("micro", "tokens"), len(SPANS), {"cu_seqlens": "boundaries", "cu_seqlens_offsets": None}
-    )
-    return PayloadSchema(format_of(ext), arrays, tokenizer)
-
-
-def text_schema(
-    ext: str, shape: tuple[int, int], tokenizer: Mapping[str, Scalar], *, vocabulary: int
+def planned_schema(
+    ext: str,
+    tokenizer: Mapping[str, Scalar],
+    *,
+    vocabulary: int,
+    shape: tuple[Dimension, Dimension] = ("micro", "tokens"),
 ) -> PayloadSchema:
-    """Of `encode`; `shape`: rows of a slice, tokens of a row. Not binding: lakes that `text` created have always taken
-    the payloads of other producers, too."""
-    if ext == ".bin":
+    """Of the files of a plan. `shape`: micro-batches, and tokens of each; numbers where they never change."""
+    if ext == ".bin":  # its length tells one dimension
+        known = all(isinstance(size, int) for size in shape)
         dtype = "uint16" if vocabulary <= _SHORT_VOCABULARY else "uint32"
-        return PayloadSchema("bin", {"input_ids": ArraySpec(dtype, shape)}, tokenizer, binding=False)
-    return PayloadSchema(format_of(ext), _of_rows(ext, shape, _TEXT_SPANS, {}), tokenizer, binding=False)
+        return PayloadSchema(
+            "bin", {"input_ids": ArraySpec(dtype, shape if known else ("tokens",))}, tokenizer
+        )
+    arrays = _of_rows(ext, shape, len(SPANS), {"cu_seqlens": "boundaries", "cu_seqlens_offsets": None})
+    return PayloadSchema(format_of(ext), arrays, tokenizer)
 
 
 def tokenizer_facts(

@@ -1,15 +1,7 @@
-"""A slice's batch → the bytes of one rank file, by the lake's extension.
+"""A rank's arrays of a planned step → the bytes of its file, by the lake's extension. PAYLOADS.md has the shapes.
 
-    .pt           as torch.save writes a dict: input_ids, labels (int64), position_ids, doc_ids (int32), each [rows, seq_len];
-                  spans (int64 [parts, 6]) and sources (list of str). Loads with weights_only=True.
-    .safetensors  the same tensors; sources as JSON in the metadata
-    .npy          int32 [4, rows, seq_len]: input_ids, labels, position_ids, doc_ids
-    .tar          WebDataset: per row one sample, key <shard>-of-<shards>-<row>, with input_ids.npy, labels.npy,
-                  position_ids.npy, doc_ids.npy and .json {spans: [[column, tokens, source, offset, bytes] …]}
-    .bin          input_ids alone, row after row, little-endian uint16 (uint32 for vocabularies above 65536)
-
-`spans` say which source bytes stand where, so an audit needs nothing but the files; `.npy` and `.bin` have no place
-for them, there the tokens themselves, undone in the producer's order, are the evidence.
+The bytes are a function of the arrays alone, since runs are compared by checksums. So `.safetensors` are written here:
+the library keeps its metadata in a hash map, whose order differs from process to process.
 """
 
 from __future__ import annotations
@@ -18,98 +10,104 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
-from importlib.util import find_spec
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import MissingPackageError, UsageError
-from stepfs_producer.payloads.arrays import SliceBatch
+from stepfs.errors import UsageError
+from stepfs_producer.payloads.rank_arrays import RankArrays
 from stepfs_producer.payloads.torch_zip import torch_bytes
 
-Encoder = Callable[[SliceBatch], bytes]
-_ARRAYS: Final = ("input_ids", "labels", "position_ids", "doc_ids")
+STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
+TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
 _WIDE: Final = frozenset({"input_ids", "labels"})  # what torch's losses and most embeddings expect as int64
+_DTYPES: Final = {np.dtype("<i8"): "I64", np.dtype("<i4"): "I32"}
+_HEADER_ALIGNMENT: Final = 8
+
+Encoder = Callable[[RankArrays], bytes]
 
 
 def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
-    """The encoder of an extension, with its dot. `UsageError` names the known ones."""
+    """The encoder of an extension, with its dot, for ids below `vocabulary`. `UsageError` names those there are."""
     encoders: dict[str, Encoder] = {
-        ".pt": _torch,
         ".safetensors": _safetensors,
         ".npy": _npy,
+        ".pt": _torch,
         ".tar": _webdataset,
-        ".bin": _Raw(np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")),
+        ".bin": partial(_ids_alone, dtype=np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")),
     }
     if ext not in encoders:
-        raise UsageError(f"no text batches in {ext} files; the extension is one of {' '.join(encoders)}")
-    if ext == ".safetensors" and find_spec("safetensors") is None:
-        raise MissingPackageError(
-            f"{ext} files need the package safetensors, which is not installed: pip install 'stepfs[text]'"
-        )
+        raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
     return encoders[ext]
 
 
-def _tensors(batch: SliceBatch) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
-    tensors: dict[str, NDArray[np.int64] | NDArray[np.int32]] = {}
-    for name in _ARRAYS:
-        array: NDArray[np.int32] = getattr(batch, name)
-        tensors[name] = array.astype(np.int64) if name in _WIDE else array
-    tensors["spans"] = batch.spans
-    return tensors
+def _tensors(arrays: RankArrays) -> dict[str, NDArray[Any]]:
+    return {
+        name: getattr(arrays, name).astype("<i8" if name in _WIDE or name == "spans" else "<i4", copy=False)
+        for name in TENSORS
+    }
 
 
-def _torch(batch: SliceBatch) -> bytes:
-    return torch_bytes(_tensors(batch), {"sources": list(batch.sources)})
+def _torch(arrays: RankArrays) -> bytes:
+    facts = {"sources": list(arrays.sources), "sequence_length": arrays.sequence_length}
+    return torch_bytes(_tensors(arrays), facts)
 
 
-def _safetensors(batch: SliceBatch) -> bytes:
-    from safetensors.numpy import save  # noqa: PLC0415
+def _safetensors(arrays: RankArrays) -> bytes:
+    tensors = sorted(_tensors(arrays).items(), key=lambda item: (-item[1].itemsize, item[0]))
+    facts = {"sequence_length": str(arrays.sequence_length), "sources": json.dumps(arrays.sources)}
+    header: dict[str, object] = {"__metadata__": facts}
+    end = 0
+    for name, array in tensors:
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _DTYPES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return b"".join(
+        [len(text).to_bytes(8, "little"), text, *(np.ascontiguousarray(array).data for _, array in tensors)]
+    )
 
-    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(batch).items()}
-    data: bytes = save(tensors, metadata={"sources": json.dumps(batch.sources)})
-    return data
 
-
-def _npy(batch: SliceBatch) -> bytes:
-    return _npy_bytes(np.stack([getattr(batch, name) for name in _ARRAYS]))
+def _npy(arrays: RankArrays) -> bytes:
+    return _npy_bytes(np.stack([getattr(arrays, name) for name in STACKED]))
 
 
 def _npy_bytes(array: NDArray[np.int32]) -> bytes:
     buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
+    np.save(buffer, array.astype("<i4", copy=False), allow_pickle=False)
     return buffer.getvalue()
 
 
-def _webdataset(batch: SliceBatch) -> bytes:
+def _webdataset(arrays: RankArrays) -> bytes:
+    """A sample per micro-batch, named for its first token, which no other sample of the lake has."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for row in range(len(batch.input_ids)):
-            key = f"{batch.stream}-{batch.first_row + row:012d}"
-            for name in _ARRAYS:
-                _add(archive, f"{key}.{name}.npy", _npy_bytes(getattr(batch, name)[row]))
-            mine = batch.spans[batch.spans[:, 0] == row]
-            spans = [
-                [column, count, batch.sources[source], *where]
-                for _, column, count, source, *where in mine.tolist()
-            ]
-            _add(archive, f"{key}.json", json.dumps({"spans": spans}).encode())
+        for micro in range(len(arrays.input_ids)):
+            spans = arrays.spans[arrays.spans[:, 0] == micro][:, 1:].tolist()
+            key = (
+                "{2:03d}-{3:03d}-{4:06d}-{5:012d}-{6:07d}".format(*spans[0])
+                if spans
+                else f"padding-{micro:04d}"
+            )
+            for name in STACKED:
+                _add(archive, f"{key}.{name}.npy", _npy_bytes(getattr(arrays, name)[micro]))
+            facts = {"spans": spans, "sources": arrays.sources}
+            _add(archive, f"{key}.json", json.dumps(facts).encode())
     return buffer.getvalue()
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    member = tarfile.TarInfo(name)  # time 0, owner 0: the same batch is the same bytes
+    member = tarfile.TarInfo(name)  # time 0, owner 0: the same arrays are the same bytes
     member.size = len(data)
     member.mode = 0o444
     archive.addfile(member, io.BytesIO(data))
 
 
-class _Raw:
-    """Token ids and nothing else, as `np.memmap` readers want them."""
-
-    def __init__(self, dtype: np.dtype[np.unsignedinteger]) -> None:
-        self._dtype = dtype
-
-    def __call__(self, batch: SliceBatch) -> bytes:
-        return batch.input_ids.astype(self._dtype).tobytes()
+def _ids_alone(arrays: RankArrays, *, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
+    return arrays.input_ids.astype(dtype).tobytes()

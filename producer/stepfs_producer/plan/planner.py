@@ -19,7 +19,7 @@ from stepfs_producer.plan.mix import Drawn, account, draw, with_live_debts
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
 from stepfs_producer.plan.samples import Ahead, Samples, samples_after
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.plan.spans import Packed, addresses, packed, placed
+from stepfs_producer.plan.spans import Packed, addresses, joined, packed, placed
 from stepfs_producer.plan.state import SourceState, State
 from stepfs_producer.plan.step import End, Need, StepPlan
 
@@ -106,19 +106,19 @@ class Planner:
         if not drawn.tokens:
             return End("every source is exhausted")
         kept = packed(drawn, rules.packing, rows=rows, sequence_length=length)
-        table = addresses(drawn, kept, samples)
+        table, row = joined(addresses(drawn, kept, samples), kept.row)
         tokens, source, record, first = table[:, 4], table[:, 5], table[:, 9], table[:, 10]
         columns = {"tokens": tokens, "source": source, "record": record, "first": first}
 
         def address(span: int) -> str:
-            sample = int(kept.sample[span])
-            return samples[drawn.source[sample]].address(drawn.number[sample])
+            *place, first = table[span, 6:].tolist()
+            return f"({self._names[table[span, 5]]}, {', '.join(map(str, place))}, {first})"
 
-        costs = row_costs(rules.cost.of_samples(columns, address), kept.row, rows)
+        costs = row_costs(rules.cost.of_samples(columns, address), row, rows)
         dealt = deal(
             costs, ranks=rules.ranks, micro_batches=rules.micro_batches, method=rules.method, over=rules.over
         )
-        filled = np.bincount(kept.row, minlength=rows)[dealt].sum(axis=2)  # spans, counted: integers
+        filled = np.bincount(row, minlength=rows)[dealt].sum(axis=2)  # spans, counted: integers
         if not filled.all() and not rules.pad_last:
             return End("what is left does not give every micro-batch a token")
         after, lost = _after(state, self._names, rules.digest, shares, debts, drawn, kept, samples)
@@ -128,7 +128,7 @@ class Planner:
             dealt.shape,
             tuple(self._names),
             tuple(shares),
-            placed(table, kept.row, dealt),
+            placed(table, row, dealt),
             costs[dealt].sum(axis=2),
             kept.cut,
             lost,

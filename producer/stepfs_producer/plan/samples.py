@@ -84,11 +84,6 @@ class Samples:
                 "on_error: {do: skip, at_most: …, in_a_row: …}"
             )
 
-    def address(self, index: int) -> str:
-        """(source, epoch, fragment, block, record, first token) of a sample, for messages."""
-        epoch, fragment, block, record = self.places[self.record[index], :4].tolist()
-        return f"({self.name}, {epoch}, {fragment}, {block}, {record}, {self.first[index]})"
-
     def state_after(self, kept: int, *, cut: int | None = None) -> SourceState:
         """The source after its first `kept` samples, of which the last gave only `cut` tokens. Debt is not changed."""
         if not kept:

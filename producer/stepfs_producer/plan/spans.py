@@ -67,6 +67,16 @@ def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples]) -> Integ
     return table
 
 
+def joined(table: Integers, row: Integers) -> tuple[Integers, Integers]:
+    """One span in place of several that go on with each other in a row, as parts of a long document do; and their rows."""
+    before, after = table[:-1], table[1:]
+    same = (before[:, 5:10] == after[:, 5:10]).all(axis=1) & (row[:-1] == row[1:])
+    starts = np.flatnonzero(np.r_[True, ~(same & (before[:, 10] + before[:, 4] == after[:, 10]))])
+    whole = table[starts]
+    whole[:, 4] = np.add.reduceat(table[:, 4], starts)
+    return whole, row[starts]
+
+
 def placed(table: Integers, row: Integers, dealt: Integers) -> Integers:
     """The spans with their places, in reading order; those of a row in the order drawn."""
     place_of = np.empty(dealt.size, np.int64)

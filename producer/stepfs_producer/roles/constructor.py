@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepfs_producer.payloads.planned import rank_arrays
-from stepfs_producer.payloads.planned_encode import planned_encoder
+from stepfs_producer.payloads.encode import encoder_for
+from stepfs_producer.payloads.rank_arrays import rank_arrays
 from stepfs_producer.payloads.step_task import PayloadSpec, StepTask
 
 
@@ -14,7 +14,7 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
 
     The same task gives the same bytes in every process. `UsageError` for an unknown extension.
     """
-    encode = planned_encoder(spec.ext)
+    encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
     arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)

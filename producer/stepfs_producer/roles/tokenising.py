@@ -11,7 +11,7 @@ import numpy as np
 from stepfs.errors import UsageError
 from stepfs_producer.sources.block import Kind, Records
 from stepfs_producer.transforms.documents import Documents, Ids, Mask, UnfitRecordError, documents_of
-from stepfs_producer.transforms.model_tokenizer import PlanTokenizer, load_tokenizer
+from stepfs_producer.transforms.model_tokenizer import Tokenizer, load_tokenizer
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.tokenised import BAD, Tokenised
 from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
@@ -37,7 +37,7 @@ def tokenised(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> T
 class _Work:
     """Records on their way: texts are collected, because tokenizers are fastest in batches."""
 
-    def __init__(self, records: Records, tokenizer: PlanTokenizer, call: UserFunction | None) -> None:
+    def __init__(self, records: Records, tokenizer: Tokenizer, call: UserFunction | None) -> None:
         self.bad = {index: why for index, why in records.bad.items() if not records.dropped[index]}
         self._records = records
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""A running plan: loaders, the planner, constructors and the producer, until something ends it.
+"""A running plan: loaders, the planner, constructors and a sink for their steps, until something ends it.
 
 Nothing here decides what a step holds. The planner does, from the committed position and the sources alone, so this
 loop may be killed between any two awaits: what is not committed is planned again, and gives the same bytes.
@@ -7,7 +7,7 @@ loop may be killed between any two awaits: what is not committed is planned agai
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import trio
@@ -17,13 +17,12 @@ from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, StepPlan
-from stepfs_producer.producer import AsyncProducer
-from stepfs_producer.run.building import Building
-from stepfs_producer.run.loading import LoadedSource, Loading, Skipped
-from stepfs_producer.run.planning import Planning
+from stepfs_producer.run.planner_task import PlannerTask
+from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
+from stepfs_producer.run.step_builder import StepBuilder, StepSink
 
 
-class Ending(enum.StrEnum):
+class EndReason(enum.StrEnum):
     """Why a run ended; everything appended until then is committed."""
 
     COMPLETE = "complete"
@@ -32,8 +31,8 @@ class Ending(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What a run is told once."""
+class RunConfig:
+    """Configuration of one run."""
 
     rules: Rules
     sources: tuple[LoadedSource, ...]
@@ -45,44 +44,44 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
-    """Who wants to know: of bad records, and of appended steps with the seconds that planning the newest one took."""
+class RunCallbacks:
+    """Called for each bad record; and for each appended step, with the seconds that the newest plan took and the tokens held."""
 
-    skipped: Skipped = lambda _source, _file, _offset, _reason: None
-    appended: Callable[[StepPlan, float], None] = lambda _plan, _seconds: None
+    skipped: OnSkip = lambda _source, _file, _offset, _reason: None
+    appended: Callable[[StepPlan, float, Mapping[str, int]], None] = lambda _plan, _seconds, _held: None
 
 
 class Conductor:
-    """One run of a plan. `stop` ends it between two steps."""
+    """One run of a plan. Without a sink steps are planned only, which is a simulation. `stop` ends it between two steps."""
 
-    def __init__(self, running: Running, engine: Engine, producer: AsyncProducer, watching: Watching) -> None:
-        self._running = running
-        self._producer = producer
+    def __init__(
+        self, config: RunConfig, engine: Engine, sink: StepSink | None, callbacks: RunCallbacks
+    ) -> None:
+        self._config = config
+        self._sink = sink
+        self._callbacks = callbacks
         self._stop = trio.Event()
         self.reason = ""  # of the end, in words
-        self.loadings = {
-            source.spec.name: Loading(
+        self.loaders = {
+            source.spec.name: SourceLoader(
                 source,
                 engine,
-                give_up_after_s=running.give_up_after_s,
+                give_up_after_s=config.give_up_after_s,
                 changed=self._loaded,
-                skipped=watching.skipped,
+                skipped=callbacks.skipped,
             )
-            for source in running.sources
+            for source in config.sources
         }
-        self.planning = Planning(
-            running.rules,
-            self.loadings,
-            workers=engine.workers,
-            held_bytes_max=running.held_bytes_max,
+        self._planner = PlannerTask(
+            config.rules, self.loaders, workers=engine.workers, held_bytes_max=config.held_bytes_max
         )
-        self._building = Building(
+        self._builder = StepBuilder(
             engine,
-            producer,
-            running.payloads,
-            give_up_after_s=running.give_up_after_s,
-            steps_per_second=running.steps_per_second,
-            appended=lambda plan: watching.appended(plan, self.planning.seconds),
+            sink,
+            config.payloads,
+            give_up_after_s=config.give_up_after_s,
+            steps_per_second=config.steps_per_second,
+            appended=self._appended,
         )
 
     def stop(self) -> None:
@@ -90,44 +89,47 @@ class Conductor:
         self._stop.set()
 
     def _loaded(self) -> None:
-        self.planning.changed()
+        self._planner.changed()
 
-    async def run(self, state: State) -> Ending:
+    def _appended(self, plan: StepPlan) -> None:
+        held = {name: loader.held.tokens for name, loader in self.loaders.items()}
+        self._callbacks.appended(plan, self._planner.seconds, held)
+
+    async def run(self, state: State) -> EndReason:
         """Run from `state` to the end of the plan, the limit, or `stop`; all that was appended is committed then."""
-        endings: list[Ending] = []
+        endings: list[EndReason] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stopped, nursery.cancel_scope, endings)
-            async with trio.open_nursery() as loaders:
-                for name, loading in self.loadings.items():
-                    loaders.start_soon(loading.run, state.sources[name])
-                async with trio.open_nursery() as builders:
-                    builders.start_soon(self._building.run)
-                    ending = await self._plan(state, builders)
-                    self._building.no_more()
+            async with trio.open_nursery() as loading:
+                for name, loader in self.loaders.items():
+                    loading.start_soon(loader.run, state.sources[name])
+                async with trio.open_nursery() as building:
+                    building.start_soon(self._builder.run)
+                    ending = await self._plan(state, building)
+                    self._builder.no_more()
                 endings.append(ending)
-                loaders.cancel_scope.cancel()
+                loading.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
-        await self._producer.flush()
+        if self._sink is not None:
+            await self._sink.flush()
         return endings[0]
 
-    async def _plan(self, state: State, builders: trio.Nursery) -> Ending:
-        limit = self._running.steps_max
+    async def _plan(self, state: State, building: trio.Nursery) -> EndReason:
+        limit = self._config.steps_max
         while limit is None or state.step < limit:
-            await self._building.room()
-            planned = await self.planning.next(state)
+            await self._builder.wait_for_room()
+            planned = await self._planner.next(state)
             if isinstance(planned, End):
                 self.reason = planned.reason
-                return Ending.COMPLETE
+                return EndReason.COMPLETE
             state = planned.after
-            groups = {
-                name: loading.held.until(state.sources[name]) for name, loading in self.loadings.items()
-            }
-            self._building.start(planned, groups, builders)
-            for name, loading in self.loadings.items():
-                loading.advance(state.sources[name])
-        return Ending.LIMIT
+            groups = {name: loader.held.until(state.sources[name]) for name, loader in self.loaders.items()}
+            self._builder.start(planned, groups, building)
+            for name, loader in self.loaders.items():
+                loader.advance(state.sources[name])
+        return EndReason.LIMIT
 
-    async def _stopped(self, scope: trio.CancelScope, endings: list[Ending]) -> None:
+    async def _stopped(self, scope: trio.CancelScope, endings: list[EndReason]) -> None:
         await self._stop.wait()
-        endings.append(Ending.STOPPED)
+        endings.append(EndReason.STOPPED)
         scope.cancel()

@@ -13,8 +13,8 @@ from typing import Final
 
 from stepfs.errors import UsageError
 from stepfs_producer.plan.rules import Rules
-from stepfs_producer.run.building import STEPS_PER_WORKER
-from stepfs_producer.run.loading import LoadedSource
+from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.step_builder import STEPS_PER_WORKER
 
 _SHARE_OF_MACHINE: Final = 4
 _PENDING_MIN: Final = 64 << 20

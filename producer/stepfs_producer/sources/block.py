@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 
 
-class Place(NamedTuple):
+class BlockAddress(NamedTuple):
     """Where a block stands in the endless order of its source."""
 
     epoch: int
@@ -70,7 +70,7 @@ class Records:
 class Block:
     """One block as read. It may have no record."""
 
-    place: Place
+    place: BlockAddress
     records: Records
-    follows: Place  # of the next block; of the next epoch behind an epoch's last one
+    follows: BlockAddress  # of the next block; of the next epoch behind an epoch's last one
     ended: bool = False  # the source has no block there: its epochs are used up

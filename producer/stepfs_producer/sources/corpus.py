@@ -19,7 +19,7 @@ from stepfs_producer.sources.files.found import FoundFile, find_files
 from stepfs_producer.sources.files.opened import head_of, open_file
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.unit import Unit
+from stepfs_producer.sources.task import Unit
 
 DIGEST_BYTES: Final = 16
 SHARD_FILES_MAX: Final = 10_000

@@ -62,6 +62,13 @@ def text_line(line: Line) -> Value:
     return line.data
 
 
+def text_file(line: Line) -> Value:
+    """A text file, or a piece of one."""
+    if line.data is not None and b"\0" in line.data:
+        return Bad("a NUL byte, so it is no text")
+    return text_line(line)
+
+
 def json_line(spec: SourceSpec, line: Line) -> Value:
     """A record of a JSONL file."""
     if line.data is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stepfs.errors import UsageError
 from stepfs_producer.sources import compressed
 from stepfs_producer.sources.block import Kind
-from stepfs_producer.sources.fields import Raw, Value, json_line, kind_of, text_line
+from stepfs_producer.sources.fields import Raw, Value, json_line, kind_of, text_file, text_line
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, open_file
 from stepfs_producer.sources.lines import lines_between, split_lines
@@ -17,8 +17,8 @@ from stepfs_producer.sources.megatron import MegatronFormat
 from stepfs_producer.sources.own import own_format
 from stepfs_producer.sources.parquet import ParquetFormat
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment
-from stepfs_producer.sources.unit import Unit
+from stepfs_producer.sources.task import Fragment, Unit
+from stepfs_producer.sources.whole_files import pieces_between, split_pieces
 
 
 class Format(Protocol):
@@ -58,9 +58,10 @@ class Format(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """JSONL or text: a record is a non-blank line; plain, `.gz` or `.zst`."""
+    """JSONL or text, plain, `.gz` or `.zst`: a record is a line that is not blank, or a file."""
 
-    json: bool
+    json: bool = False
+    whole: bool = False  # records are files, or long pieces of them
     suffixes: tuple[str, ...] = ()
 
     def kind(self, spec: SourceSpec) -> Kind:
@@ -88,16 +89,20 @@ class LineFormat:
         file = open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head)
         try:
             if compressed.is_compressed(ref.location):
-                found = split_lines(compressed.pieces(file), 0)
+                decoded = compressed.pieces(file)
+                found = split_pieces(decoded) if self.whole else split_lines(decoded, 0)
             else:
-                found = lines_between(file.read, fragment.begin, fragment.end, file.size)
+                between = pieces_between if self.whole else lines_between
+                found = between(file.read, fragment.begin, fragment.end, file.size)
             for line in found:
                 yield Raw(fragment.file, line.offset, line.length, line)
         finally:
             file.close()
 
     def decode(self, spec: SourceSpec, stored: Any) -> Value:
-        return json_line(spec, stored) if self.json else text_line(stored)
+        if self.json:
+            return json_line(spec, stored)
+        return text_file(stored) if self.whole else text_line(stored)
 
 
 def _with_compressed(*suffixes: str) -> tuple[str, ...]:
@@ -106,14 +111,19 @@ def _with_compressed(*suffixes: str) -> tuple[str, ...]:
 
 _FORMATS: dict[str, Format] = {
     "jsonl": LineFormat(json=True, suffixes=_with_compressed(".jsonl", ".ndjson", ".json")),
-    "text": LineFormat(json=False),
+    "text": LineFormat(),
     "parquet": ParquetFormat(),
     "megatron": MegatronFormat(),
 }
 
 
+_WHOLE_FILES: Final = LineFormat(whole=True)
+
+
 def format_of(spec: SourceSpec) -> Format:
     """The format of a source. `UsageError` if there is none of that name, or its library is missing."""
+    if spec.format == "text" and spec.records == "files":
+        return _WHOLE_FILES
     if spec.format in _FORMATS:
         return _FORMATS[spec.format]
     if ":" in spec.format:

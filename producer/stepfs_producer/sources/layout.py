@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.plan.order import block_key, fragment_order
-from stepfs_producer.sources.block import Kind, Place
+from stepfs_producer.sources.block import BlockAddress, Kind
 from stepfs_producer.sources.corpus import CorpusFile, Listing
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask, FileRef, Fragment
-from stepfs_producer.sources.unit import Unit
+from stepfs_producer.sources.task import BlockTask, FileRef, Fragment, Unit
 
 RANGE_BYTES_MIN: Final = 1 << 20
 FRAGMENTS_MAX: Final = 1 << 20
@@ -116,7 +115,7 @@ class Layout:
             return largest * _MEGATRON_GROWTH
         return largest
 
-    def task(self, place: Place) -> BlockTask | None:
+    def task(self, place: BlockAddress) -> BlockTask | None:
         """What must be read for the block at `place`; None: the source has ended there.
 
         `ValueError` if no fragment of an epoch stands there.
@@ -136,7 +135,9 @@ class Layout:
             tuple(map(self.fragment, taken)),
             block_key(spec.seed, place.epoch, spec.name, taken[0], place.block),
             bool(self._alone[taken[0]]),
-            Place(place.epoch, end, 0) if end < self.fragments_count else Place(place.epoch + 1, 0, 0),
+            BlockAddress(place.epoch, end, 0)
+            if end < self.fragments_count
+            else BlockAddress(place.epoch + 1, 0, 0),
             epochs_end,
             None if whole or spec.epochs is None else spec.epochs - place.epoch,
         )
@@ -190,6 +191,8 @@ def identity_text(spec: SourceSpec) -> str:
         f"seed={spec.seed}",
         f"block={spec.block_bytes}",
         f"holdout={spec.holdout} {spec.held_out:d}",
+        "shard={}/{}".format(*spec.shard),
+        f"records={spec.records}",
         f"version={spec.version!r}",
         f"options={sorted(spec.options.items())!r}",
     ]

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 LINE_BYTES_MAX: Final = 64 << 20
 _PIECE_BYTES: Final = 4 << 20
-_TAIL_BYTES: Final = 64 << 10
+TAIL_BYTES: Final = 64 << 10
 
 
 class Line(NamedTuple):
@@ -27,16 +27,16 @@ class Line(NamedTuple):
 def lines_between(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[Line]:
     """Non-blank lines of a file of `size` bytes that begin in [begin, end)."""
     inside = begin > 0  # the byte before tells whether a line begins here
-    return split_lines(_pieces(read, begin - inside, end, size), begin - inside, end, inside=inside)
+    return split_lines(reads_from(read, begin - inside, end, size), begin - inside, end, inside=inside)
 
 
-def _pieces(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[bytes]:
-    """The range and a little more, so that a usual one is one request; then what its last line needs, growing."""
-    end = min(end + _TAIL_BYTES, size)
+def reads_from(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[bytes]:
+    """The range and a little more, so that a usual one is one request; then the rest of the file, in growing reads."""
+    end = min(end + TAIL_BYTES, size)
     while begin < end:
         yield read(begin, min(begin + _PIECE_BYTES, end))
         begin = min(begin + _PIECE_BYTES, end)
-    more = _TAIL_BYTES
+    more = TAIL_BYTES
     while begin < size:
         yield read(begin, min(begin + more, size))
         begin = min(begin + more, size)

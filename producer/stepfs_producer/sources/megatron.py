@@ -21,8 +21,7 @@ from stepfs_producer.sources.fields import Raw, Value, tokens_of
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, open_file
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment
-from stepfs_producer.sources.unit import Unit
+from stepfs_producer.sources.task import Fragment, Unit
 
 _BIN: Final = ".bin"
 _IDX: Final = ".idx"

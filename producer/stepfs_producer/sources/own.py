@@ -30,8 +30,7 @@ from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, fields_of, k
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, Stream, buffered, open_file
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment
-from stepfs_producer.sources.unit import Unit
+from stepfs_producer.sources.task import Fragment, Unit
 
 
 class OwnReader(Protocol):

@@ -18,8 +18,7 @@ from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, kind_of, tex
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, Stream, open_file
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment
-from stepfs_producer.sources.unit import Unit
+from stepfs_producer.sources.task import Fragment, Unit
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile

@@ -1,8 +1,9 @@
 """A block's task → its records in block order: the same for every process, at any time.
 
-Holdout is decided by a hash of the record's bytes, so that duplicates are on one side; a fractional last epoch keeps a
-record when its own key (seed, epoch, source, file, offset) is below the fraction. A dropped record keeps its place and
-has no bytes. A record outside of the epoch is not decoded, so it is not bad; a bad one is so on both sides of holdout.
+Holdout and shard are decided by hashes of the record's bytes: duplicates are on one side, and the records of a file do not
+move when another file comes or goes. A fractional last epoch keeps a record when its own key (seed, epoch, source, file,
+offset) is below the fraction. A dropped record keeps its place and has no bytes. A record outside of the epoch is not
+decoded, so it is not bad; a bad one is so on both sides of holdout, and in every shard.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
-from stepfs_producer.sources.block import Block, Kind, Place, Records
+from stepfs_producer.sources.block import Block, BlockAddress, Kind, Records
 from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
@@ -24,6 +25,7 @@ from stepfs_producer.sources.task import BlockTask, Fragment
 
 OPEN_MAX: Final = 64
 _HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
+_SHARD: Final = b"stepfs-shard---1"
 
 
 def read_block(spec: SourceSpec, task: BlockTask) -> Block:
@@ -39,7 +41,7 @@ def read_block(spec: SourceSpec, task: BlockTask) -> Block:
         rule = format_of(spec)
         stored = [raw for fragment in task.fragments for raw in rule.records(spec, fragment)]
     place = task.place
-    follows = Place(place.epoch, place.fragment, place.block + 1) if more else task.next_fragment
+    follows = BlockAddress(place.epoch, place.fragment, place.block + 1) if more else task.next_fragment
     ended = task.epochs_end is not None and follows.epoch >= task.epochs_end
     return Block(place, _ordered(spec, task, stored), follows, ended)
 
@@ -64,7 +66,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
         if isinstance(value, Bad):
             bad[at] = value.reason
             value = b""
-        elif spec.holdout and not dropped[at] and is_held_out(value, spec.holdout) != spec.held_out:
+        elif not dropped[at] and not _is_of_this_run(spec, value):
             dropped[at] = True
             value = b""
         ids, mask = value if isinstance(value, Tokens) else (value, None)
@@ -97,11 +99,22 @@ def _in_epoch(spec: SourceSpec, task: BlockTask, raw: Raw) -> bool:
     return key * share.denominator < share.numerator << (8 * KEY_BYTES)
 
 
+def _is_of_this_run(spec: SourceSpec, value: bytes | Tokens) -> bool:
+    if spec.holdout and is_held_out(value, spec.holdout) != spec.held_out:
+        return False
+    index, count = spec.shard
+    return count == 1 or _hash(value, _SHARD) % count == index
+
+
 def is_held_out(value: bytes | Tokens, share: Fraction) -> bool:
     """Whether a record is on the side of the holdout, whatever its epoch and place."""
+    return _hash(value, _HOLDOUT) * share.denominator < share.numerator << 64
+
+
+def _hash(value: bytes | Tokens, purpose: bytes) -> int:
+    """Of the record's bytes: 64 bits, others for each purpose."""
     data = value.ids if isinstance(value, Tokens) else value
-    digest = hashlib.blake2b(data, digest_size=8, person=_HOLDOUT).digest()
-    return int.from_bytes(digest, "little") * share.denominator < share.numerator << 64
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=purpose).digest(), "little")
 
 
 class _Cutter:

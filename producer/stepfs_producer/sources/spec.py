@@ -18,6 +18,7 @@ class SourceSpec:
     format: str  # jsonl, text, parquet, megatron; or `module:Class` of the user
     files: tuple[str, ...]  # files, directories, globs; s3:// URLs of them
     seed: int = 0
+    records: str = "lines"  # of text: lines, or files
     text_field: str = "text"  # of JSONL and Parquet
     tokens_field: str | None = None  # a column of token ids in place of text
     mask_field: str | None = None  # beside `tokens_field`: 0 or False where the loss ignores the token
@@ -28,6 +29,10 @@ class SourceSpec:
     epochs: Fraction | None = None  # None: without end
     holdout: Fraction = Fraction(0)  # share of records that only a run with `held_out` produces
     held_out: bool = False
+    shard: tuple[int, int] = (
+        0,
+        1,
+    )  # (index, count): the records that a hash of their bytes deals to this run
     endpoint_url: str | None = None
     profile: str | None = None
     version: str = ""  # of the user's code, as declared

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from fractions import Fraction
 from typing import NamedTuple
 
-from stepfs_producer.sources.block import Place
+from stepfs_producer.sources.block import BlockAddress
+
+
+class Unit(Enum):
+    """What of a file is read at once: a fragment."""
+
+    RANGES = "byte ranges"
+    PARTS = "parts, as listed"
+    WHOLE = "the file, whose decoded size is unknown"
+    NONE = "nothing: it belongs to another file"
 
 
 class FileRef(NamedTuple):
@@ -34,10 +44,10 @@ class Fragment(NamedTuple):
 class BlockTask:
     """One block to be read."""
 
-    place: Place
+    place: BlockAddress
     fragments: tuple[Fragment, ...]
     key: bytes  # of the order of its records
     cut: bool  # one fragment, of which this is block `place.block`; else whole fragments
-    next_fragment: Place  # behind the last fragment
+    next_fragment: BlockAddress  # behind the last fragment
     epochs_end: int | None  # the first epoch that the source does not have
     share: Fraction | None  # of the epoch's records that are read; None: all

@@ -1,4 +1,4 @@
-"""The tokenizer of a plan: bytes, our own BPE, or a model's tokenizer.json as it comes.
+"""The tokenizer of a plan: bytes, or a model's tokenizer.json as it comes.
 
 A model's file may have any normaliser, pre-tokenizer and vocabulary; text becomes the ids that the model was made for,
 without the template that its post-processor would add. See `model_file` for what is changed, `special_tokens` for how
@@ -27,7 +27,6 @@ from stepfs_producer.transforms.documents import Documents, Ids, Integers, Unfit
 from stepfs_producer.transforms.model_file import prepared
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
 from stepfs_producer.transforms.special_tokens import NONE, Names
-from stepfs_producer.transforms.tokenize import BpeTokenizer, ByteTokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -36,7 +35,7 @@ _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results nee
 _OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
 
 
-class PlanTokenizer(Protocol):
+class Tokenizer(Protocol):
     """Texts → token ids. A pure function of each text."""
 
     identity: str  # changes whenever the same text would get other ids
@@ -54,7 +53,7 @@ class PlanTokenizer(Protocol):
         ...
 
 
-def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> PlanTokenizer:
+def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> Tokenizer:
     """The tokenizer of `spec`; `model_json` is the content of its file. `UsageError` if they do not fit."""
     file = spec.file or "the tokenizer file"
     if spec.kind is TokenizerKind.BYTES:
@@ -69,11 +68,7 @@ def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> PlanTo
     # Workers are processes already; threads of the library would contend with them for the same cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        return (
-            TrainedBpe(spec, model_json)
-            if spec.kind is TokenizerKind.BPE
-            else ModelTokenizer(spec, model_json)
-        )
+        return ModelTokenizer(spec, model_json)
     except UsageError as error:
         raise error if file in str(error) else UsageError(f"{file}: {error}") from error
     except StepfsError:
@@ -90,7 +85,7 @@ def tokenizer_digest(file: str) -> str:
     return hashlib.sha256(_content(file)).hexdigest()
 
 
-def load_tokenizer(spec: TokenizerSpec) -> PlanTokenizer:
+def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     """`open_tokenizer` with the file's content, kept for the next call.
 
     `RefusedError` if the file is not the one whose digest the spec has. Without a digest, the file is looked at each
@@ -102,7 +97,7 @@ def load_tokenizer(spec: TokenizerSpec) -> PlanTokenizer:
 
 
 @lru_cache(maxsize=_OPEN_MAX)
-def _opened(spec: TokenizerSpec, _signature: tuple[int, ...]) -> PlanTokenizer:
+def _opened(spec: TokenizerSpec, _signature: tuple[int, ...]) -> Tokenizer:
     assert spec.file is not None
     content = _content(spec.file)
     if spec.digest is not None and hashlib.sha256(content).hexdigest() != spec.digest:
@@ -149,47 +144,27 @@ class _Encoder(ABC):
         closed = self.encode_plain(texts).closed(self.bos, self.eos)
         return closed.ids, closed.lengths
 
-    def _without_names(self, spec: TokenizerSpec, end: int, padding: int) -> None:
-        """Ids above a vocabulary that has no token names."""
+
+class BytesOfText(_Encoder):
+    """Ids 0…255 are the bytes of UTF-8, 256 ends a document, 257 is padding."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
         for role, name in (("eos", spec.eos), ("bos", spec.bos), ("pad", spec.pad)):
             if name is not None and name not in NONE:
                 raise UsageError(
                     f"a tokenizer of kind {spec.kind} has no token {name!r}: its {role} has no name; leave it out, or "
                     "give none"
                 )
-        self.eos = None if spec.eos in NONE else end
+        self.identity = "bytes"
+        self.vocabulary = 258
+        self.eos = None if spec.eos in NONE else 256
         self.bos = None
-        self.pad = padding
-
-
-class BytesOfText(_Encoder):
-    """Ids 0…255 are the bytes of UTF-8, 256 ends a document, 257 is padding."""
-
-    def __init__(self, spec: TokenizerSpec) -> None:
-        self.identity = ByteTokenizer.identity
-        self.vocabulary = ByteTokenizer.vocabulary
-        self._without_names(spec, ByteTokenizer.end, ByteTokenizer.padding)
+        self.pad = 257
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         data = [text.encode() for text in texts]
         lengths = np.array([len(text) for text in data], np.int64)
         return Documents(np.frombuffer(b"".join(data), np.uint8).astype(np.int32), lengths)
-
-
-class TrainedBpe(_Encoder):
-    """A byte-level BPE that `stepfs-produce text` trained: the end of a document and padding stand above its ids."""
-
-    def __init__(self, spec: TokenizerSpec, model_json: str) -> None:
-        from tokenizers import Tokenizer as Model  # noqa: PLC0415  (optional, and 30 ms)
-
-        trained = BpeTokenizer(model_json)
-        self.identity = trained.identity
-        self.vocabulary = trained.vocabulary
-        self._model: Model = Model.from_str(model_json)
-        self._without_names(spec, trained.end, trained.padding)
-
-    def encode_plain(self, texts: Sequence[str]) -> Documents:
-        return _encoded(self._model, texts)
 
 
 class ModelTokenizer(_Encoder):
@@ -211,9 +186,6 @@ class ModelTokenizer(_Encoder):
         self.vocabulary = (
             max(vocabulary.values()) + 1
         )  # ids may have gaps, and added tokens stand above the model's
-        self.names = vocabulary
-        self.added = frozenset(self._model.get_added_tokens_decoder())
-        self.byte_level = _is_byte_level(changed)
         names = Names(spec.file or "the tokenizer file", vocabulary, list(new_names))
         special = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
         self.eos, self.bos, self.pad = special.eos, special.bos, special.pad
@@ -222,11 +194,6 @@ class ModelTokenizer(_Encoder):
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         return _encoded(self._model, texts)
-
-
-def _is_byte_level(model_json: str) -> bool:
-    """Whether the model's pieces spell bytes, in the characters of GPT-2's files."""
-    return "'ByteLevel'" in str(json.loads(model_json).get("pre_tokenizer"))
 
 
 def _encoded(model: Model, texts: Sequence[str]) -> Documents:

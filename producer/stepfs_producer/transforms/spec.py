@@ -10,7 +10,6 @@ class TokenizerKind(StrEnum):
     """Where token ids come from."""
 
     BYTES = "bytes"
-    BPE = "bpe"  # a byte-level model that `stepfs-produce text` trained
     HUGGINGFACE = "huggingface"  # a model's own tokenizer.json
 
 

@@ -21,23 +21,21 @@ import trio
 
 from bench.machine import cpu_s, family
 from stepfs.store.opening import open_store
-from stepfs.store.options import StoreOptions
 from stepfs_producer import AsyncProducer
-from stepfs_producer.cli.ensure_lake import ensure_lake
 from stepfs_producer.engine.local import SPARES, local_engine
+from stepfs_producer.engine.worker import preload
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need
 from stepfs_producer.roles.constructor import construct
 from stepfs_producer.roles.loader import read, transform
-from stepfs_producer.roles.preload import preload
-from stepfs_producer.run.conductor import Conductor, Running, Watching
-from stepfs_producer.run.gathering import task_of
-from stepfs_producer.run.held import Group, Held
-from stepfs_producer.run.loading import LoadedSource
+from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
+from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.memory import memory_of
-from stepfs_producer.run.starting import Started, listed, plan_at, start, started
-from stepfs_producer.sources.block import Place
+from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
+from stepfs_producer.run.sample_buffer import Group, SampleBuffer, task_of
+from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.spec import TransformSpec
@@ -67,15 +65,13 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     """What it took, and the state behind the last step."""
     place = plan_at(plan)
     output = place.plan.output
-    identity = await ensure_lake(
-        lake, output.mesh.slices, output.ext, StoreOptions(), check_ext=lambda _ext: None
-    )
     store = open_store(lake)
     try:
-        fit = await start(store, identity, place, await listed(place), None)
+        identity = await ensure_lake(store, output.mesh.slices, output.ext, None)
+        fit = await fit_plan(store, identity, place, await list_sources(place), None)
         memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
         last: list[State] = []
-        running = Running(fit.compiled.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
+        running = RunConfig(fit.compiled.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
         async with (
             AsyncProducer(
                 lake,
@@ -90,7 +86,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
                 while engine.idle < workers + SPARES:  # noqa: ASYNC110 - the engine has no event for it
                     await trio.sleep(0.05)
             conductor = Conductor(
-                running, engine, producer, Watching(appended=lambda made, _: last.append(made.after))
+                running, engine, producer, RunCallbacks(appended=lambda made, *_: last.append(made.after))
             )
             clock = Clock()
             await conductor.run(Planner(fit.compiled.rules).begin())
@@ -112,10 +108,10 @@ class _Source:
     """Blocks of one source in the Pool, ahead of use. They are whole fragments, so the next one is known at once."""
 
     def __init__(self, pool: Pool, source: LoadedSource) -> None:
-        self.held = Held()
+        self.held = SampleBuffer()
         self._pool = pool
         self._source = source
-        self._next: BlockTask | None = source.layout.task(Place(0, 0, 0))
+        self._next: BlockTask | None = source.layout.task(BlockAddress(0, 0, 0))
         self._waiting: deque[AsyncResult[tuple[Group, bool]]] = deque()
         self._submit()
 
@@ -134,7 +130,7 @@ class _Source:
             self._next = self._source.layout.task(self._next.next_fragment)
 
 
-def without_lake(fit: Started, pool: Pool) -> tuple[Used, State]:
+def without_lake(fit: PreparedPlan, pool: Pool) -> tuple[Used, State]:
     """What it took, and the state behind the last step."""
     clock = Clock()
     planner = Planner(fit.compiled.rules)
@@ -169,7 +165,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         used, state = trio.run(with_lake, plan, order["lake"], workers)
     else:
         place = plan_at(plan)
-        fit = started(place, trio.run(listed, place))
+        fit = prepare_plan(place, trio.run(list_sources, place))
         with multiprocessing.Pool(workers, preload, [str(plan.parent)]) as pool:
             pool.map(time.sleep, [0.5] * workers, 1)  # all of them are up
             used, state = without_lake(fit, pool)

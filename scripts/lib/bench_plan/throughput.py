@@ -37,7 +37,7 @@ def run(report: Report, *, quick: bool) -> None:
         report.say("writing corpora")
         write_bpe(directory / "bpe.json")
         for kind, whole_mib, tokenizer in (
-            ("bpe", 16, f"{{kind: bpe, file: {directory}/bpe.json}}"),
+            ("bpe", 16, f"{{kind: huggingface, file: {directory}/bpe.json}}"),
             ("bytes", 32, "{kind: bytes}"),
         ):
             mib = whole_mib // 8 if quick else whole_mib

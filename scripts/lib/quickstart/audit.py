@@ -1,59 +1,78 @@
 """The exactly-once check: rank files and sources are all it needs to see that every byte was published once.
 
-Each file says in `spans` which bytes of which document its tokens are. Putting all of them together must give every
-text file under the given directories, whole, with no byte missing, twice, or from elsewhere.
+Each file says in `spans` which tokens of which record stand where. Putting all of them together must give every text file
+under the given directories, whole, with no byte missing, twice, or from elsewhere.
 """
 
 from __future__ import annotations
 
-import os
+import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from safetensors import safe_open
+
+Record = tuple[str, int, int]  # source, number of the file in its listing, offset
+Pieces = dict[Record, list[tuple[int, list[int]]]]  # (first token, ids) of each span
+
+END = 256  # of a document, in byte tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
     """What was found; `faults` is empty when every source byte appeared exactly once."""
 
-    steps: int
     files: int
-    documents: int
     source_bytes: int
     faults: tuple[str, ...]
 
 
 def audit(mount: Path, corpus: list[Path]) -> Audit:
-    """Read every step under `mount`, one after the other, and compare with the files of `corpus` (directories)."""
-    pieces: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
-    steps = sorted(path for path in mount.iterdir() if path.name.startswith("step-"))
-    faults = [f"step {n} is missing" for n, path in enumerate(steps) if path.name != f"step-{n:09d}"][:1]
-    files = 0
-    for step in steps:
-        for rank in sorted(step.iterdir()):
-            collect(rank, pieces)
-            files += 1
-    sources = text_files(corpus)
-    faults += [f"{name}: not among the sources" for name in pieces.keys() - sources.keys()]
+    """Read every step under `mount` and compare with the files of `corpus` (directories), which a plan lists in this order."""
+    steps = sorted(path.name for path in mount.glob("step-*"))
+    faults = [f"step {n} is missing" for n, name in enumerate(steps) if name != f"step-{n:09d}"][:1]
+    ranks, pieces = pieces_in(mount)
+    found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    for (_, file, offset), spans in pieces.items():
+        ids = joined(spans)
+        if ids is None or ids[-1:] != [END]:
+            faults.append(f"file {file} at byte {offset}: tokens missing or twice")
+        else:
+            found[file].append((offset, bytes(ids[:-1])))
     total = 0
-    for name, path in sources.items():
+    for number, path in enumerate(listed(corpus)):
         expected = path.read_bytes()
+        if b"\0" in expected:
+            expected = b""  # no text
         total += len(expected)
-        faults += [f"{name}: {fault}" for fault in compare(sorted(pieces.get(name, [])), expected)]
-    return Audit(len(steps), files, len(pieces), total, tuple(faults))
+        faults += [f"{path}: {fault}" for fault in compare(sorted(found.pop(number, [])), expected)]
+    faults += [f"file {number}: not among the sources" for number in found]
+    return Audit(ranks, total, tuple(faults))
 
 
-def collect(path: Path, pieces: dict[str, list[tuple[int, bytes]]]) -> None:
-    batch = torch.load(path, weights_only=True)
-    for row, column, count, source, offset, size in batch["spans"].tolist():
-        ids = batch["input_ids"][row, column : column + count]
-        data = bytes(ids[ids < 256].tolist())  # byte-level tokens; 256 closes a document, 257 is padding
-        if len(data) != size:
-            raise ValueError(f"{path}: a span of {size} bytes holds {len(data)}")
-        if size:
-            pieces[batch["sources"][source]].append((offset, data))
+def pieces_in(mount: Path) -> tuple[int, Pieces]:
+    """How many files there are, and all spans in them."""
+    pieces: Pieces = defaultdict(list)
+    ranks = sorted(mount.glob("step-*/rank-*"))
+    for rank in ranks:
+        with safe_open(rank, framework="np") as file:
+            names = json.loads(file.metadata()["sources"])
+            ids = file.get_tensor("input_ids")
+            for micro, start, tokens, source, _, number, offset, first in file.get_tensor("spans").tolist():
+                span = ids[micro, start : start + tokens].tolist()
+                pieces[names[source], number, offset].append((first, span))
+    return len(ranks), pieces
+
+
+def joined(pieces: list[tuple[int, list[int]]]) -> list[int] | None:
+    """The tokens of one record; None if one is missing or there twice."""
+    ids: list[int] = []
+    for first, piece in sorted(pieces):
+        if first != len(ids):
+            return None
+        ids += piece
+    return ids
 
 
 def compare(found: list[tuple[int, bytes]], expected: bytes) -> list[str]:
@@ -72,13 +91,12 @@ def compare(found: list[tuple[int, bytes]], expected: bytes) -> list[str]:
     return faults
 
 
-def text_files(corpus: list[Path]) -> dict[str, Path]:
-    """Name as the producers give it → path, for every file that has text in it."""
-    base = corpus[0] if len(corpus) == 1 else os.path.commonpath([directory.parent for directory in corpus])
-    found = {}
-    for directory in corpus:
-        for folder, _, names in os.walk(directory):
-            for path in (Path(folder) / name for name in names):
-                if b"\0" not in path.read_bytes()[:8192] and path.stat().st_size:
-                    found[os.path.relpath(path, base)] = path
-    return found
+def listed(corpus: list[Path]) -> list[Path]:
+    """The files in the order of a plan's listing: by number of the directory and name below it."""
+    found = {
+        f"{number}/{path.relative_to(directory)}".encode(): path
+        for number, directory in enumerate(corpus)
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+    return [found[name] for name in sorted(found)]

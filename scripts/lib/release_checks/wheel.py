@@ -28,18 +28,7 @@ files = sorted(glob.glob("mounted/step-*/rank-*.npy"))
 print(len(files), int(numpy.concatenate([numpy.load(file) for file in files]).sum()))
 """
 _NEEDS_EXTRA: Final = {
-    (
-        "text",
-        "file:///nowhere",
-        "--input",
-        ".",
-        "--slices",
-        "1",
-        "--seq-len",
-        "8",
-        "--ext",
-        ".safetensors",
-    ): "stepfs[text]",
+    ("text", "file:///nowhere", "--input", ".", "--slices", "1"): "stepfs[plan]",
     ("check", "plan.yaml"): "stepfs[plan]",
 }
 

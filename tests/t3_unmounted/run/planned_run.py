@@ -12,15 +12,15 @@ from random import Random
 
 import trio
 
-from stepfs_producer.engine.api import Died
+from stepfs_producer.engine.api import WorkerDied
+from stepfs_producer.engine.failover import WORKERS_MAX
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.state import State, read_position
-from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
-from stepfs_producer.run.failover import WORKERS_MAX
-from stepfs_producer.run.loading import LoadedSource
+from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
+from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
@@ -50,7 +50,7 @@ class HereEngine:
             lives = self.deaths < 1 and self._died[task] == WORKERS_MAX - 1
             if not lives and self._random.random() < self.deaths:
                 self._died[task] += 1
-                return Died("killed")
+                return WorkerDied("killed")
             function, arguments = pickle.loads(task)
             return pickle.loads(pickle.dumps(function(*arguments)))
 
@@ -114,11 +114,11 @@ async def run(
     sources: tuple[LoadedSource, ...],
     *,
     position: object = None,
-    watching: Watching | None = None,
+    watching: RunCallbacks | None = None,
     ext: str = ".npy",
     **more,
-) -> tuple[Conductor, Ending]:
+) -> tuple[Conductor, EndReason]:
     state: State = Planner(chosen).begin(None if position is None else read_position(position))
-    running = Running(chosen, sources, PayloadSpec(ext, True, 257, 258), **more)
-    conductor = Conductor(running, engine, producer, watching or Watching())
+    running = RunConfig(chosen, sources, PayloadSpec(ext, True, 257, 258), **more)
+    conductor = Conductor(running, engine, producer, watching or RunCallbacks())
     return conductor, await conductor.run(state)

@@ -16,8 +16,8 @@ from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
-from stepfs_producer.run import loading
-from stepfs_producer.run.conductor import Conductor, Ending, Running, Watching
+from stepfs_producer.run import source_loader
+from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
 
 MIX = {"code": 30, "prose": 70}
 
@@ -43,7 +43,7 @@ async def test_steps_are_the_same_whoever_worked_when(corpus, packing, monkeypat
     expected = await steps(HereEngine(0, workers=1), corpus, chosen)
     assert len(expected) == 12
     for seed in range(1, 6):
-        monkeypatch.setattr(loading, "GROUP_RECORDS_MIN", seed * 5)
+        monkeypatch.setattr(source_loader, "GROUP_RECORDS_MIN", seed * 5)
         assert await steps(HereEngine(seed, workers=seed, deaths=0.1), corpus, chosen) == expected
 
 
@@ -59,7 +59,7 @@ async def test_every_record_is_in_exactly_one_step(corpus) -> None:
     chosen = rules(MIX, micro_batch_tokens=512, length=512, exhausted=Exhausted.ALL, pad_last=True)
     producer = NotedProducer()
     conductor, ending = await run(HereEngine(3), producer, chosen, sources_in(corpus, MIX, epochs=1))
-    assert ending is Ending.COMPLETE
+    assert ending is EndReason.COMPLETE
     assert "exhausted" in conductor.reason
     found: Counter[str] = Counter()
     for payloads, _, _ in producer.steps:
@@ -78,14 +78,14 @@ async def test_a_stop_ends_between_two_steps(corpus) -> None:
     producer = NotedProducer()
     engine = HereEngine(4)
 
-    def appended(plan, _seconds) -> None:
+    def appended(plan, _seconds, _held) -> None:
         if plan.step == 4:
             stop()
 
-    running = Running(chosen, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258))
-    conductor = Conductor(running, engine, producer, Watching(appended=appended))
+    running = RunConfig(chosen, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258))
+    conductor = Conductor(running, engine, producer, RunCallbacks(appended=appended))
     stop = conductor.stop
-    assert await conductor.run(Planner(chosen).begin()) is Ending.STOPPED
+    assert await conductor.run(Planner(chosen).begin()) is EndReason.STOPPED
     assert 5 <= len(producer.steps) == producer.flushed
     assert producer.steps == expected[: len(producer.steps)]
 
@@ -106,7 +106,7 @@ async def test_bad_records_are_told_and_counted(tmp_path) -> None:
         producer,
         chosen,
         sources_in(tmp_path, {"code": 1}, epochs=1),
-        watching=Watching(skipped=lambda *one: told.append(one)),
+        watching=RunCallbacks(skipped=lambda *one: told.append(one)),
     )
     assert [(source, file) for source, file, _, _ in sorted(told)] == [("code", 0), ("code", 1)]
     assert all(reason for *_, reason in told)

@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import Died
+from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.roles.preload import preload
+from stepfs_producer.engine.worker import preload
 
 
 def square(number: int) -> int:
@@ -60,7 +60,7 @@ async def test_results_and_errors_come_back_to_who_submitted() -> None:
 
 async def test_a_dead_worker_is_told_and_others_work_on() -> None:
     async with local_engine(1) as engine:
-        assert isinstance(await engine.submit(end_this_worker), Died)
+        assert isinstance(await engine.submit(end_this_worker), WorkerDied)
         assert engine.died == 1
         assert await engine.submit(square, 3) == 9
 
@@ -70,12 +70,12 @@ async def test_an_idle_worker_that_was_killed_costs_at_most_the_next_task() -> N
         pid = await engine.submit(worker)
         assert isinstance(pid, int)
         os.kill(pid, signal.SIGKILL)
-        if isinstance(await engine.submit(square, 4), Died):
+        if isinstance(await engine.submit(square, 4), WorkerDied):
             assert await engine.submit(square, 4) == 16
 
 
 LOADED = """\
-__import__("stepfs_producer.roles.preload").roles.preload.preload(".") or [
+__import__("stepfs_producer.engine.worker").engine.worker.preload(".") or [
     name for name in ("stepfs_producer.roles.loader", "trio", "typer") if name in __import__("sys").modules
 ]"""
 

@@ -13,15 +13,15 @@ import pytest
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs.errors import StoreUnreachableError
-from stepfs_producer.engine.api import Died
+from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.state import State, read_position
 from stepfs_producer.roles.constructor import construct
 from stepfs_producer.roles.loader import read
-from stepfs_producer.run import building, held, loading
-from stepfs_producer.run.gathering import task_of
+from stepfs_producer.run import sample_buffer, source_loader, step_builder
+from stepfs_producer.run.sample_buffer import task_of
 from stepfs_producer.sources.block import Block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
@@ -56,7 +56,7 @@ class DyingConstructors(HereEngine):
         result = await super().submit(function, *arguments)
         if function is construct and self.died[arguments[1].spans.tobytes()] < 2:
             self.died[arguments[1].spans.tobytes()] += 1
-            return Died("killed")
+            return WorkerDied("killed")
         return result
 
 
@@ -73,8 +73,8 @@ async def test_samples_let_go_before_their_step_is_made_are_noticed(corpus, monk
     def late(plan, groups):
         return honest(plan, {name: tuple(of.groups) for name, of in groups.items()})
 
-    monkeypatch.setattr(building, "task_of", late)
-    monkeypatch.setattr(held.Held, "until", lambda self, _cursor: self)
+    monkeypatch.setattr(step_builder, "task_of", late)
+    monkeypatch.setattr(sample_buffer.SampleBuffer, "until", lambda self, _cursor: self)
     with pytest.raises(ExceptionGroup):
         await steps(DyingConstructors(), corpus)
 
@@ -130,7 +130,7 @@ async def test_an_error_that_passes_costs_no_record(corpus, error, patient_clock
 
 
 async def test_a_reader_that_takes_it_for_bad_records_is_noticed(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(loading, "read", sloppy_read)
+    monkeypatch.setattr(source_loader, "read", sloppy_read)
     budget = SkipBudget(Fraction(1), 10_000)
     lenient = rules(
         MIX,

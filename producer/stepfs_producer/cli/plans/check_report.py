@@ -15,16 +15,16 @@ import typer
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import say
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
-from stepfs_producer.roles.preload import find_modules_in
-from stepfs_producer.run.inspection import Inspection, SourceFacts, inspect
+from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
+from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
 from stepfs_producer.run.memory import least_bytes
-from stepfs_producer.run.outlook import Outlook, outlook_of
-from stepfs_producer.run.starting import plan_file_at
+from stepfs_producer.run.prepare import plan_file_at
 
 _USAGE: Final = 2
 
@@ -44,7 +44,7 @@ def check_plan(path: Path, *, sources: bool, as_json: bool) -> str:
     found = inspect(file.plan, directory=str(path.parent)) if sources else Inspection()
     if found.findings:
         _refuse(file, found)
-    report = _Report(file.plan, outlook_of(file.plan), found.facts if sources else None)
+    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -59,7 +59,7 @@ def _refuse(file: PlanFile, found: Inspection) -> None:
 @dataclass(frozen=True, slots=True)
 class _Report:
     plan: Plan
-    outlook: Outlook
+    outlook: PlanEstimate
     facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
 
     def as_document(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from stepfs_producer.plan.file.scalars import (
     decimal,
     file_names,
     or_none,
+    parse_shard,
     share,
     shown,
     text,
@@ -68,6 +69,8 @@ class _Files(Defaults):
         Parsed(file_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
     ]
     """Files, directories and globs; s3:// URLs of them."""
+    shard: Annotated[tuple[int, int], Parsed(parse_shard, {"type": "string"})] | None = None
+    """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
     transform: Annotated[str, user_code("function")] | None = None
     """module:function that makes a sample of a whole record."""
     version: Annotated[str, text("version", empty=True)] = ""
@@ -92,9 +95,11 @@ class Jsonl(_Files):
 
 
 class Text(_Files):
-    """Files of text: one record a line that is not blank."""
+    """Files of text."""
 
     format: Literal["text"] = "text"
+    records: Annotated[Literal["lines", "files"], choice("kind of records", ("lines", "files"))] = "lines"
+    """lines: each line that is not blank; files: each file, and pieces of about 1 MiB of a longer one."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -169,6 +174,7 @@ class _Unknown(_Files):
     """A source without a known format: its other settings are looked at all the same."""
 
     format: Annotated[str, Parsed(_refuse_format, {})]
+    records: Any = None
     text_field: Any = None
     tokens_field: Any = None
     mask_field: Any = None

@@ -10,6 +10,7 @@ from stepfs_producer.plan.file.digest import Normalised
 from stepfs_producer.plan.file.problems import Where, path_text
 
 _ABSENT: Final = object()
+_PLACES: Final = ("files", "endpoint_url", "profile")
 
 
 class PlanChangedError(RefusedError):
@@ -19,10 +20,14 @@ class PlanChangedError(RefusedError):
 
 
 def differences(before: Normalised, after: Normalised) -> list[str]:
-    """Lines such as `mix[0].weights.code: 30 → 35`; none if the plans are the same."""
+    """Lines such as `mix[0].weights.code: 30 → 35`; none if the plans are the same.
+
+    Where the files of a source lie is no change, since their listing is compared with that of before.
+    """
     return [
         _printable(f"{path_text(where)}: {_shown(old)} → {_shown(new)}")
         for where, old, new in _changes((), before, after)
+        if not (where[0] == "sources" and where[2:3] and where[2] in _PLACES)
     ]
 
 

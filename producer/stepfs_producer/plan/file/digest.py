@@ -106,10 +106,11 @@ def _source(source: AnySource) -> dict[str, Any]:
         "holdout": decimal_text(source.holdout),
         "endpoint_url": source.endpoint_url,
         "profile": source.profile,
+        "shard": None if source.shard is None else "{}/{}".format(*source.shard),
         "transform": source.transform,
         "version": source.version,
     }
-    for name in ("text_field", "tokens_field", "mask_field", "labels_field"):
+    for name in ("records", "text_field", "tokens_field", "mask_field", "labels_field"):
         if hasattr(source, name):
             found[name] = getattr(source, name)
     if found.get("tokens_field") is not None:

@@ -167,7 +167,7 @@ def choice(what: str, known: Iterable[str] | type[StrEnum]) -> Parsed:
 
 def tokenizer_kind() -> Parsed:
     """A `choice` that knows what a file name in its place means."""
-    known = choice("kind of tokenizer", ("bytes", "bpe", "huggingface"))
+    known = choice("kind of tokenizer", ("bytes", "huggingface"))
 
     def parse(value: object) -> object:
         if isinstance(value, str) and value.endswith(".json"):
@@ -184,6 +184,16 @@ def file_names(value: object) -> tuple[str, ...]:
     if not isinstance(names, list | tuple) or not names:
         raise ValueError(f"{shown(value)} names no files; write a name or a list of names")
     return tuple(one(name) for name in names)
+
+
+def parse_shard(value: object) -> tuple[int, int]:
+    """`i/n`: index and count of a shard."""
+    index, _, count = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if not (_WHOLE.fullmatch(index) and _WHOLE.fullmatch(count) and len(count) <= _DIGITS_MAX):
+        raise ValueError(f"{shown(value)} is no shard; write i/n, such as 0/2 and 1/2 for two runs")
+    if int(index) >= int(count):
+        raise ValueError(f"shard {value} does not exist; the first of {count} is 0/{count}")
+    return int(index), int(count)
 
 
 def or_none(inner: Parsed) -> Parsed:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ValidationError
 
+from stepfs.errors import UsageError
 from stepfs_producer.plan.file.checks import problems_of_plan
 from stepfs_producer.plan.file.declared import (
     AnySource,
@@ -22,7 +23,7 @@ from stepfs_producer.plan.file.declared import (
     Text,
 )
 from stepfs_producer.plan.file.part import Part
-from stepfs_producer.plan.file.problems import Problem
+from stepfs_producer.plan.file.problems import Problem, path_text
 from stepfs_producer.plan.file.scalars import NONE, Parsed, whole
 from stepfs_producer.plan.file.settings import (
     HIDDEN_SIZE,
@@ -101,6 +102,15 @@ class Plan(Part):
         sources = data.get("sources")
         known = sources if isinstance(sources, Mapping) else None
         return problems_of_plan(cls.parsed_alone(data), known, _weighed(data.get("mix")))
+
+
+def parsed_plan(settings: Mapping[str, Any]) -> Plan:
+    """The plan with these settings, by their YAML names. `UsageError` names all that are wrong."""
+    try:
+        return Plan.model_validate(settings)
+    except ValidationError as error:
+        wrong = [f"{path_text(one['loc'])}: {one['msg']}" for one in error.errors()]
+        raise UsageError("; ".join(wrong)) from error
 
 
 def _weighed(mix: object) -> list[list[str]]:

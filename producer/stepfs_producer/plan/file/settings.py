@@ -28,7 +28,7 @@ from stepfs_producer.plan.file.scalars import (
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import SkipBudget
 
-EXTENSIONS: Final = (".safetensors", ".npy", ".pt")
+EXTENSIONS: Final = (".safetensors", ".npy", ".pt", ".tar", ".bin")
 BLOCK_BYTES: Final = 8 << 20
 HIDDEN_SIZE: Final = 4096  # of a model of 7 billion parameters
 STEPS_MAX: Final = 1 << 40
@@ -51,7 +51,9 @@ class Output(Part):
         "parts": "parts: several parts are not supported yet; remove the key"
     }
 
-    ext: Annotated[Literal[".safetensors", ".npy", ".pt"], choice("extension", EXTENSIONS)] = ".pt"
+    ext: Annotated[
+        Literal[".safetensors", ".npy", ".pt", ".tar", ".bin"], choice("extension", EXTENSIONS)
+    ] = ".pt"
     """Kind of file."""
     mesh: Annotated[Mesh, Parsed(parse_mesh, {"type": "string"})]
     """The trainer's mesh, slowest dimension first, such as pp=2,dp=4,tp=2. Each coordinate of dp is a slice."""
@@ -82,10 +84,10 @@ class Tokenizer(Part):
     short: ClassVar[str | None] = "kind"
     example: ClassVar[str] = "{kind: huggingface, file: tokenizer.json}"
 
-    kind: Annotated[Literal["bytes", "bpe", "huggingface"], tokenizer_kind()] = "bytes"
-    """huggingface: a model's own tokenizer.json; bpe: one that `stepfs-produce text` trained; bytes: none."""
+    kind: Annotated[Literal["bytes", "huggingface"], tokenizer_kind()] = "bytes"
+    """huggingface: a model's own tokenizer.json; bytes: none."""
     file: Annotated[str, text("file name")] | None = None
-    """Of huggingface and bpe."""
+    """Of huggingface."""
     eos: Annotated[str, text("token")] | None = None
     """Token behind each document, by name; `none` for no token."""
     bos: Annotated[str, text("token")] | None = None

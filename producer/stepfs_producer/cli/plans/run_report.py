@@ -1,0 +1,98 @@
+"""What people see of a running plan: a bar on a terminal, and the totals at its end as a line or a JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import trio
+import typer
+
+from stepfs.cli.columns import printable
+from stepfs.cli.failure import announce
+from stepfs_producer.run.conductor import EndReason
+from stepfs_producer.run.options import RunOptions, Show
+from stepfs_producer.run.prepare import LocatedPlan
+from stepfs_producer.run.results import PlanTotals, RunResult
+from stepfs_producer.run.session import run_plan
+from stepfs_producer.run.stopping import Stopping
+
+
+def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = False) -> int:
+    """Run to the end of the plan, the limit or a signal; the exit code."""
+
+    def say(line: str) -> None:
+        announce(printable(line))
+
+    with Stopping(say) as stopping:
+        result = trio.run(partial(run_plan, place, options, stopping, say=say, progress=showing_plan))
+    for line in result.totals.bad_lines():
+        say(f"skipped: {line}")
+    if result.skip_log is not None:
+        say(f"all skipped records are listed in {result.lake}, object {result.skip_log}")
+    typer.echo(json.dumps(result.document()) if as_json else _line(result))
+    return stopping.exit_code if result.ending is EndReason.STOPPED else 0
+
+
+def _line(result: RunResult) -> str:
+    totals = result.totals
+    ended = {
+        EndReason.COMPLETE: result.reason,
+        EndReason.LIMIT: "the limit is reached",
+        EndReason.STOPPED: "stopped; run the same command again to continue",
+    }[result.ending]
+    sealed = "; the lake is sealed" if result.sealed else ""
+    if not totals.steps:
+        return f"{result.producer_id}: no further step; {totals.state.step} steps in total; {ended}{sealed}"
+    measures = totals.measures()
+    shares = ", ".join(
+        f"{printable(name)} {one['share']:.2%}"
+        + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
+        for name, one in totals.sources().items()
+    )
+    return (
+        f"{result.producer_id}: {totals.steps} steps in {result.seconds:.1f} s, all committed; {totals.state.step} steps in "
+        f"total; {totals.tokens} tokens ({shares}), fill {measures['fill']:.4f}, slowest ÷ mean rank "
+        f"{measures['slowest_to_mean']:.4f}; {ended}{sealed}"
+    )
+
+
+@contextmanager
+def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
+    """A callable (totals, tokens held ahead by source) that keeps the bar current; nothing without a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _totals, _held: None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[line]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=steps_max, line="")
+
+        def show(totals: PlanTotals, held: Mapping[str, int]) -> None:
+            measures = totals.measures()
+            low = sorted(held, key=lambda one: held[one])[:3]
+            line = (
+                f"{totals.state.step} steps  {_short(totals.tokens)} tokens  fill {measures['fill']:.3f}  "
+                f"slowest/mean {measures['slowest_to_mean']:.3f}  plan {measures['planning_ms']:.0f} ms  ahead: "
+                + " ".join(f"{one} {_short(held[one])}" for one in low)
+            )
+            progress.update(task, completed=totals.state.step, line=line)
+
+        yield show
+
+
+def _short(count: int) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)

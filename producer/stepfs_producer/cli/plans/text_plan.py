@@ -1,0 +1,108 @@
+"""The plan that `stepfs-produce text` runs: one source, end to end as stored, every row full but those of the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from stepfs.cli.target import opened_store
+from stepfs.errors import AbsentError, UsageError
+from stepfs.format.records import LakeIdentity
+from stepfs.lake.identity import open_lake
+from stepfs.store.options import StoreOptions
+from stepfs_producer.plan.file.scalars import parse_shard
+from stepfs_producer.plan.file.schema import Plan, parsed_plan
+from stepfs_producer.sources.files.found import find_files
+
+_EXT: Final = ".pt"  # of a new lake
+_JSON_LINES: Final = (".jsonl", ".ndjson")
+_COMPRESSED: Final = (".gz", ".zst")
+_SOME: Final = 1 << 31
+
+
+class LakeShape(NamedTuple):
+    """What a step of a lake consists of."""
+
+    slices: int
+    ext: str
+
+
+def shape_of_lake(lake: str, slices: int | None, ext: str | None, store_options: StoreOptions) -> LakeShape:
+    """The slices and the extension named, else those of the lake. `UsageError` if there is neither."""
+    identity = None if slices is not None and ext is not None else trio.run(_identity, lake, store_options)
+    if slices is None and identity is None:
+        raise UsageError(f"{lake} is not a lake yet; give --slices N to create it")
+    known = LakeShape(0, _EXT) if identity is None else LakeShape(identity.slices, identity.ext)
+    return LakeShape(slices or known.slices, ext or known.ext)
+
+
+async def _identity(lake: str, store_options: StoreOptions) -> LakeIdentity | None:
+    async with opened_store(lake, store_options) as store:
+        try:
+            return await open_lake(store)
+        except AbsentError:
+            return None
+
+
+def parsed_shard(text: str) -> tuple[int, int]:
+    """`I/N` → index and count."""
+    try:
+        return parse_shard(text)
+    except ValueError as error:
+        raise UsageError(f"--shard: {error}") from error
+
+
+def text_plan(
+    inputs: Sequence[str],
+    shape: LakeShape,
+    *,
+    rows: int,
+    seq_len: int,
+    tokenizer_file: str | None,
+    shard: str,
+    endpoint_url: str | None,
+) -> Plan:
+    """A row is a micro-batch, so a file holds `rows` rows. `UsageError` for a value that a plan cannot have."""
+    source = _format_of(inputs, endpoint_url)
+    return parsed_plan(
+        {
+            "output": {
+                "ext": shape.ext,
+                "mesh": f"dp={shape.slices}",
+                "sequence_length": seq_len,
+                "micro_batches": rows,
+            },
+            "tokenizer": {"kind": "huggingface", "file": tokenizer_file} if tokenizer_file else "bytes",
+            "sources": {
+                "text": {
+                    **source,
+                    "files": list(inputs),
+                    "shuffle": "none",
+                    "epochs": 1,
+                    "shard": shard,
+                    "endpoint_url": endpoint_url,
+                }
+            },
+            "pack": "concat",
+            "balance": "none",
+            "until": {"last": "pad"},
+        }
+    )
+
+
+def _format_of(inputs: Sequence[str], endpoint_url: str | None) -> dict[str, Any]:
+    """JSON lines if all files are, text if none is. Files that hold no text are skipped: a directory may have anything."""
+    names = [file.name for file in find_files(inputs, (), endpoint_url=endpoint_url)]
+    for suffix in _COMPRESSED:
+        names = [name.removesuffix(suffix) for name in names]
+    json_lines = [name.endswith(_JSON_LINES) for name in names]
+    if all(json_lines):
+        return {"format": "jsonl"}
+    if any(json_lines):
+        raise UsageError(
+            "the inputs are .jsonl files and others; name one kind, or write a plan with a source of each"
+        )
+    skip = {"do": "skip", "at_most": "100%", "in_a_row": _SOME}
+    return {"format": "text", "records": "files", "on_error": skip}

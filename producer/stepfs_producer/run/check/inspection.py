@@ -1,0 +1,175 @@
+"""A plan's sources as they are now: every file listed, a few records of each source read, nothing written.
+
+Whatever is wrong with them is told at once, with its place in the plan. How many tokens an epoch has is estimated from
+the records read: a compressed file does not say how long its text is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from stepfs.errors import RefusedError, StepfsError
+from stepfs_producer.plan.file.problems import Problem, Where
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.order import record_key
+from stepfs_producer.roles.loader import read, transform
+from stepfs_producer.run.compile import source_specs, tokenizer_spec
+from stepfs_producer.sources.block import BlockAddress, Records
+from stepfs_producer.sources.corpus import Listing, list_corpus
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import BlockTask
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer
+from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.tokenised import BAD
+from stepfs_producer.transforms.user import function_of
+
+_AT_ONCE: Final = 16
+_SAMPLE_BYTES: Final = 8 << 20  # of all sources together
+_SAMPLE_BYTES_MAX: Final = 256 << 10  # of one
+_SAMPLE_BLOCK_BYTES: Final = 1 << 20  # one byte range of a plain file
+
+
+@dataclass(frozen=True, slots=True)
+class CheckProblem:
+    """A problem and the exit code that its error has."""
+
+    problem: Problem
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """One source as it is now."""
+
+    files: int
+    bytes: int
+    largest_block_bytes: int
+    tokens: int | None  # of an epoch, estimated; None: the files are compressed, or no record gives a token
+    sampled: int  # records
+    bad: Mapping[int, str]  # those of them that cannot be decoded, with the reasons
+
+
+@dataclass(slots=True)
+class Inspection:
+    """What was found."""
+
+    facts: dict[str, SourceFacts] = field(default_factory=dict)
+    findings: list[CheckProblem] = field(default_factory=list)
+
+    def attempt(self, where: Where, look: Callable[[], object]) -> bool:
+        """Whether `look` raised nothing; else its error is a finding at `where`."""
+        try:
+            look()
+        except StepfsError as error:
+            self.findings.append(CheckProblem(Problem(where, str(error)), error.exit_code))
+        except OSError as error:
+            self.findings.append(
+                CheckProblem(Problem(where, f"{error.filename}: {error.strerror}"), StepfsError.exit_code)
+            )
+        else:
+            return True
+        return False
+
+
+def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspection:
+    """Look at the tokenizer, the user's functions and every source. Errors are findings."""
+    found = Inspection()
+    tokenizer = tokenizer_spec(plan, directory=directory)
+    place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
+    usable = found.attempt(place, lambda: load_tokenizer(tokenizer))
+    call = plan.cost.call
+    if call is not None:
+        found.attempt(("cost", "call"), lambda: function_of(call))
+    specs = source_specs(plan, held_out=held_out, directory=directory)
+    sample_bytes = min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
+
+    def look(spec: SourceSpec) -> None:
+        where: Where = ("sources", spec.name)
+        source = plan.sources[spec.name].transform
+        sees = usable
+        if source is not None:
+            sees = found.attempt((*where, "transform"), lambda: function_of(source)) and sees
+        listings: list[Listing] = []
+        if found.attempt((*where, "files"), lambda: listings.append(list_corpus(spec))):
+            work = TransformSpec(tokenizer, source) if sees else None
+            found.attempt(where, lambda: found.facts.update(_facts(spec, listings[0], work, sample_bytes)))
+            if (facts := found.facts.get(spec.name)) is not None:
+                found.attempt(where, lambda: _refuse_all_bad(facts))
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(look, specs.values()))
+    return found
+
+
+def _refuse_all_bad(facts: SourceFacts) -> None:
+    if facts.sampled and len(facts.bad) == facts.sampled:
+        raise RefusedError(
+            f"none of the {facts.sampled} records looked at can be decoded ({next(iter(facts.bad.values()))}); name the right "
+            "field or format, or repair the files"
+        )
+
+
+def _facts(
+    spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int
+) -> dict[str, SourceFacts]:
+    layout = Layout(spec, listing)
+    tokens, sampled, bad = _sampled(spec, listing, work, sample_bytes) if work is not None else (None, 0, {})
+    facts = SourceFacts(
+        len(listing.files), listing.total_bytes, layout.largest_block_bytes, tokens, sampled, bad
+    )
+    return {spec.name: facts}
+
+
+def _sampled(
+    spec: SourceSpec, listing: Listing, work: TransformSpec, sample_bytes: int
+) -> tuple[int | None, int, Mapping[int, str]]:
+    """Estimated tokens of an epoch, records looked at, and the bad ones among them."""
+    small = replace(spec, block_bytes=_SAMPLE_BLOCK_BYTES, epochs=None)
+    layout = Layout(small, listing)
+    for task in _tasks(layout):
+        records = read(small, task).records
+        if not len(records):
+            continue
+        count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
+        some = records.part(0, count)
+        made = transform(work, some, _keys(small, some))
+        tokens = int(made.lengths[made.lengths != BAD].sum())
+        return _estimate(layout, listing, task, tokens, count / len(records), len(records)), count, made.bad
+    return None, 0, {}
+
+
+def _tasks(layout: Layout) -> Iterator[BlockTask]:
+    """The first blocks of the first epoch."""
+    place = BlockAddress(0, 0, 0)
+    for _ in range(4):
+        task = layout.task(place)
+        if task is None or place.epoch:
+            return
+        yield task
+        place = task.next_fragment
+
+
+def _estimate(
+    layout: Layout, listing: Listing, task: BlockTask, tokens: int, part: float, records: int
+) -> int | None:
+    if not tokens:
+        return None
+    of_block = tokens / part
+    all_records = sum(count for file in listing.files for count, _ in file.parts)
+    if all_records:
+        return round(of_block / records * all_records)
+    if task.cut:
+        return None  # of a compressed file it is not known which part this block is
+    listed = sum(fragment.end - fragment.begin for fragment in task.fragments)
+    return round(of_block * layout.total_bytes / listed)
+
+
+def _keys(spec: SourceSpec, records: Records) -> list[bytes]:
+    places = zip(records.files.tolist(), records.offsets.tolist(), strict=True)
+    return [record_key(spec.seed, 0, spec.name, file, offset) for file, offset in places]

@@ -1,0 +1,96 @@
+"""The lake to produce into: opened, or created by the first of several producers that start at once.
+
+Also the positions of its producers, without becoming one (opening a producer id fences the process that has it), and what
+a run keeps in a lake besides steps: the text of each plan, and the frozen listing of each source. Both are named by their
+digests and created if absent, so two runs that keep the same write the same bytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
+from stepfs.format.keys import plan_key, source_listing_key
+from stepfs.format.payload.schema import PayloadSchema
+from stepfs.format.records import LakeIdentity
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.sequence import Mine, Unknown, take_slot
+from stepfs.store.api import Store
+from stepfs_producer.sources.corpus import Listing, from_shards, shard_count
+from stepfs_producer.tgb_writer import unpack_position
+
+
+async def ensure_lake(store: Store, slices: int, ext: str, schema: PayloadSchema | None) -> LakeIdentity:
+    """Identity of the lake; a new one records `schema`. `RefusedError` if it has other slices or another extension."""
+    try:
+        identity = await open_lake(store)
+    except AbsentError:
+        identity = await _create_or_open(store, slices, ext, None if schema is None else schema.text())
+    if identity.slices != slices:
+        raise RefusedError(
+            f"{store.url} has {identity.slices} slices per step, not {slices}; name another lake, or set output.mesh to one "
+            f"with dp = {identity.slices} (of text: --slices {identity.slices})"
+        )
+    if identity.ext != ext:
+        raise RefusedError(
+            f"{store.url} holds {identity.ext} files, not {ext}; name another lake, or set output.ext to {identity.ext} "
+            f"(of text: --ext {identity.ext})"
+        )
+    return identity
+
+
+async def committed_positions(store: Store, identity: LakeIdentity) -> dict[str, object]:
+    """Producer id → the position of its last commit, of every producer that has committed."""
+    log = await LogReader.open(store, identity)
+    positions = {}
+    for producer_id, known in log.state.producers.items():
+        with suppress(CorruptError):  # of another program's producer; its positions are not ours to read
+            positions[producer_id] = unpack_position(known.position)
+    return {producer_id: position for producer_id, position in positions.items() if position is not None}
+
+
+async def keep_plan(store: Store, lake_id: str, digest: str, text: str) -> None:
+    """Keep the normalised text of a plan."""
+    await _keep(store, plan_key(lake_id, digest), text.encode())
+
+
+async def kept_plan(store: Store, lake_id: str, digest: str) -> str | None:
+    """The normalised text of a plan that an earlier run kept."""
+    data = await store.get(plan_key(lake_id, digest))
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+async def keep_listing(store: Store, lake_id: str, listing: Listing) -> None:
+    """Keep a listing. A run that names it in a position has kept all of it before."""
+    for number, shard in enumerate(listing.to_shards()):
+        await _keep(store, source_listing_key(lake_id, listing.digest, number), shard)
+
+
+async def kept_listing(store: Store, lake_id: str, digest: str) -> Listing | None:
+    """A kept listing, without locations; None if it is not (wholly) there, as in a fork."""
+    shards: list[bytes] = []
+    while not shards or len(shards) < shard_count(shards[0]):
+        shard = await store.get(source_listing_key(lake_id, digest, len(shards)))
+        if shard is None:
+            return None
+        shards.append(shard)
+    return from_shards(shards, digest)
+
+
+async def _create_or_open(store: Store, slices: int, ext: str, schema: str | None) -> LakeIdentity:
+    try:
+        return await create_lake(store, slices=slices, ext=ext, payload_schema=schema)
+    except RefusedError as refused:
+        try:
+            return await open_lake(store)  # another producer created it meanwhile
+        except AbsentError:
+            raise refused from None  # refused for another reason: the store is unfit
+
+
+async def _keep(store: Store, key: str, body: bytes) -> None:
+    outcome = await take_slot(store, key, body)
+    if isinstance(outcome, Unknown):
+        raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; start again")
+    if not isinstance(outcome, Mine):
+        raise CorruptError(f"{store.url}: {key} holds other bytes than its name says; restore or remove it")

@@ -1,0 +1,86 @@
+"""A running plan as Prometheus metrics, read from the scrape's thread.
+
+Shares are counters of tokens by source, given and wanted, so any window of them can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from stepfs_producer.engine.local import LocalEngine
+from stepfs_producer.run.results import PlanTotals
+from stepfs_producer.run.source_loader import SourceLoader
+
+_PREFIX: Final = "stepfs_produce_"
+
+
+class PlanMetrics(Collector):
+    """Metrics of one run."""
+
+    def __init__(
+        self,
+        info: Mapping[str, str],
+        totals: PlanTotals,
+        loaders: Mapping[str, SourceLoader],
+        engine: LocalEngine,
+    ) -> None:
+        """`info`: lake, producer id and plan."""
+        self._info = dict(info)
+        self._totals = totals
+        self._loaders = loaders
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        totals = self._totals
+        run = InfoMetricFamily(_PREFIX + "run", "What runs")
+        run.add_metric([], self._info)
+        yield run
+        yield GaugeMetricFamily(_PREFIX + "next_step", "Step of the plan that comes next", totals.state.step)
+        yield CounterMetricFamily(_PREFIX + "steps", "Steps appended by this run", totals.steps)
+        yield CounterMetricFamily(_PREFIX + "tokens", "Tokens in them, padding not counted", totals.tokens)
+        yield CounterMetricFamily(_PREFIX + "room_tokens", "Tokens that they could hold", totals.room)
+        yield CounterMetricFamily(
+            _PREFIX + "planning_seconds",
+            "Time the planner took for them, waiting not counted",
+            totals.planning_s,
+        )
+        yield CounterMetricFamily(
+            _PREFIX + "slowest_to_mean",
+            "Sum over steps of the cost of the slowest rank by the mean rank's",
+            totals.slowest,
+        )
+        yield CounterMetricFamily(_PREFIX + "workers_died", "Workers that died", self._engine.died)
+        yield from self._of_sources()
+
+    def _of_sources(self) -> Iterator[Metric]:
+        given = CounterMetricFamily(_PREFIX + "source_tokens", "Tokens by source", labels=["source"])
+        wanted = CounterMetricFamily(
+            _PREFIX + "source_wanted_tokens", "Tokens that the mix wants of it", labels=["source"]
+        )
+        skipped = CounterMetricFamily(
+            _PREFIX + "source_skipped_records", "Records that could not be decoded", labels=["source"]
+        )
+        ahead = GaugeMetricFamily(_PREFIX + "source_ahead_tokens", "Tokens held ahead", labels=["source"])
+        held = GaugeMetricFamily(
+            _PREFIX + "source_ahead_bytes", "Bytes of samples and blocks held", labels=["source"]
+        )
+        wishes = dict(self._totals.wanted)
+        for name, one in self._totals.sources().items():
+            given.add_metric([name], one["tokens"])
+            wanted.add_metric([name], wishes.get(name, 0.0))
+            skipped.add_metric([name], one["skipped"])
+        for name, loader in self._loaders.items():
+            ahead.add_metric([name], loader.held.tokens)
+            held.add_metric([name], loader.held.nbytes + loader.block_bytes)
+        yield from (given, wanted, skipped, ahead, held)
+
+
+def registry_of(metrics: PlanMetrics) -> CollectorRegistry:
+    """A registry of these metrics alone."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return registry

@@ -1,0 +1,133 @@
+"""Deciding the next step as soon as enough samples are here, and telling the loaders what the coming steps will take."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import trio
+
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules
+from stepfs_producer.plan.schedule import ONE
+from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import End, Need, StepPlan
+from stepfs_producer.run.source_loader import SourceLoader
+
+_log = logging.getLogger("stepfs.producer")
+
+TOLD_AFTER_S: Final = 60.0  # of waiting for a source; its tasks are made to take a quarter of a second
+STEPS_AHEAD: Final = (
+    3  # of samples: the step that is planned, and those while its successors' blocks are read
+)
+_SHARES_SEEN: Final = (
+    2  # of a step, that the planner looks at first; what a step does not reach cannot change it
+)
+_BYTES_PER_TOKEN: Final = 8  # held: an id, and what a short record's address costs
+
+
+class PlannerTask:
+    """The planner of a run and the loaders that feed it."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        loadings: Mapping[str, SourceLoader],
+        *,
+        workers: int,
+        held_bytes_max: int | None = None,
+    ) -> None:
+        self._rules = rules
+        self._planner = Planner(rules)
+        self._loadings: Sequence[SourceLoader] = [loadings[name] for name in sorted(rules.sources)]
+        self._workers = workers
+        self._held_bytes_max = held_bytes_max
+        self._changed = trio.Event()
+        self.seconds = 0.0  # of the last plan, waiting not included
+
+    def changed(self) -> None:
+        """A loader has brought something in."""
+        self._changed.set()
+
+    def set_marks(self, step: int) -> None:
+        """Ask every loader for its share of the steps from `step` on."""
+        rules = self._rules
+        coming = [rules.mix.shares(step + later) for later in range(STEPS_AHEAD)]
+        marks = [sum(shares) * step_tokens(rules) // ONE for shares in zip(*coming, strict=True)]
+        if self._held_bytes_max is not None:
+            bound = self._held_bytes_max // _BYTES_PER_TOKEN
+            marks = [min(mark, mark * bound // max(sum(marks), 1)) for mark in marks]
+        for loading, mark, share in zip(self._loadings, marks, coming[0], strict=True):
+            loading.want(tokens=mark, parallel=1 + -(-self._workers * share // ONE))
+
+    async def next(self, state: State) -> StepPlan | End:
+        """The step of `state`, decided as soon as what is here suffices."""
+        self.set_marks(state.step)
+        seen = self._seen(state.step)
+        while True:
+            self._changed = trio.Event()
+            added = {loading.name: loading.added for loading in self._loadings}
+            ahead = {loading.name: loading.held.ahead(seen[loading.name]) for loading in self._loadings}
+            known = {name: of_source for name, (of_source, _) in ahead.items()}
+            started = time.perf_counter()
+            planned = await trio.to_thread.run_sync(self._planner.next, state, known, abandon_on_cancel=True)
+            self.seconds = time.perf_counter() - started
+            if not isinstance(planned, Need):
+                return planned
+            unseen = [name for name in planned.samples if not ahead[name][1]]
+            for name in unseen:
+                seen[name] *= 2
+            if not unseen:
+                await self._wait_for(planned, added)
+
+    def _seen(self, step: int) -> dict[str, int]:
+        """Tokens of each source that are shown to the planner, which looks at every record it is shown."""
+        tokens = step_tokens(self._rules)
+        shares = self._rules.mix.shares(step)
+        return {
+            loading.name: _SHARES_SEEN * (tokens * share // ONE + self._rules.micro_batch_tokens)
+            for loading, share in zip(self._loadings, shares, strict=True)
+        }
+
+    async def _wait_for(self, need: Need, before: Mapping[str, int]) -> None:
+        """Until every source that the step lacks has more than `before` groups brought in, or has ended."""
+        missing = {
+            loading: before[loading.name] for loading in self._loadings if loading.name in need.samples
+        }
+        tell_s = trio.current_time() + TOLD_AFTER_S
+        for loading, added in missing.items():
+            if loading.added == added:
+                loading.need()
+        while True:
+            missing = {
+                loading: added
+                for loading, added in missing.items()
+                if loading.added == added and not loading.held.ended
+            }
+            if not missing:
+                return
+            with trio.move_on_at(tell_s):
+                await self._changed.wait()
+                self._changed = trio.Event()
+                continue
+            tell_s = math.inf
+            _tell_waiting(missing)
+
+
+def _tell_waiting(missing: Mapping[SourceLoader, int]) -> None:
+    for loading in missing:
+        _log.warning(
+            "source %s: no step can be planned for %.0f s already; it is still %s. If that never ends, the file system is "
+            "stuck, or a function or library hangs on these records",
+            loading.name,
+            TOLD_AFTER_S,
+            loading.doing or "waiting for a worker",
+        )
+
+
+def step_tokens(rules: Rules) -> int:
+    """Tokens that a step has room for."""
+    return rules.ranks * rules.micro_batches * rules.micro_batch_tokens

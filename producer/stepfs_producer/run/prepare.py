@@ -1,0 +1,218 @@
+"""From a plan and a lake to everything that a run needs: checked before a healthy run of the same id is fenced.
+
+The files of each source are listed at the first start and frozen in the lake; later starts read that listing, and find
+each of its files unchanged, or refuse by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.payload.schema import Scalar
+from stepfs.format.records import LakeIdentity
+from stepfs.store.api import Store
+from stepfs_producer.payloads.described import tokenizer_facts
+from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.plan.file.diff import PlanChangedError, differences
+from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
+from stepfs_producer.plan.file.scalars import parse_shard
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
+from stepfs_producer.run.compile import CompiledPlan, compile_plan, source_specs, tokenizer_spec
+from stepfs_producer.run.lake import keep_listing, keep_plan, kept_listing, kept_plan
+from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.sources.corpus import Listing, list_corpus
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, tokenizer_digest
+
+_LISTED_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedPlan:
+    """A plan, and what its file's place and the command line add to it."""
+
+    plan: Plan
+    directory: str = ""  # that relative names of files are below
+    held_out: bool = False  # produce what the plan holds out
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPlan:
+    """A plan that fits its lake and its sources."""
+
+    digest: str  # of the plan
+    compiled: CompiledPlan
+    payloads: PayloadSpec
+    sources: tuple[LoadedSource, ...]
+    listings: Mapping[str, Listing]
+    tokenizer: Mapping[str, Scalar]  # as a lake's payload schema names it
+
+
+def plan_file_at(path: Path) -> PlanFile:
+    """The plan in a file. `PlanError` has a line for every mistake; `AbsentError`, `RefusedError`: it cannot be read."""
+    try:
+        return read_plan(path.read_bytes(), str(path))
+    except FileNotFoundError as error:
+        raise AbsentError(f"{path}: no such file; name the YAML file of a plan") from error
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror}; name a readable YAML file") from error
+
+
+def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
+    """The plan in a file; relative names in it are below the file's directory."""
+    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out)
+
+
+async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
+    """The files of every source as they are now."""
+    found: dict[str, Listing] = {}
+    limiter = trio.CapacityLimiter(_LISTED_AT_ONCE)
+
+    async def look(spec: SourceSpec) -> None:
+        try:
+            found[spec.name] = await trio.to_thread.run_sync(list_corpus, spec, limiter=limiter)
+        except OSError as error:
+            raise RefusedError(
+                f"source {spec.name}: {error.filename or spec.files[0]}: {error.strerror or error}; make its files readable"
+            ) from error
+
+    async with trio.open_nursery() as nursery:
+        specs = source_specs(place.plan, held_out=place.held_out, directory=place.directory)
+        for spec in specs.values():
+            nursery.start_soon(look, spec)
+    return found
+
+
+def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
+    """A plan with the listings of its sources. `UsageError` for what no lake could make right."""
+    spec = tokenizer_spec(place.plan, directory=place.directory)
+    if spec.file is not None:
+        spec = replace(spec, digest=tokenizer_digest(spec.file))  # a worker refuses a file replaced meanwhile
+    tokenizer = load_tokenizer(spec)
+    found = compile_plan(
+        place.plan,
+        listings={name: listing.digest for name, listing in listings.items()},
+        tokenizer_digest=tokenizer.identity,  # more than the file's: it tells which tokens end documents, too
+        held_out=place.held_out,
+        directory=place.directory,
+    )
+    _refuse_large_position(Planner(found.rules).begin(), found)
+    sources = tuple(
+        LoadedSource(
+            found.specs[name],
+            replace(transform, tokenizer=spec),
+            Layout(found.specs[name], listings[name]),
+        )
+        for name, transform in sorted(found.transforms.items())
+    )
+    payloads = found.payload_spec(padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
+    facts = tokenizer_facts(tokenizer, spec.digest, eos=tokenizer.eos, bos=tokenizer.bos, pad=tokenizer.pad)
+    return PreparedPlan(plan_digest(place.plan), found, payloads, sources, listings, facts)
+
+
+async def fit_plan(
+    store: Store,
+    identity: LakeIdentity,
+    place: LocatedPlan,
+    now: Mapping[str, Listing],
+    position: object,
+    *,
+    accept_changes: bool = False,
+) -> PreparedPlan:
+    """Fit a plan to its lake, whose newest position of this producer id is `position` (None: there is none). `now`: the
+    files as they are, of `listed`.
+
+    `RefusedError` for another pipeline's position, a source that is not the one of before, a file that changed, and a
+    plan that changed unless that is accepted: the message shows the changes.
+    """
+    state = None if position is None else read_position(position)
+    if state is not None:
+        await _refuse_changes(store, identity, place.plan, state, accepted=accept_changes)
+    known = {} if state is None else state.sources
+    listings = {}
+    for name, listing in sorted(now.items()):
+        if name in known:
+            frozen = await kept_listing(store, identity.lake_id, known[name].listing) or listing
+            if frozen.digest != known[name].listing:
+                raise RefusedError(
+                    f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
+                    f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
+                )
+            listings[name] = frozen.located(listing, name)
+        else:
+            listings[name] = listing
+        await keep_listing(store, identity.lake_id, listings[name])
+    found = await trio.to_thread.run_sync(prepare_plan, place, listings)
+    _refuse_large_position(Planner(found.compiled.rules).begin(state), found.compiled)
+    await keep_plan(store, identity.lake_id, found.digest, plan_text(place.plan))
+    return found
+
+
+async def refuse_other_shards(
+    store: Store, identity: LakeIdentity, prepared: PreparedPlan, others: Mapping[str, object]
+) -> None:
+    """`RefusedError` if another producer (id → position) deals the files of a source to another number of shards."""
+    specs = {prepared.listings[name].digest: spec for name, spec in prepared.compiled.specs.items()}
+    for producer_id, position in sorted(others.items()):
+        try:
+            state = read_position(position)
+            theirs = json.loads(await kept_plan(store, identity.lake_id, state.plan) or "{}")["sources"]
+        except (RefusedError, ValueError, KeyError, TypeError, RecursionError):
+            continue  # of another pipeline, or from a fork, which has no plans
+        for name, source in state.sources.items():
+            spec = specs.get(source.listing)
+            if spec is None or name not in theirs:
+                continue
+            index, count = parse_shard(theirs[name].get("shard", "0/1"))
+            if count != spec.shard[1]:
+                mine = "{}/{}".format(*spec.shard)
+                raise RefusedError(
+                    f"producer {producer_id} has produced shard {index}/{count} of these files, not {mine}: that would commit "
+                    f"the same records again; continue with shard {index}/{count} and the others of it, or produce into "
+                    "another lake"
+                )
+
+
+def _refuse_large_position(state: State, found: CompiledPlan) -> None:
+    """Hazard P9: a position that outgrows a commit would end the run months from now."""
+    bytes_max = position_bytes_max(state, growing=found.specs.keys())
+    if bytes_max > POSITION_BYTES_MAX:
+        former = len(state.sources) - len(found.specs)
+        raise UsageError(
+            f"the position of {len(state.sources)} sources"
+            + (f", {former} of them no longer in the plan," if former else "")
+            + f" can reach {bytes_max} bytes, and a commit holds {POSITION_BYTES_MAX}; join sources that have the same weight, "
+            "or shorten their names" + (", in a new lake" if former else "")
+        )
+
+
+async def _refuse_changes(
+    store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool
+) -> None:
+    if accepted or plan_digest(plan) == state.plan:
+        return
+    text = await kept_plan(store, identity.lake_id, state.plan)
+    try:
+        changes = differences(json.loads(text or ""), normalised(plan))
+        if not changes:
+            return
+    except (ValueError, RecursionError):
+        changes = [
+            "the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"
+        ]
+    raise PlanChangedError(
+        f"the plan changed since step {state.step}:\n  "
+        + "\n  ".join(changes)
+        + "\nadd --accept-changes to go on with it from that step on (text: name another --producer-id)"
+    )

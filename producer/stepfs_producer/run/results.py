@@ -1,0 +1,169 @@
+"""What a run or a simulation came to: shares, fill, balance, losses, and the JSON documents that commands print of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.plan.schedule import ONE
+from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.run.conductor import EndReason
+
+_BAD_LINES: Final = 10
+_BAD_SHOWN: Final = 100  # in JSON documents
+_BAD_KEPT: Final = 10_000  # a hundred bytes each
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that could not be decoded."""
+
+    source: str
+    file: str
+    offset: int
+    reason: str
+
+
+@dataclass(slots=True)
+class PlanTotals:
+    """Measures of the steps of this run, summed as they are appended."""
+
+    start: State
+    state: State
+    steps: int = 0
+    room: int = 0
+    tokens: int = 0
+    cut: int = 0
+    lost: int = 0
+    slowest: float = 0.0  # sum over steps of slowest ÷ mean rank
+    slowest_micro: float = 0.0  # the same where ranks meet at every micro-batch
+    planning_s: float = 0.0
+    wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
+    bad: list[BadRecord] = field(default_factory=list)
+
+    def note(self, plan: StepPlan, planning_s: float) -> None:
+        """One more step."""
+        self.steps += 1
+        self.state = plan.after
+        self.room += plan.room
+        self.tokens += plan.tokens
+        self.cut += plan.cut
+        self.lost += sum(plan.lost.values())
+        self.planning_s += planning_s
+        costs = plan.costs.sum(axis=1)
+        self.slowest += float(costs.max() * len(costs) / max(int(costs.sum()), 1))
+        worst = int(plan.costs.max(axis=0).sum())
+        self.slowest_micro += float(worst * len(costs) / max(int(costs.sum()), 1))
+        for name, share in zip(plan.sources, plan.shares, strict=True):
+            self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
+
+    def bad_lines(self) -> list[str]:
+        """The first bad records, for people."""
+        return [
+            f"source {bad.source}, {bad.file} at {bad.offset}: {bad.reason}" for bad in self.bad[:_BAD_LINES]
+        ]
+
+    def note_bad(self, record: BadRecord) -> None:
+        """Keep the first ones; the position counts them all."""
+        if len(self.bad) < _BAD_KEPT:
+            self.bad.append(record)
+
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """Per source: tokens, share given and wanted, records and skipped records of this run."""
+        found = {}
+        for name, after in sorted(self.state.sources.items()):
+            before = self.start.sources.get(name)
+            tokens = after.tokens - (before.tokens if before else 0)
+            found[name] = {
+                "tokens": tokens,
+                "share": round(tokens / self.tokens, 6) if self.tokens else 0.0,
+                "wanted": round(self.wanted.get(name, 0.0) / self.tokens, 6) if self.tokens else 0.0,
+                "records": after.records - (before.records if before else 0),
+                "skipped": after.skipped - (before.skipped if before else 0),
+                "epoch": after.epoch,
+            }
+        return found
+
+    def measures(self) -> dict[str, Any]:
+        """The figures that `simulate` prints too."""
+        steps = max(self.steps, 1)
+        return {
+            "fill": round(self.tokens / self.room, 6) if self.room else 0.0,
+            "slowest_to_mean": round(self.slowest / steps, 6),
+            "slowest_to_mean_micro": round(self.slowest_micro / steps, 6),
+            "padding_tokens": self.room - self.tokens,
+            "cut_documents": self.cut,
+            "lost_tokens": self.lost,
+            "planning_ms": round(1000 * self.planning_s / steps, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run, ended."""
+
+    lake: str
+    lake_id: str
+    producer_id: str
+    plan: str  # digest
+    totals: PlanTotals
+    ending: EndReason
+    reason: str
+    seconds: float
+    sealed: bool
+    skip_log: str | None  # its object in the lake
+
+    def document(self) -> dict[str, Any]:
+        """As `stepfs-produce run --json` prints it (fs/JSON.md)."""
+        totals = self.totals
+        return {
+            "schema": JSON_SCHEMA,
+            "lake": self.lake,
+            "lake_id": self.lake_id,
+            "producer": self.producer_id,
+            "plan": self.plan,
+            "ending": str(self.ending),
+            "reason": self.reason,
+            "sealed": self.sealed,
+            "seconds": round(self.seconds, 3),
+            "run": {"steps": totals.steps, "tokens": totals.tokens},
+            "total": {"steps": totals.state.step, "tokens": totals.state.tokens},
+            **_measures(totals),
+            "skip_log": self.skip_log,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """The first steps of a plan, planned."""
+
+    plan: str  # digest
+    totals: PlanTotals
+    reason: str
+    seconds: float
+
+    def document(self) -> dict[str, Any]:
+        """As `stepfs-produce simulate --json` prints it (fs/JSON.md)."""
+        return {
+            "schema": JSON_SCHEMA,
+            "plan": self.plan,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "steps": self.totals.steps,
+            "tokens": self.totals.tokens,
+            **_measures(self.totals),
+        }
+
+
+def _measures(totals: PlanTotals) -> Mapping[str, Any]:
+    return {
+        "sources": totals.sources(),
+        **totals.measures(),
+        "bad_records": [
+            {"source": one.source, "file": one.file, "offset": one.offset, "reason": one.reason}
+            for one in totals.bad[:_BAD_SHOWN]
+        ],
+    }

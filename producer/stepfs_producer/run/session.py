@@ -1,0 +1,293 @@
+"""One run of a plan into a lake: check everything that can be wrong, then open the producer and conduct the plan.
+
+Also a simulation: the same plan over the same records, without a lake.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+
+import trio
+
+from stepfs.clock import SystemClock
+from stepfs.format.ids import Epoch
+from stepfs.format.keys import skips_key
+from stepfs.format.records import LakeIdentity
+from stepfs.lake.identity import payload_schema
+from stepfs.lake.log.append import seal
+from stepfs.lake.log.reader import LogReader
+from stepfs.store.api import Store
+from stepfs.store.opening import open_store
+from stepfs.store.silence import Silence
+from stepfs_producer.engine.local import LocalEngine, local_engine
+from stepfs_producer.engine.worker import find_modules_in, preload
+from stepfs_producer.payloads.described import planned_schema, refuse_other_arrays
+from stepfs_producer.plan.file.digest import micro_batch_tokens
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.state import read_position
+from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.producer import AsyncProducer
+from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
+from stepfs_producer.run.lake import committed_positions, ensure_lake
+from stepfs_producer.run.memory import Memory, memory_of
+from stepfs_producer.run.options import Progress, RunOptions, Show, show_nothing
+from stepfs_producer.run.prepare import (
+    LocatedPlan,
+    PreparedPlan,
+    fit_plan,
+    list_sources,
+    prepare_plan,
+    refuse_other_shards,
+)
+from stepfs_producer.run.results import BadRecord, PlanTotals, RunResult, SimulationResult
+from stepfs_producer.run.skip_log import SkipLog
+from stepfs_producer.run.stopping import Stopping
+from stepfs_producer.settings import GIVE_UP_AFTER_S
+
+
+async def run_plan(
+    place: LocatedPlan,
+    options: RunOptions,
+    stopping: Stopping,
+    *,
+    say: Callable[[str], None],
+    progress: Progress = show_nothing,
+) -> RunResult:
+    """Run to the end of the plan, the limit or a signal; everything appended is committed then.
+
+    `say` gets lines for people: warnings, a store that does not answer, and the bad records that may explain an error.
+    `KeyboardInterrupt` if a second SIGINT abandoned it.
+    """
+    session = _RunSession(place, options, stopping, say, progress)
+    with trio.CancelScope() as abandon:
+        stopping.notify(session.stop, abandon.cancel)
+        return await session.run()
+    raise KeyboardInterrupt
+
+
+async def simulate_plan(
+    place: LocatedPlan, steps: int, workers: int | None = None, *, progress: Progress = show_nothing
+) -> SimulationResult:
+    """Plan the first steps over the real records: no payload is made, no lake touched."""
+    begun_s = time.monotonic()
+    workers = workers or len(os.sched_getaffinity(0))
+    prepared = await _prepare(place)
+    state = Planner(prepared.compiled.rules).begin()
+    totals = PlanTotals(state, state)
+    memory = memory_of(None, prepared.compiled.rules, prepared.sources, workers)
+    config = RunConfig(
+        prepared.compiled.rules,
+        prepared.sources,
+        prepared.payloads,
+        steps_max=steps,
+        held_bytes_max=memory.held_bytes,
+        give_up_after_s=GIVE_UP_AFTER_S,
+    )
+    with progress("simulate", steps) as show:
+        async with local_engine(workers, preload=partial(preload, place.directory)) as engine:
+            conductor = Conductor(config, engine, None, _callbacks(prepared, totals, show))
+            await conductor.run(state)
+    reason = conductor.reason or "the limit is reached"
+    return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)
+
+
+async def _prepare(place: LocatedPlan) -> PreparedPlan:
+    find_modules_in(place.directory)
+    return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place))
+
+
+def _callbacks(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunCallbacks:
+    """That count in `totals`."""
+
+    def skipped(source: str, file: int, offset: int, reason: str) -> None:
+        totals.note_bad(BadRecord(source, prepared.listings[source].files[file].name, offset, reason))
+
+    def planned(plan: StepPlan, planning_s: float, held: Mapping[str, int]) -> None:
+        totals.note(plan, planning_s)
+        show(totals, held)
+
+    return RunCallbacks(skipped, planned)
+
+
+class _RunSession:
+    """One run, carried out."""
+
+    def __init__(
+        self,
+        place: LocatedPlan,
+        options: RunOptions,
+        stopping: Stopping,
+        say: Callable[[str], None],
+        progress: Progress,
+    ) -> None:
+        self._place = place
+        self._options = options
+        self._stopping = stopping
+        self._workers = options.workers or len(os.sched_getaffinity(0))
+        self._say = say
+        self._progress = progress
+        self._silence = Silence(say)
+        self._conductor: Conductor | None = None
+        self._begun_s = time.monotonic()
+
+    def stop(self) -> None:
+        """End between two steps."""
+        if self._conductor is not None:
+            self._conductor.stop()
+
+    async def run(self) -> RunResult:
+        """Check, open, conduct, seal."""
+        options = self._options
+        prepared = await _prepare(self._place)  # before a lake is created on behalf of a mistake
+        self._memory_of(prepared)
+        async with self._store() as store:
+            identity = await self._lake(store, prepared)
+            # Before the producer is opened, which would fence a healthy run.
+            position = await self._position(store, identity, prepared)
+            fit = partial(
+                fit_plan,
+                store,
+                identity,
+                self._place,
+                prepared.listings,
+                accept_changes=options.accept_changes,
+            )
+            prepared = await fit(position)
+            async with self._producer(store, self._memory_of(prepared)) as producer:
+                self._silence.set_limit(GIVE_UP_AFTER_S)
+                if producer.position != position:  # another run committed meanwhile
+                    prepared = await fit(producer.position)
+                await self._position(store, identity, prepared)  # others may have begun meanwhile
+                totals = _totals_of(producer, prepared)
+                key = skips_key(identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
+                skip_log = SkipLog(store, key, totals)
+                try:
+                    conductor, ending = await self._conduct(producer, prepared, totals, skip_log)
+                except Exception:
+                    for line in totals.bad_lines():  # one may be the reason
+                        self._say(f"bad record: {line}")
+                    raise
+                logged = await skip_log.write()
+            sealed = options.seal and ending is EndReason.COMPLETE
+            if sealed:
+                await seal(await LogReader.open(store, identity), SystemClock())
+        return RunResult(
+            lake=options.lake,
+            lake_id=identity.lake_id,
+            producer_id=options.producer_id,
+            plan=prepared.digest,
+            totals=totals,
+            ending=ending,
+            reason=conductor.reason,
+            seconds=time.monotonic() - self._begun_s,
+            sealed=sealed,
+            skip_log=logged,
+        )
+
+    @asynccontextmanager
+    async def _store(self) -> AsyncIterator[Store]:
+        store = open_store(self._options.lake, options=self._options.store_options, silence=self._silence)
+        try:
+            yield store
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+
+    async def _lake(self, store: Store, prepared: PreparedPlan) -> LakeIdentity:
+        plan = self._place.plan
+        output = plan.output
+        shape = (output.micro_batches, micro_batch_tokens(plan)) if self._options.fixed_shape else None
+        schema = planned_schema(
+            output.ext,
+            prepared.tokenizer,
+            vocabulary=prepared.payloads.vocabulary,
+            shape=shape or ("micro", "tokens"),
+        )
+        identity = await ensure_lake(store, output.mesh.slices, output.ext, schema)
+        warning = refuse_other_arrays(
+            self._options.lake, schema, payload_schema(identity, self._options.lake)
+        )
+        if warning is not None:
+            self._say(f"warning: {warning}")
+        return identity
+
+    async def _position(self, store: Store, identity: LakeIdentity, prepared: PreparedPlan) -> object:
+        """Where this producer id is, None if it has not begun; then no other one may have other shards of its files."""
+        positions = await committed_positions(store, identity)
+        mine = positions.get(self._options.producer_id)
+        if mine is None:
+            await refuse_other_shards(store, identity, prepared, positions)
+        return mine
+
+    def _memory_of(self, prepared: PreparedPlan) -> Memory:
+        options = self._options
+        return memory_of(options.memory_bytes, prepared.compiled.rules, prepared.sources, self._workers)
+
+    def _producer(self, store: Store, memory: Memory) -> AsyncProducer:
+        return AsyncProducer(
+            self._options.lake,
+            producer_id=self._options.producer_id,
+            store=store,
+            max_lead=self._options.max_lead,
+            max_lead_without_groups=False,
+            max_pending_bytes=memory.pending_bytes,
+        )
+
+    async def _conduct(
+        self, producer: AsyncProducer, prepared: PreparedPlan, totals: PlanTotals, skip_log: SkipLog
+    ) -> tuple[Conductor, EndReason]:
+        """Feed the producer until something ends it; everything appended is committed then."""
+        options, rules = self._options, prepared.compiled.rules
+        config = RunConfig(
+            rules,
+            prepared.sources,
+            prepared.payloads,
+            steps_max=options.limit_steps,
+            steps_per_second=options.steps_per_second,
+            held_bytes_max=self._memory_of(prepared).held_bytes,
+            give_up_after_s=GIVE_UP_AFTER_S,
+        )
+        with self._progress(options.producer_id, options.limit_steps or rules.steps_max) as show:
+            async with (
+                local_engine(self._workers, preload=partial(preload, self._place.directory)) as engine,
+                trio.open_nursery() as nursery,
+            ):
+                self._conductor = conductor = Conductor(
+                    config, engine, producer, _callbacks(prepared, totals, show)
+                )
+                if self._stopping.requested:  # it may have come already
+                    conductor.stop()
+                nursery.start_soon(skip_log.run)
+                with self._scraped(prepared, totals, conductor, engine):
+                    ending = await conductor.run(totals.start)
+                nursery.cancel_scope.cancel()
+        return conductor, ending
+
+    def _scraped(
+        self, prepared: PreparedPlan, totals: PlanTotals, conductor: Conductor, engine: LocalEngine
+    ) -> AbstractContextManager[None]:
+        options = self._options
+        if options.metrics_port is None:
+            return nullcontext()
+        from stepfs import scrape  # noqa: PLC0415  (a web server, which few runs need)
+        from stepfs_producer.run.metrics import PlanMetrics, registry_of  # noqa: PLC0415
+
+        info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
+        metrics = PlanMetrics(info, totals, conductor.loaders, engine)
+        return scrape.served(
+            options.metrics_port,
+            registry_of(metrics),
+            address=options.metrics_address,
+            healthy=scrape.loop_turns(),
+        )
+
+
+def _totals_of(producer: AsyncProducer, prepared: PreparedPlan) -> PlanTotals:
+    """From where the lake is."""
+    stored = None if producer.position is None else read_position(producer.position)
+    state = Planner(prepared.compiled.rules).begin(stored)
+    return PlanTotals(state, state)

@@ -1,0 +1,277 @@
+"""Bringing the samples of one source in: blocks are read, groups of records transformed, in any order, kept in theirs.
+
+Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
+for them in order. The first two stop at the marks, which follow the source's share of the coming steps. How many groups
+are under way, how large they are and when they come never shows in what is held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+import trio
+
+from stepfs.errors import RefusedError
+from stepfs_producer.engine.api import Engine
+from stepfs_producer.engine.failover import WorkersDiedError, carry_out, culprit
+from stepfs_producer.plan.state import SourceState
+from stepfs_producer.roles.loader import read, timed_transform
+from stepfs_producer.run.sample_buffer import Group, SampleBuffer
+from stepfs_producer.sources.block import Block, BlockAddress, Records
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.tokenised import Tokenised
+
+T = TypeVar("T")
+
+GROUP_RECORDS_MIN: Final = 16  # the first step is not late because of a large group
+GROUP_RECORDS_MAX: Final = 1 << 16
+GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """One source and what loads it."""
+
+    spec: SourceSpec
+    transform: TransformSpec
+    layout: Layout
+
+
+class OnSkip(Protocol):
+    """Called with every bad record that is brought in: source, file number, offset, reason."""
+
+    def __call__(self, source: str, file: int, offset: int, reason: str) -> None: ...
+
+
+class SourceLoader:
+    """The samples of one source, ahead of the planner."""
+
+    def __init__(
+        self,
+        source: LoadedSource,
+        engine: Engine,
+        *,
+        give_up_after_s: float,
+        changed: Callable[[], None],
+        skipped: OnSkip,
+    ) -> None:
+        self.held = SampleBuffer()
+        self.reading = False  # a block is being read
+        self.under_way = 0  # groups
+        self.added = 0  # groups so far
+        self.block_bytes = 0  # of the blocks that are here
+        self._source = source
+        self._engine = engine
+        self._give_up_after_s = give_up_after_s
+        self._changed = changed
+        self._skipped = skipped
+        self._wanted_tokens = 1
+        self._starved = False
+        self._epoch_tokens = 0
+        self._whole_epoch = False  # since the run began
+        self._parallel = 1
+        self._group_records = GROUP_RECORDS_MIN
+        self._mean_tokens = 1.0
+        self._wake = trio.Event()
+        self._tasks: list[str] = []  # under way, oldest first
+
+    @property
+    def doing(self) -> str:
+        """One of its oldest tasks under way, in words; empty if there is none."""
+        return self._tasks[0] if self._tasks else ""
+
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return self._source.spec.name
+
+    def want(self, *, tokens: int, parallel: int) -> None:
+        """Keep so many tokens ahead, with at most so many groups under way."""
+        if (tokens, parallel) != (self._wanted_tokens, self._parallel):
+            self._wanted_tokens, self._parallel = tokens, parallel
+            self._notice()
+
+    def need(self) -> None:
+        """The planner waits for more than is here: bring at least one group, whatever the marks say."""
+        self._starved = True
+        self._notice()
+
+    def advance(self, cursor: SourceState) -> None:
+        """The planner took what lies before `cursor`."""
+        self.held.forget_before(cursor)
+        self._notice()
+
+    async def run(self, start: SourceState) -> None:
+        """Load from the cursor of `start` on until the source ends, or for ever."""
+        sender, receiver = trio.open_memory_channel[Block](0)  # one block read ahead of the one in use
+        async with (
+            sender,
+            receiver,
+            trio.open_nursery() as nursery,
+        ):  # in this order: an error ends the reader first
+            nursery.start_soon(self._read_blocks, start, sender.clone())
+            await sender.aclose()
+            slots, in_order = trio.open_memory_channel[_Slot](math.inf)  # `_parallel` bounds it
+            nursery.start_soon(self._submit_groups, receiver, start.taken, slots, nursery)
+            async for slot in in_order:
+                await slot.done.wait()
+                assert slot.result is not None
+                self.under_way -= 1
+                self._add(slot, slot.result)
+                self._notice()
+        self.held.ended = True
+        self._changed()
+
+    async def _read_blocks(self, start: SourceState, sender: trio.MemorySendChannel[Block]) -> None:
+        place = BlockAddress(start.epoch, start.fragment, start.block)
+        self._whole_epoch = place[1:] == (0, 0) and not start.taken
+        async with sender:
+            # In a thread: the order of an epoch of 10⁵ fragments takes a second.
+            while (task := await trio.to_thread.run_sync(self._source.layout.task, place)) is not None:
+                await self._until(self._wants_more)
+                self.reading = True
+                files = ", ".join(sorted({self._file(one.file) for one in task.fragments})[:3])
+                what = f"reading block {tuple(place)} of {files}"
+                block = await self._carry_out(what, read, self._source.spec, task)
+                self.reading = False
+                self.block_bytes += len(block.records.data)
+                await sender.send(block)
+                place = block.follows
+                if block.ended:
+                    return
+
+    async def _submit_groups(
+        self,
+        blocks: trio.MemoryReceiveChannel[Block],
+        first: int,
+        slots: trio.MemorySendChannel[_Slot],
+        nursery: trio.Nursery,
+    ) -> None:
+        """Groups of one block after the other, without a pause between two blocks."""
+        with slots:
+            async for block in blocks:
+                records = len(block.records)
+                rest = replace(block, records=replace(block.records, data=b"", mask=None))
+                if first >= records:
+                    slots.send_nowait(_Slot(rest, first, records, _EMPTY))
+                    self.under_way += 1
+                while first < records:
+                    await self._until(lambda: self.under_way < self._parallel and self._wants_more())
+                    last = min(first + self._group_records, records)
+                    slot = _Slot(rest, first, last)
+                    slots.send_nowait(slot)
+                    self.under_way += 1
+                    nursery.start_soon(self._transform_group, slot, block.records.part(first, last))
+                    first = last
+                self.block_bytes -= len(block.records.data)
+                first = 0
+
+    async def _transform_group(self, slot: _Slot, part: Records) -> None:
+        block = slot.block
+        where = f"records {slot.first} to {slot.last - 1} of block {tuple(block.place)}"
+        shared = (self._source.transform, self._source.spec.seed, block.place.epoch, self.name)
+        try:
+            result, seconds = await self._carry_out(f"transforming {where}", timed_transform, *shared, part)
+        except WorkersDiedError as error:
+            index = await culprit(self._engine, part, timed_transform, *shared)
+            if index is None:
+                raise
+            raise WorkersDiedError(
+                f"source {self.name}: every worker dies of the record at {part.offsets[index]} of "
+                f"{self._file(int(part.files[index]))} (record {slot.first + index} of block {tuple(block.place)}); remove "
+                "the record, or repair the function or library that fails on it"
+            ) from error
+        slot.result = result
+        size = slot.last - slot.first
+        if size == self._group_records and seconds < GROUP_S:
+            self._group_records = min(size * 2, GROUP_RECORDS_MAX)
+        elif seconds > 2 * GROUP_S:
+            self._group_records = max(min(self._group_records, size // 2), GROUP_RECORDS_MIN)
+        slot.done.set()
+
+    def _refuse_empty_epochs(self, block: Block, tokens: int) -> None:
+        """A source whose records are all blank, bad or dropped would be read for ever."""
+        self._epoch_tokens += tokens
+        if block.follows.epoch == block.place.epoch:
+            return
+        if not self._epoch_tokens and self._whole_epoch and not block.ended:
+            raise RefusedError(
+                f"source {self.name}: a whole epoch of it gave no sample (all its records are empty, bad or dropped); repair "
+                "its files or its transform, or leave the source out"
+            )
+        self._epoch_tokens, self._whole_epoch = 0, True
+
+    def _add(self, slot: _Slot, tokenised: Tokenised) -> None:
+        block, first, last = slot.block, slot.first, slot.last
+        records = block.records
+        self.held.add(
+            Group(
+                block.place,
+                first,
+                len(records),
+                block.follows,
+                tokenised,
+                records.files[first:last],
+                records.offsets[first:last],
+            )
+        )
+        self.added += 1
+        self._starved = False
+        for index, reason in sorted(tokenised.bad.items()):
+            self._skipped(
+                self.name, int(records.files[first + index]), int(records.offsets[first + index]), reason
+            )
+        if last == len(records):
+            self._refuse_empty_epochs(block, len(tokenised.ids))
+        else:
+            self._epoch_tokens += len(tokenised.ids)
+        if last > first:
+            self._mean_tokens = max(len(tokenised.ids) / (last - first), 1.0)
+        if last == len(records) and block.ended:
+            self.held.ended = True  # told with the last group, so that no step waits for more
+        self._changed()
+
+    def _wants_more(self) -> bool:
+        """Whether tokens here and under way are below the marks."""
+        likely = self.under_way * self._group_records * self._mean_tokens
+        return self._starved or self.held.tokens + likely < self._wanted_tokens
+
+    async def _carry_out(self, what: str, function: Callable[..., T], *arguments: object) -> T:
+        self._tasks.append(what)
+        try:
+            return await carry_out(
+                self._engine, f"source {self.name}: {what}", self._give_up_after_s, function, *arguments
+            )
+        finally:
+            self._tasks.remove(what)
+
+    def _file(self, number: int) -> str:
+        return self._source.layout.listing.files[number].name
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._wake.wait()
+
+    def _notice(self) -> None:
+        self._wake.set()
+        self._wake = trio.Event()
+
+
+_EMPTY: Final = Tokenised(np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+
+class _Slot:
+    """A group under way; its block is without the data, which is let go with the last group that is submitted."""
+
+    def __init__(self, block: Block, first: int, last: int, result: Tokenised | None = None) -> None:
+        self.block, self.first, self.last = block, first, last
+        self.done = trio.Event()
+        self.result = result
+        if result is not None:
+            self.done.set()
