@@ -9,20 +9,7 @@ from __future__ import annotations
 import random
 
 from damage import Rot
-from flavours import Flavour, lean
-from scenario import (
-    ForkPlan,
-    Life,
-    NodePlan,
-    ProducerPlan,
-    ReclaimerPlan,
-    Scenario,
-    TrainerPlan,
-    WatchedPlan,
-    WatcherPlan,
-)
-
-from stepfs.testing.faults import (
+from doubles.faults import (
     CONFLICT_409,
     ERROR_500,
     ERROR_500_APPLIED,
@@ -42,6 +29,18 @@ from stepfs.testing.faults import (
     Weighted,
     delayed,
     stale_list,
+)
+from flavours import Flavour, lean
+from scenario import (
+    ForkPlan,
+    Life,
+    NodePlan,
+    ProducerPlan,
+    ReclaimerPlan,
+    Scenario,
+    TrainerPlan,
+    WatchedPlan,
+    WatcherPlan,
 )
 
 # What COMMIT.md assumes not to happen. Nothing wrong may come of it all the same, only `CorruptError` and delay.

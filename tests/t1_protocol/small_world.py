@@ -15,17 +15,17 @@ import trio
 from audit import audit
 from decoded_once import decoded_once
 from deterministic import run_seeded, scaled
+from doubles.faulty_store import ObjectMap
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
 
-from stepfs.clock import TrioClock
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.keys import data_key
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.report import Report
 from stepfs.lake.reclaim.run import reclaim
-from stepfs.testing.faulty_store import ObjectMap
 
 T = TypeVar("T")
 Build = Callable[[World], Awaitable[None]]

@@ -6,6 +6,7 @@ A closing record promises nothing once the slot after it is taken, so whoever ne
 from __future__ import annotations
 
 import pytest
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World
 from small_world import (
@@ -23,7 +24,6 @@ from small_world import (
     small,
 )
 
-from stepfs.clock import TrioClock
 from stepfs.errors import WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.lake.floor import Floor

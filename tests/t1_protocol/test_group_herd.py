@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
-from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord, LakeIdentity
 from stepfs.lake import retention
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 
 NODES = 256
 REQUESTS_EACH = 10

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import pytest
 import trio
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import NEED, checkpoint, clean, group, grow, inside_everywhere, process
 from test_reader_hazards import move_on, reaches_the_end
 
-from stepfs.clock import TrioClock
 from stepfs.errors import SealedError
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import snapshot_prefix
