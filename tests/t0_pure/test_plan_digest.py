@@ -138,7 +138,7 @@ def test_what_is_given_and_what_is_default_are_one_plan():
     long = Plan(
         version=1,
         seed=0,
-        output=Output(mesh="dp=2", ext=".pt", micro_batches=1, micro_batch_tokens=64),
+        output=Output(mesh="dp=2", ext=".safetensors", micro_batches=1, micro_batch_tokens=64),
         stages=[Stage(from_=0, sequence_length=64)],
         tokenizer=Tokenizer(kind="bytes"),
         sources={
@@ -155,7 +155,7 @@ def test_what_is_given_and_what_is_default_are_one_plan():
 
 
 def test_the_digest_of_a_plan_is_the_same_for_ever():
-    assert plan_digest(SHORT) == "3aecd5911bb1cc5402b986266113666a"
+    assert plan_digest(SHORT) == "3924080f8a8a3fd4c6b231a5ebd27f43"
     assert identities(SHORT, "t") == {"a": "2681951ecf44105e", "b": "198753d8b8673b3e"}
 
 

@@ -33,12 +33,12 @@ def published(tmp_path: Path) -> tuple[Path, Path]:
     sources = [TextSource(list_sources([corpus]), shard=part) for part in parts]
     number = 0
     for part, source in zip(parts, sources, strict=True):
-        shape = Shape(2, 1, 32, ".pt")
+        shape = Shape(2, 1, 32, ".safetensors")
         for step in text_steps(source, ByteTokenizer(), shape, TextPosition(part, "bytes")):
             directory = tree / f"step-{number:09d}"
             directory.mkdir(parents=True)
             for rank, payload in enumerate(step.payloads):
-                (directory / f"rank-{rank:05d}.pt").write_bytes(payload)
+                (directory / f"rank-{rank:05d}.safetensors").write_bytes(payload)
             number += 1
     return tree, corpus
 

@@ -59,6 +59,7 @@ def expect(ended, extra):
     ("module", "options"),
     [
         ("safetensors", ["--ext", ".safetensors"]),
+        ("torch", ["--ext", ".pt"]),
         ("tokenizers", ["--ext", ".npy", "--tokenizer", "bpe", "--vocab-size", "300"]),
         (
             "tokenizers",
@@ -69,12 +70,7 @@ def expect(ended, extra):
 )
 def test_text_names_the_extra(hidden, produce, module, options):
     hidden(module)
-    expect(produce(*TEXT, *options), "text")
-
-
-def test_pt_files_are_written_without_torch(hidden, produce):
-    hidden("torch")
-    assert produce(*TEXT, "--ext", ".pt").exit_code == 0
+    expect(produce(*TEXT, *options), "torch" if module == "torch" else "text")
 
 
 @pytest.mark.parametrize(

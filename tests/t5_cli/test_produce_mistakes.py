@@ -48,6 +48,6 @@ def test_an_extension_that_cannot_be_made_does_not_become_that_of_a_lake(file_ur
     def check(ext: str) -> None:
         raise UsageError(f"{ext} needs torch")
 
-    with pytest.raises(UsageError, match=r"\.pt needs torch"):
+    with pytest.raises(UsageError, match=r"\.safetensors needs torch"):
         trio.run(partial(ensure_lake, file_url, 1, None, None, check_ext=check))
     assert not Path(file_url.removeprefix("file://"), "lake.msgpack").exists()

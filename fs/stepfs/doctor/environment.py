@@ -22,7 +22,7 @@ from stepfs.doctor.finding import Finding, fail, note, ok
 _CAP_SYS_ADMIN: Final = 1 << 21
 _REQUIRED: Final = ("boto3", "crc32c", "msgpack", "trio")
 _OPTIONAL: Final = {
-    "torch": "only `.pt` payloads and stepfs.torch need it: pip install 'stepfs[torch]'",
+    "torch": "only `.pt` payloads need it: pip install 'stepfs[torch]'",
     "safetensors": "only `stepfs-produce text --ext .safetensors` needs it: pip install 'stepfs[text]'",
     "tokenizers": "only `stepfs-produce text` with BPE tokens needs it: pip install 'stepfs[text]'",
 }

@@ -19,7 +19,7 @@ async def create_lake(
     store: Store,
     *,
     slices: int,
-    ext: str = ".pt",
+    ext: str = ".safetensors",
     check_payload: bool = False,
     payload_schema: str | None = None,
     clock: Clock | None = None,

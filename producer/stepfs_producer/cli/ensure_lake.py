@@ -40,9 +40,9 @@ async def ensure_lake(
         except AbsentError as error:
             if slices is None:
                 raise UsageError(f"{url} is not a lake yet; give --slices N to create it") from error
-            check_ext(ext or ".pt")
-            text = None if schema is None else schema(ext or ".pt").text()
-            identity = await _create_or_open(store, slices, ext or ".pt", text)
+            check_ext(ext or ".safetensors")
+            text = None if schema is None else schema(ext or ".safetensors").text()
+            identity = await _create_or_open(store, slices, ext or ".safetensors", text)
         if slices is not None and identity.slices != slices:
             raise RefusedError(
                 f"{url} has {identity.slices} slices per step, not {slices}; {advice[0]} {identity.slices}"

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import MissingPackageError, UsageError
+from stepfs.torch_file.need import need_torch
+from stepfs.torch_file.save import torch_bytes
 from stepfs_producer.payloads.arrays import SliceBatch
-from stepfs_producer.payloads.torch_zip import torch_bytes
 
 Encoder = Callable[[SliceBatch], bytes]
 _ARRAYS: Final = ("input_ids", "labels", "position_ids", "doc_ids")
@@ -44,6 +45,8 @@ def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
     }
     if ext not in encoders:
         raise UsageError(f"no text batches in {ext} files; the extension is one of {' '.join(encoders)}")
+    if ext == ".pt":
+        need_torch("writing .pt files")
     if ext == ".safetensors" and find_spec("safetensors") is None:
         raise MissingPackageError(
             f"{ext} files need the package safetensors, which is not installed: pip install 'stepfs[text]'"

@@ -6,12 +6,13 @@ text file under the given directories, whole, with no byte missing, twice, or fr
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from safetensors import safe_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,16 @@ def audit(mount: Path, corpus: list[Path]) -> Audit:
 
 
 def collect(path: Path, pieces: dict[str, list[tuple[int, bytes]]]) -> None:
-    batch = torch.load(path, weights_only=True)
-    for row, column, count, source, offset, size in batch["spans"].tolist():
-        ids = batch["input_ids"][row, column : column + count]
+    with safe_open(path, framework="np") as batch:
+        spans, input_ids = batch.get_tensor("spans"), batch.get_tensor("input_ids")
+        sources = json.loads(batch.metadata()["sources"])
+    for row, column, count, source, offset, size in spans.tolist():
+        ids = input_ids[row, column : column + count]
         data = bytes(ids[ids < 256].tolist())  # byte-level tokens; 256 closes a document, 257 is padding
         if len(data) != size:
             raise ValueError(f"{path}: a span of {size} bytes holds {len(data)}")
         if size:
-            pieces[batch["sources"][source]].append((offset, data))
+            pieces[sources[source]].append((offset, data))
 
 
 def compare(found: list[tuple[int, bytes]], expected: bytes) -> list[str]:

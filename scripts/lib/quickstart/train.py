@@ -11,6 +11,7 @@ import sys
 import time
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,7 +27,7 @@ class Steps(Dataset):
 
     def __getitem__(self, number):
         step = self.steps[number]
-        ranks = [torch.load(os.path.join(step, name)) for name in sorted(os.listdir(step))]
+        ranks = [load_file(os.path.join(step, name)) for name in sorted(os.listdir(step))]
         return {
             key: torch.cat([rank[key] for rank in ranks]) for key in ("input_ids", "position_ids", "labels")
         }

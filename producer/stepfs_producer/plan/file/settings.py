@@ -51,7 +51,7 @@ class Output(Part):
         "parts": "parts: several parts are not supported yet; remove the key"
     }
 
-    ext: Annotated[Literal[".safetensors", ".npy", ".pt"], choice("extension", EXTENSIONS)] = ".pt"
+    ext: Annotated[Literal[".safetensors", ".npy", ".pt"], choice("extension", EXTENSIONS)] = ".safetensors"
     """Kind of file."""
     mesh: Annotated[Mesh, Parsed(parse_mesh, {"type": "string"})]
     """The trainer's mesh, slowest dimension first, such as pp=2,dp=4,tp=2. Each coordinate of dp is a slice."""
