@@ -14,8 +14,9 @@ from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.lake.floor import Floor
 from stepfs.lake.group_records import list_groups
 from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import Reclaimer, reclaim
-from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
+from stepfs_producer.lead.limit import Lead
 
 GROUPS = 3
 
@@ -127,10 +128,11 @@ async def held_producer(groups: int) -> int:
         await gone.retire()
     await reclaim(paged(lake, "reclaimer"), lake.identity, clock=TrioClock())
     store = paged(lake, "producer")
-    looks = GroupLooks(store, lake.identity)
-    assert await looks.next() == SlowestGroup("g0", Step(5))
+    state = (await LogReader.open(store, lake.identity)).state
+    lead = Lead(store, lake.identity, steps_max=10, bytes_max=None)
+    await lead.look(state, Step(0))
     before = store.counts.requests
-    assert await looks.next() == SlowestGroup("g0", Step(5))
+    await lead.look(state, Step(0))
     return store.counts.requests - before
 
 

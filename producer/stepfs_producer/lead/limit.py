@@ -3,8 +3,7 @@
 Without it a producer that is faster than training fills the bucket, because only steps below a checkpoint can be
 reclaimed. The bound is exact for a single producer; other producers may exceed it by their commits between two of our
 own reads of the log. Groups are read only when the last known need would stop an append, and sometimes to notice a
-roll-back; a run far from its bound costs nothing. While held back, the pauses between looks double and are jittered,
-and the producers of one process share their looks.
+roll-back; a run far from its bound costs nothing. While held back, the pauses between looks double and are jittered.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from stepfs import entropy
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
+from stepfs.lake.floor import Floor
+from stepfs.lake.group_records import list_groups
 from stepfs.store.api import Store
-from stepfs_producer.lead.deadlock import DeadlockCheck
-from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
 from stepfs_producer.pending import Pending
 
 _log = logging.getLogger("stepfs.producer")
@@ -28,7 +27,7 @@ _log = logging.getLogger("stepfs.producer")
 LOOK_S_MIN: Final = 1.0  # between looks while held back; doubles while nothing changes
 LOOK_S_MAX: Final = 30.0
 LOOK_JITTER: Final = 0.25
-_DEFERRED_S: Final = 0.5  # wait while another producer of this process looks
+LONG_S: Final = 600.0  # a hold without progress that a person should look at
 _RECENT_STEPS: Final = 32
 TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
@@ -53,8 +52,7 @@ class Lead:
         self._bytes_max = bytes_max
         self._without_groups = without_groups
         self._said_unbounded = False
-        self._looks = GroupLooks(store, identity)
-        self._deadlock = DeadlockCheck(store, identity)
+        self._floor = Floor(store, identity)  # kept: it lists retired groups, which need not be read
         self._need = Step(0)
         self._holder: str | None = None
         self._known = False  # need and group are known
@@ -64,7 +62,7 @@ class Lead:
         self._still_since_s = float("-inf")  # since then neither the need nor this producer has moved
         self._held = False
         self._said = False
-        self._said_deadlock = False
+        self._said_long = False
         self._fork_mean_at = -1  # version
         self._fork_mean_bytes = 0.0
 
@@ -116,47 +114,43 @@ class Lead:
         return self._fork_mean_bytes
 
     async def look(self, head: LogState, first_live_step: Step) -> None:
-        """Read the groups, or take the look of another producer of this process: one LIST and a GET for each group.
-
-        Without any group all live steps count as needed.
-        """
-        slowest = await self._looks.next()
+        """Read the groups: one LIST and a GET for each live group. Without any group all live steps count as needed."""
+        groups = await list_groups(self._store, self._identity, self._floor)
+        live = [(group.need, group.group) for group in groups.values() if not group.retired]
+        need, holder = min(live, default=(first_live_step, None))
         now_s = trio.current_time()
-        if slowest is None:
-            self._look_at_s = self._trusted_until_s = now_s + _DEFERRED_S
-            return
-        self._note(slowest, first_live_step, now_s)
-        if self._held and self._holder is not None and not self._said_deadlock:
-            await self._check_deadlock(self._holder, head, now_s)
-
-    def _note(self, slowest: SlowestGroup, first_live_step: Step, now_s: float) -> None:
-        need = slowest.need if slowest.name is not None else first_live_step
-        if (slowest.name, need) != (self._holder, self._need):
+        if (holder, need) != (self._holder, self._need):
             self._still_since_s = now_s
             self._pause_s = LOOK_S_MIN
-            self._deadlock.reset()
         elif self._held:
             self._pause_s = min(LOOK_S_MAX, 2.0 * self._pause_s)
-        self._holder, self._need, self._known = slowest.name, need, True
+        self._holder, self._need, self._known = holder, need, True
         jitter = entropy.uniform(1.0 - LOOK_JITTER, 1.0 + LOOK_JITTER)
         self._look_at_s = now_s + self._pause_s * jitter
         self._trusted_until_s = now_s + TRUST_S * (1.0 + LOOK_JITTER) * jitter
+        if self._held and holder is not None and now_s - self._still_since_s >= LONG_S:
+            self._note_long(holder, head.next_step - need, now_s - self._still_since_s)
 
-    async def _check_deadlock(self, group: str, head: LogState, now_s: float) -> None:
-        if not await self._deadlock.found(group, now_s - self._still_since_s, head.next_step):
+    def _note_long(self, group: str, ahead: int, held_s: float) -> None:
+        """Once per producer: a trainer between two checkpoints looks the same as one that will never reach the next."""
+        if self._said_long:
             return
-        self._said_deadlock = True
+        self._said_long = True
         _log.warning(
-            "%s: held back by max_lead (%s) for %.0f s: group %r needs step %d, and its mounts have read all %d steps since "
-            "then. If its next checkpoint takes more steps than that, producers and trainer wait for each other for ever: "
-            "set max_lead above the steps between two checkpoints, or record a checkpoint now",
+            "%s: held back by max_lead (%s) for %.0f s: group %r needs step %d, %d steps are committed since then. Check "
+            "that its trainer runs, and that max_lead is more than the steps between two of its checkpoints: if not, "
+            "producers and trainer wait for each other for ever",
             self._store.url,
-            self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
-            now_s - self._still_since_s,
+            self._bound,
+            held_s,
             group,
             self._need,
-            head.next_step - self._need,
+            ahead,
         )
+
+    @property
+    def _bound(self) -> str:
+        return f"{self._bytes_max} bytes" if self._steps_max is None else str(self._steps_max)
 
     def _note_unbounded(self) -> None:
         if self._said_unbounded:
@@ -166,7 +160,7 @@ class Lead:
             "%s: no consumer group is registered, so nothing bounds how far this producer runs ahead; mount with --group, "
             "and it keeps within max_lead (%s) of the slowest group",
             self._store.url,
-            self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
+            self._bound,
         )
 
     def note_held(self) -> None:
@@ -189,5 +183,4 @@ class Lead:
         """Note an admitted append: the next hold is logged again, and begins with short pauses."""
         if self._held:
             self._pause_s = LOOK_S_MIN
-            self._deadlock.reset()
         self._held = self._said = False
