@@ -5,9 +5,9 @@ Both are named by their digests and created if absent, so two runs that keep the
 
 from __future__ import annotations
 
-from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.errors import CorruptError
 from stepfs.format.keys import plan_key, source_listing_key
-from stepfs.lake.sequence import Mine, Unknown, take_slot
+from stepfs.lake.sequence import Mine, settled, take_slot
 from stepfs.store.api import Store
 from stepfs_producer.sources.corpus import Listing, from_shards, shard_count
 
@@ -41,8 +41,5 @@ async def kept_listing(store: Store, lake_id: str, digest: str) -> Listing | Non
 
 
 async def _keep(store: Store, key: str, body: bytes) -> None:
-    outcome = await take_slot(store, key, body)
-    if isinstance(outcome, Unknown):
-        raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; start again")
-    if not isinstance(outcome, Mine):
+    if not isinstance(settled(await take_slot(store, key, body), store, "start again"), Mine):
         raise CorruptError(f"{store.url}: {key} holds other bytes than its name says; restore or remove it")
