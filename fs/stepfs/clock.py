@@ -9,10 +9,6 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-import trio
-
-_SIMULATED_EPOCH_MS = 1_700_000_000_000
-
 
 class Clock(Protocol):
     """Milliseconds since 1970; may step backwards, callers must not rely on order."""
@@ -25,10 +21,3 @@ class SystemClock:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-
-class TrioClock:
-    """Wall time derived from trio's clock: deterministic under `MockClock`."""
-
-    def now_ms(self) -> int:
-        return _SIMULATED_EPOCH_MS + int(trio.current_time() * 1000)

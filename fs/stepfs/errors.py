@@ -103,3 +103,10 @@ class FencedError(StepfsError):
     """A newer incarnation of this producer id is live. Stop; a supervisor must not restart this process."""
 
     exit_code = 7
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions inside nested groups, in the order they were raised; groups are never empty."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

@@ -14,13 +14,11 @@ is shaped by rank and worker and survives no change of either): it can be saved 
 from __future__ import annotations
 
 import enum
-import io
 import logging
 import os
 import sys
 import threading
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,7 +29,6 @@ from stepfs.checkpoints.record import mounted_lake, record_checkpoint
 from stepfs.control_files import read_status
 from stepfs.errors import (
     AbsentError,
-    MissingPackageError,
     RefusedError,
     StepfsError,
     StoreUnreachableError,
@@ -45,6 +42,7 @@ from stepfs.reader.dataset import StepDataset
 from stepfs.reader.lake import Lake
 from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.store.opening import open_store
+from stepfs.torch_file.save import dump
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -52,22 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointHook", "ShuffledSteps", "StepDataset", "StreamState", "dump"]
 
 _log = logging.getLogger("stepfs.torch")
-
-
-def dump(obj: object) -> bytes:
-    """An object as the bytes of a `.pt` file: uncompressed, so `torch.load(path, mmap=True)` maps its tensors.
-
-    `MissingPackageError` if torch is not installed.
-    """
-    if find_spec("torch") is None:
-        raise MissingPackageError(
-            "stepfs.torch.dump needs the package torch, which is not installed: pip install 'stepfs[torch]'"
-        )
-    import torch  # noqa: PLC0415 (optional, and heavy)
-
-    buffer = io.BytesIO()
-    torch.save(obj, buffer)
-    return buffer.getvalue()
 
 
 class StreamState:

@@ -79,7 +79,7 @@ class RunningProducer:
             if not self.pending.admits(payload_bytes):
                 await self.wait_for_change()
             elif self._lead.look_due(head, self.pending, payload_bytes):
-                await backoff.run(self._lead.look)
+                await backoff.run(lambda: self._lead.look(self.loop.head))
             elif self._lead.exceeded(head, self.pending, payload_bytes):
                 self._lead.note_held()
                 with trio.move_on_after(self._lead.pause_s):

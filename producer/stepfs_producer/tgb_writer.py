@@ -26,6 +26,7 @@ from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import TgbImage, build
 from stepfs.store.api import Store
+from stepfs.torch_file.table import torch_arrays
 from stepfs_producer.pending import Item
 from stepfs_producer.rebase import Incarnation
 
@@ -88,7 +89,7 @@ def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
 
 def check_schema(payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema) -> None:
     """`UsageError` names the first payload that is not what the lake's schema says, and the first array in it."""
-    check = PayloadCheck(ext, schema)
+    check = PayloadCheck(ext, schema, torch_arrays)
     for number, payload in enumerate(payloads):
         problem = check.problem(Excerpt.of(payload))
         if problem is not None:

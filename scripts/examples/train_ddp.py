@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
@@ -47,7 +48,7 @@ def train(mount, checkpoints, stop):
         record.resumed(stream.next_step)
 
     for step in range(stream.next_step, stop):
-        batch = torch.load(mount / f"step-{step:09d}" / f"rank-{rank:05d}.pt")
+        batch = load_file(mount / f"step-{step:09d}" / f"rank-{rank:05d}.safetensors")
         logits = model(batch["input_ids"]).flatten(0, 1)
         loss = nn.functional.cross_entropy(logits, batch["labels"].flatten())
         optimizer.zero_grad()

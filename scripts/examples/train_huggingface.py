@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 mount, output = Path(sys.argv[1]), Path(sys.argv[2])
@@ -26,7 +27,7 @@ class Files(torch.utils.data.Dataset):
     """All files of all steps, in the order of the lake."""
 
     def __init__(self):
-        self.paths = sorted(mount.glob("step-*/rank-*.pt"))
+        self.paths = sorted(mount.glob("step-*/rank-*.safetensors"))
         self.ranks = len({path.name for path in self.paths})
 
     def __len__(self):
@@ -35,7 +36,7 @@ class Files(torch.utils.data.Dataset):
     def __getitem__(self, index):
         path = self.paths[index]
         print(f"opens {path.parent.name}/{path.name}", flush=True)
-        batch = torch.load(path)
+        batch = load_file(path)
         # Models of transformers shift labels themselves, so they get the tokens; -100 leaves padding out.
         return {
             "input_ids": batch["input_ids"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from doubles.faulty_store import ObjectMap
 from ledger import Ledger
 
 from stepfs.format.codec import Kind, decode
@@ -19,7 +20,6 @@ from stepfs.format.keys import (
     snapshot_prefix,
 )
 from stepfs.lake.log.reader import LogReader
-from stepfs.testing.faulty_store import ObjectMap
 
 
 def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:

@@ -19,6 +19,8 @@ from audit import audit
 from cluster_world import World, inline_threads, simulated_wall_clocks
 from decoded_once import decoded_once
 from deterministic import run_seeded, scaled
+from doubles.faults import Plan, no_faults
+from doubles.faulty_store import Event, ObjectMap
 from draw import Storm, scenario
 from flavours import Flavour
 from forks import ForkActor
@@ -36,8 +38,6 @@ from stepfs.lake.control import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import reclaim
-from stepfs.testing.faults import Plan, no_faults
-from stepfs.testing.faulty_store import Event, ObjectMap
 
 _VIRTUAL_S_MAX = 4 * 3600.0
 _SETTLED_S = 120.0  # longer than any fault delays what it delays

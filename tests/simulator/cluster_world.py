@@ -11,9 +11,10 @@ from typing import Any
 
 import trio
 from damage import Damage
+from doubles.trio_clock import TrioClock
 from ledger import Ledger
 
-from stepfs.clock import SystemClock, TrioClock
+from stepfs.clock import SystemClock
 from stepfs.errors import CorruptError, StepfsError, UsageError
 
 

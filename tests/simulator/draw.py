@@ -10,21 +10,7 @@ import random
 from dataclasses import replace
 
 from damage import Rot
-from flavours import Flavour, lean
-from scenario import (
-    FollowerPlan,
-    ForkPlan,
-    Life,
-    NodePlan,
-    ProducerPlan,
-    ReclaimerPlan,
-    Scenario,
-    TrainerPlan,
-    WatchedPlan,
-    WatcherPlan,
-)
-
-from stepfs.testing.faults import (
+from doubles.faults import (
     CONFLICT_409,
     ERROR_500,
     ERROR_500_APPLIED,
@@ -44,6 +30,19 @@ from stepfs.testing.faults import (
     Weighted,
     delayed,
     stale_list,
+)
+from flavours import Flavour, lean
+from scenario import (
+    FollowerPlan,
+    ForkPlan,
+    Life,
+    NodePlan,
+    ProducerPlan,
+    ReclaimerPlan,
+    Scenario,
+    TrainerPlan,
+    WatchedPlan,
+    WatcherPlan,
 )
 
 # What COMMIT.md assumes not to happen. Nothing wrong may come of it all the same, only `CorruptError` and delay.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 from cluster_world import World
 from crc32c import crc32c
+from doubles.faulty_store import ObjectMap
 from ledger import payload
 from process_store import ProcessStore
 from scenario import ForkPlan
@@ -20,7 +21,6 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.unfinished_fork import group_name
-from stepfs.testing.faulty_store import ObjectMap
 
 _GROUP = "trainer"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgpack
 from crc32c import crc32c
+from doubles.faulty_store import Event, ObjectMap
 
 from stepfs.errors import StepfsError
 from stepfs.format.commit import Commit, CommitKind, decode_commit
@@ -32,7 +33,6 @@ from stepfs.format.keys import (
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry, genesis
 from stepfs.lake.log.apply import apply
-from stepfs.testing.faulty_store import Event, ObjectMap
 
 
 def payload(producer_id: str, number: int, index: int) -> bytes:

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
+from doubles.faults import Plan, Told, no_faults
+from doubles.faulty_store import Event, FaultyStore, ObjectMap, usual_latency
 from virtual_loop import pause
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.testing.faults import Plan, Told, no_faults
-from stepfs.testing.faulty_store import Event, FaultyStore, ObjectMap, usual_latency
 
 _LOCKED_OUT_S: Final = 0.01  # until the server has said no
 

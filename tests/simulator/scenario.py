@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from damage import Rot
-
-from stepfs.testing.faults import Fault
+from doubles.faults import Fault
 
 
 @dataclass(frozen=True, slots=True)

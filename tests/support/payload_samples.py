@@ -45,7 +45,7 @@ def zipped(pickled: bytes, *, compression: int = zipfile.ZIP_STORED, **members: 
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
         archive.writestr("archive/data.pkl", pickled)
-        for name, data in members.items():
+        for name, data in {"version": b"3", "byteorder": b"little", **members}.items():
             archive.writestr(f"archive/{name}", data)
     return file.getvalue()
 
@@ -58,4 +58,4 @@ class Bomb:
 
 
 def bomb() -> bytes:
-    return zipped(pickle.dumps({"a": Bomb()}))
+    return zipped(pickle.dumps({"a": Bomb()}, 2))

@@ -14,6 +14,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.payload.excerpt import Excerpt
 from stepfs.format.payload.schema import ArraySpec, stored_schema
+from stepfs.torch_file.table import torch_arrays
 from stepfs_producer.payloads.described import (
     planned_schema,
     refuse_other_arrays,
@@ -34,7 +35,7 @@ def facts():
 
 def problem(ext, schema, payload):
     assert stored_schema(schema.text(), "lake") == schema
-    return PayloadCheck(ext, schema).problem(Excerpt.of(payload))
+    return PayloadCheck(ext, schema, torch_arrays).problem(Excerpt.of(payload))
 
 
 @pytest.mark.parametrize("ext", PLANNED)

@@ -7,8 +7,10 @@ import os
 
 import pytest
 
+from stepfs.data.memory.available import cgroup_limit
 from stepfs.doctor import environment, limits, mounts
 from stepfs.doctor.finding import Level
+from stepfs.doctor.versions import Library
 from stepfs.mount.host import mountpoint
 from stepfs.mount.host.mountinfo import Mounted, source_of
 
@@ -65,7 +67,7 @@ def test_memory_limit_of_cgroup_v2_is_the_least_on_the_way_up(machine):
     machine("sys/fs/cgroup/pod/container/memory.max", "max\n")
     machine("sys/fs/cgroup/pod/memory.max", str(400 << 20))
     machine("sys/fs/cgroup/memory.max", str(8 << 30))
-    assert limits.memory_limit(machine.root) == 400 << 20
+    assert cgroup_limit(machine.root) == 400 << 20
     found = limits.check_memory(machine.root)
     assert found.level is Level.NOTE
     assert "--no-prime" in found.remedy
@@ -74,20 +76,20 @@ def test_memory_limit_of_cgroup_v2_is_the_least_on_the_way_up(machine):
 def test_memory_limit_inside_a_container_stands_at_the_base(machine):
     machine("proc/self/cgroup", "0::/kubepods/not/visible/here\n")
     machine("sys/fs/cgroup/memory.max", str(8 << 30))
-    assert limits.memory_limit(machine.root) == 8 << 30
+    assert cgroup_limit(machine.root) == 8 << 30
     assert limits.check_memory(machine.root).level is Level.OK
 
 
 def test_memory_limit_of_cgroup_v1(machine):
     machine("proc/self/cgroup", "4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n")
     machine("sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(2 << 30))
-    assert limits.memory_limit(machine.root) == 2 << 30
+    assert cgroup_limit(machine.root) == 2 << 30
     machine("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712")
-    assert limits.memory_limit(machine.root) is None
+    assert cgroup_limit(machine.root) is None
 
 
 def test_no_limit(machine):
-    assert limits.memory_limit(machine.root) is None
+    assert cgroup_limit(machine.root) is None
     assert limits.check_memory(machine.root).level is Level.OK
 
 
@@ -103,11 +105,20 @@ def test_kernel_settings_that_cannot_be_reached(machine):
 
 
 def test_packages_that_are_absent(monkeypatch):
-    monkeypatch.setattr(environment, "_REQUIRED", ("surely-not-installed",))
-    monkeypatch.setattr(environment, "_OPTIONAL", {"neither-is-this": "pip install it"})
-    levels = {found.subject: found.level for found in environment.check_python()}
-    assert levels["surely-not-installed"] is Level.FAIL
-    assert levels["neither-is-this"] is Level.NOTE
+    found = [
+        Library("boto3", "1", None),
+        Library("trio", None, None),
+        Library("torch", None, "torch"),
+        Library("tokenizers", None, "text"),
+    ]
+    monkeypatch.setattr(environment, "libraries", lambda: found)
+    shown = {found.subject: found for found in environment.check_python()}
+    assert (shown["packages"].level, shown["packages"].detail) == (Level.FAIL, "not installed: trio")
+    assert (shown["extra text"].level, shown["extra text"].detail) == (
+        Level.NOTE,
+        "not installed: tokenizers",
+    )
+    assert "stepfs[torch]" in shown["extra torch"].remedy
 
 
 @pytest.fixture

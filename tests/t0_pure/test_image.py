@@ -1,101 +1,179 @@
-"""The image: one Dockerfile, which docker and scripts/image read alike. The image itself is tried by a slow test."""
+"""The image: what its Containerfile says, and, by a slow test where there is a builder, what it makes."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import time
 
 import pytest
+import tools
 
-from image import network
-from image.__main__ import DOCKERFILE, make_image
-from image.dockerfile import Copy, Run, Stage, parse
-from image.layout import write_layout
+from release import network
+from release.build import build
 from release.debian import install_lines
+from release_checks.wheel import readme_blocks
 from stepfs import __version__
-from stepfs.errors import AbsentError, RefusedError, UsageError
 
-STAGES = parse(DOCKERFILE.read_text())
-IGNORED = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines()
+DEPLOY = tools.ROOT / "scripts/deploy"
+LINES = [
+    tuple(line.split(" ", 1))
+    for line in (DEPLOY / "Containerfile").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+FINAL = max(number for number, (instruction, _) in enumerate(LINES) if instruction == "FROM")
+INIT, PRODUCER = readme_blocks()
+USED = f"""
+set -eu
+stepfs doctor
+{INIT}
+python -c '{PRODUCER}'
+mkdir run
+stepfs mount "file://$PWD/counting" run --group smoke --allow-other
+python -c 'import glob, numpy; print(sum(int(numpy.load(name).sum()) for name in glob.glob("run/step-*/*.npy")))'
+stepfs unmount run --checkpoint 5
+stepfs reclaim "file://$PWD/counting" --grace 0
+stepfs ls "file://$PWD/counting"
+"""
 
 
-def packages(stage: Stage) -> set[str]:
-    (install,) = [s.command for s in stage.steps if isinstance(s, Run) and "apt-get install" in s.command]
+def said(instruction: str, lines: list[tuple[str, ...]]) -> list[str]:
+    return [rest for name, rest in lines if name == instruction]
+
+
+def packages(lines: list[tuple[str, ...]]) -> set[str]:
+    (install,) = [command for command in said("RUN", lines) if "apt-get install" in command]
     words = install.partition("apt-get install")[2].partition("&&")[0].split()
     return {word for word in words if not word.startswith("-")}
 
 
 def test_the_image_is_slim_has_a_numbered_user_and_starts_stepfs_under_an_init():
-    build, final = STAGES
-    assert build.suite == final.suite
-    assert final.user == "10001:10001"
-    assert final.entrypoint == ["/usr/bin/tini", "--", "stepfs"]
+    build_from, final_from = said("FROM", LINES)
+    final = LINES[FINAL:]
+    assert build_from == f"{final_from} AS build"
+    assert said("USER", final) == ["10001:10001"]
+    assert said("ENTRYPOINT", final) == ['["/usr/bin/tini", "--", "stepfs"]']
     assert packages(final) == {"fuse3", "python3", "tini"}
-    assert final.variables["PATH"].startswith("/opt/stepfs/bin:")
-    assert final.labels["org.opencontainers.image.version"] == __version__
+    assert said("ENV", final)[0].startswith("PATH=/opt/stepfs/bin:")
+    assert f"org.opencontainers.image.version={__version__}" in said("LABEL", final)
 
 
 def test_it_holds_the_wheel_of_this_version_with_the_pinned_dependencies():
-    build, final = STAGES
-    (brought,) = [step for step in build.steps if isinstance(step, Copy)]
     wheel = f"stepfs-{__version__}-py3-none-any.whl"
-    assert brought == Copy(("constraints.lock.txt", f"dist/{wheel}"), "/wheel/")
-    (installed,) = [s.command for s in build.steps if isinstance(s, Run) and "pip install" in s.command]
+    assert said("COPY", LINES[:FINAL]) == [f"constraints.lock.txt dist/{wheel} /wheel/"]
+    (installed,) = [command for command in said("RUN", LINES) if "pip install" in command]
     assert "-c /wheel/constraints.lock.txt" in installed
     assert installed.endswith(f"/wheel/{wheel}")
-    assert Copy(("/opt/stepfs",), "/opt/stepfs", "build") in final.steps
+    assert said("COPY", LINES[FINAL:]) == ["--from=build /opt/stepfs /opt/stepfs"]
 
 
 def test_it_is_built_with_the_packages_that_the_readme_names():
     asked = {word for word in install_lines()[0].split()[2:] if not word.startswith("-")}
-    assert packages(STAGES[0]) | {"fuse3"} == asked | {"python3"}
+    assert packages(LINES[:FINAL]) | {"fuse3"} == asked | {"python3"}
+
+
+def test_every_command_of_it_is_one_that_a_shell_reads():
+    for command in said("RUN", LINES):
+        subprocess.run(["sh", "-n", "-c", command], check=True)
 
 
 def test_the_build_sees_nothing_else_of_a_checkout():
-    assert [line for line in IGNORED if line and not line.startswith("#")] == [
+    ignored = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
+    assert [line for line in ignored if line and not line.startswith("#")] == [
         "*",
         "!constraints.lock.txt",
         "!dist/stepfs-*.whl",
     ]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "FROM python:3.13-slim", "FROM debian:trixie", "FROM debian:trixie-slim as build", "ADD https://x /x",
-        "RUN a && \\", "COPY --chown=1:1 a /a", "COPY a", "USER stepfs", "USER 10001", "ENV A=$PATH", "ENV A 1",
-        "ENTRYPOINT tini stepfs", "ARG VERSION", "VOLUME /data", "HEALTHCHECK NONE", 'SHELL ["bash"]',
-    ],
-)  # fmt: skip
-def test_what_only_docker_would_understand_is_refused(line):
-    head = "" if line.startswith("FROM") else "FROM debian:trixie-slim\n"
-    with pytest.raises(UsageError, match=r"Dockerfile:\d: scripts/image does not understand"):
-        parse(f"{head}{line}\n")
+@pytest.fixture
+def checkout(tmp_path):
+    for name in ("scripts/image", "fs/stepfs/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tools.ROOT / name, tmp_path / name)
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "dirname", "sed"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    return tmp_path
 
 
-def test_the_oci_image_is_configured_as_the_dockerfile_says(tmp_path, monkeypatch):
-    stand_in = tmp_path / "bin/umoci"
-    stand_in.parent.mkdir()
-    stand_in.write_text(
-        '#!/bin/sh\nfor word; do echo "$word" >>"$CALLS"; done\n[ "$1" != init ] || mkdir "$3"\n'
+def image(checkout, *arguments):
+    command = [checkout / "bin/bash", checkout / "scripts/image", *arguments]
+    return subprocess.run(
+        command, env={"PATH": str(checkout / "bin")}, capture_output=True, text=True, check=False
     )
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    (tmp_path / "image").mkdir()
-    (tmp_path / "image/old").touch()
-    write_layout(tmp_path / "root", STAGES[-1], tmp_path / "image", "1.2.3")
-    assert not list((tmp_path / "image").iterdir()), "the old image is gone"
-    options = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("--config")]
-    text = DOCKERFILE.read_text()
-    for instruction, option in {"USER": "user", "WORKDIR": "workingdir"}.items():
-        (value,) = re.findall(rf"^{instruction} (.+)$", text, re.MULTILINE)
-        assert f"--config.{option}={value}" in options
-    for instruction, option in {"ENV": "env", "LABEL": "label"}.items():
-        for value in re.findall(rf"^{instruction} (.+)$", text, re.MULTILINE):
-            assert f"--config.{option}={value}" in options
-    words = [option.partition("=")[2] for option in options if option.startswith("--config.entrypoint")]
-    assert words == STAGES[-1].entrypoint
+
+
+def test_what_is_missing_is_said(checkout):
+    done = image(checkout)
+    assert (done.returncode, "run scripts/release first" in done.stderr) == (3, True)
+    (checkout / f"dist/stepfs-{__version__}-py3-none-any.whl").touch()
+    done = image(checkout)
+    assert (done.returncode, "none of buildah, podman and docker" in done.stderr) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "tag"), [([], f"stepfs:{__version__}"), (["r.example/s:1"], "r.example/s:1")]
+)
+def test_the_first_builder_there_is_gets_the_containerfile(checkout, given, tag):
+    (checkout / f"dist/stepfs-{__version__}-py3-none-any.whl").touch()
+    for name in ("podman", "docker"):
+        (checkout / "bin" / name).write_text(f'#!{checkout}/bin/bash\necho {name} "$@"\n')
+        (checkout / "bin" / name).chmod(0o755)
+    done = image(checkout, *given)
+    assert done.stdout == f"podman build -f scripts/deploy/Containerfile -t {tag} .\n"
+
+
+def runtime() -> str | None:
+    """A program that can build here and run what it built."""
+    for name in ("podman", "docker"):
+        if (
+            shutil.which(name)
+            and subprocess.run([name, "info"], capture_output=True, check=False).returncode == 0
+        ):
+            return name
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_where_there_is_a_builder_the_image_mounts_produces_and_reclaims(tmp_path):
+    program = runtime()
+    if program is None:
+        return  # the tests above are what can be checked without one
+    (tmp_path / "dist").mkdir()
+    shutil.copy(tools.ROOT / "constraints.lock.txt", tmp_path)
+    build(tools.ROOT, "wheel", tmp_path / "dist", int(time.time()))
+    tag = f"stepfs-test:{os.getpid()}"
+    subprocess.run([program, "build", "-f", DEPLOY / "Containerfile", "-t", tag, tmp_path], check=True)
+    try:
+        fuse = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", "--security-opt", "apparmor=unconfined"]
+        command = [
+            program,
+            "run",
+            "--rm",
+            *fuse,
+            "--entrypoint",
+            "/usr/bin/tini",
+            tag,
+            "--",
+            "sh",
+            "-c",
+            USED,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        assert str(sum(range(8192))) in lines
+        assert lines[-3:] == [f"step-00000000{step}" for step in (5, 6, 7)]
+        done = subprocess.run(
+            [program, "run", "--rm", tag, "version"], capture_output=True, text=True, check=True
+        )
+        assert re.search(rf"^stepfs +{re.escape(__version__)}", done.stdout)
+    finally:
+        subprocess.run([program, "rmi", tag], capture_output=True, check=False)
 
 
 def test_settings_of_pip_hold_inside_and_their_files_are_brought(tmp_path, monkeypatch):
@@ -119,21 +197,3 @@ def test_settings_of_pip_hold_inside_and_their_files_are_brought(tmp_path, monke
     assert found.variables["PIP_FIND_LINKS"] == f"/mnt{wheels} file:///mnt{tmp_path}/absent"
     assert found.variables["PIP_INDEX_URL"] == "https://index.example/simple/"
     assert found.variables["PIP_TIMEOUT"] == "7"
-
-
-def test_what_is_missing_is_said_before_anything_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(RefusedError, match="run scripts/image with sudo, or docker build"):
-        make_image(tmp_path, tmp_path / "image")
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RefusedError, match="apt-get install debootstrap umoci"):
-        make_image(tmp_path, tmp_path / "image")
-    stand_ins = ("debootstrap", "umoci", "unshare")
-    for name in stand_ins:
-        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "constraints.lock.txt").touch()
-    with pytest.raises(AbsentError, match=r"stepfs-.*\.whl does not exist; run scripts/release first"):
-        make_image(tmp_path, tmp_path / "image")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*stand_ins, "constraints.lock.txt"])

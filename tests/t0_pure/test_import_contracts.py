@@ -109,9 +109,6 @@ PLANTED = {
         )
         for library in ("pyarrow", "pydantic", "ray", "trio_parallel", "yaml", "zstandard")
     ],
-    "doubles are for tests and scripts": [
-        ("stepfs/lake/doubles.py", "import stepfs.testing", "stepfs.lake.doubles -> stepfs.testing"),
-    ],
     "the kernel is known to stepfs.mount alone": [
         ("stepfs/data/kernel.py", "import pyfuse3", "stepfs.data.kernel -> pyfuse3"),
         ("stepfs/cli/kernel.py", "import sdnotify", "stepfs.cli.kernel -> sdnotify"),

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 import struct
 import tracemalloc
-import zipfile
 from contextlib import suppress
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from payload_samples import bomb, framed, npy, pt, safetensors, zipped
+from payload_samples import framed, npy, safetensors
 from safetensors.numpy import save
 
 from stepfs.format.payload.arrays import read_arrays
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt, UnreadablePayloadError
 
-FORMATS = ("safetensors", "npy", "pt")
+FORMATS = ("safetensors", "npy")
 
 
 def read(format_name, payload):
@@ -62,48 +59,6 @@ def test_the_library_agrees_on_safetensors():
     assert read("safetensors", payload).facts == {"sources": "[]"}
 
 
-def test_pt_files_say_names_dtypes_and_shapes_without_torch():
-    rows = torch.arange(24).reshape(4, 6)
-    value = {
-        "ids": rows,
-        "half": rows.bfloat16(),
-        "eighth": rows.float().to(torch.float8_e4m3fn),
-        "view": rows[1:3],
-        "turned": rows.t(),
-        "deep": {"list": [rows.int(), 7]},
-        "parameter": torch.nn.Parameter(rows.float()),
-        "none": torch.zeros(0, 5),
-        "scalar": torch.tensor(True),
-        "sources": ["a", "b"],
-        "sequence_length": 6,
-    }
-    for protocol in (2, 4):
-        found = read("pt", pt(value, pickle_protocol=protocol))
-        arrays = {array.name: (array.dtype, array.shape, array.strided) for array in found.arrays}
-        assert arrays == {
-            "ids": ("int64", (4, 6), False),
-            "half": ("bfloat16", (4, 6), False),
-            "eighth": ("float8_e4m3fn", (4, 6), False),
-            "view": ("int64", (2, 6), False),
-            "turned": ("int64", (6, 4), True),
-            "deep.list.0": ("int32", (4, 6), False),
-            "parameter": ("float32", (4, 6), False),
-            "none": ("float32", (0, 5), False),
-            "scalar": ("bool", (), False),
-        }
-        assert found.facts == {"sources": ["a", "b"], "sequence_length": 6, "deep.list.1": 7}
-    assert shown("pt", pt(rows)) == [("array", "int64", (4, 6))]
-    assert shown("pt", pt(torch.nn.Linear(3, 2).state_dict())) == [
-        ("weight", "float32", (2, 3)),
-        ("bias", "float32", (2,)),
-    ]
-
-
-def test_a_pickle_that_would_run_a_program_is_read_and_refused():
-    with pytest.raises(UnreadablePayloadError, match=r"names builtins\.exec, which unpickling would import"):
-        read("pt", bomb())
-
-
 @pytest.mark.parametrize(
     ("format_name", "payload", "reason"),
     [
@@ -124,12 +79,6 @@ def test_a_pickle_that_would_run_a_program_is_read_and_refused():
         ("npy", b"\x93NUMPY\x01\x00\x05\x00{'a'}", "no header"),
         ("npy", b"raw bytes", r"is no \.npy file \(what numpy.save writes\): it begins with b.raw"),
         ("pt", b"raw bytes", r"is no \.pt file"),
-        ("pt", zipped(b""), "no file of torch.save"),
-        ("pt", zipped(pickle.dumps({}), compression=zipfile.ZIP_DEFLATED), "compressed"),
-        ("pt", zipped(pickle.dumps(1 << 4000)), "opcode LONG4"),
-        ("pt", zipped(b"\x80\x02r\xff\xff\xff\x7f."), "no file of torch.save"),  # five bytes: a memo of 2^31 places
-        ("pt", zipped(b"\x80\x02" + b"]" * 500_000 + b"."), "without an end, or with more"),
-        ("pt", zipped(pickle.dumps(b"x")), "opcode SHORT_BINBYTES|opcode BINBYTES"),
         ("json", b"{}", "does not know"),
     ],
 )  # fmt: skip
@@ -138,30 +87,9 @@ def test_what_is_damaged_or_hostile_is_refused_in_words(format_name, payload, re
         read(format_name, payload)
 
 
-def test_a_list_that_holds_itself_many_times_is_not_walked_for_ever():
-    doubled = b"\x80\x02](" + b"NNe" + b"q\x00"  # each round: a list of the list before, twice
-    for number in range(40):
-        doubled += b"](h" + bytes([number]) + b"h" + bytes([number]) + b"eq" + bytes([number + 1])
-    with pytest.raises(UnreadablePayloadError, match="more values, or deeper ones"):
-        read("pt", zipped(doubled + b"."))
-
-
-def test_a_wide_pickle_of_few_bytes_is_not_walked_for_ever():
-    level = b"\x80\x02](Ne" + b"q\x00"
-    for number in range(3):
-        level += (
-            b"](" + b"h" + bytes([number]) + (b"h" + bytes([number])) * 99 + b"e" + b"q" + bytes([number + 1])
-        )
-    with pytest.raises(UnreadablePayloadError, match="more values, or deeper ones"):
-        read("pt", zipped(level + b"."))
-
-
 def test_a_hostile_header_takes_little_memory():
     wide = b"[" + b"[]," * 300_000 + b"[]]"
-    for format_name, payload in (
-        ("safetensors", framed(wide)),
-        ("pt", zipped(b"\x80\x02" + b"]" * 399_000 + b".")),
-    ):
+    for format_name, payload in (("safetensors", framed(wide)),):
         tracemalloc.start()
         try:
             with suppress(UnreadablePayloadError):
@@ -172,12 +100,8 @@ def test_a_hostile_header_takes_little_memory():
 
 
 def test_the_ends_are_enough_for_a_payload_of_any_length():
-    rows = torch.zeros(HEAD_BYTES_MAX, dtype=torch.int32)
-    for format_name, payload in (
-        ("pt", pt({"a": rows, "b": rows.clone()})),
-        ("npy", npy(rows.numpy())),
-        ("safetensors", safetensors(a=rows.numpy())),
-    ):
+    rows = np.zeros(HEAD_BYTES_MAX, np.int32)
+    for format_name, payload in (("npy", npy(rows)), ("safetensors", safetensors(a=rows))):
         ends = Excerpt(
             memoryview(payload[:HEAD_BYTES_MAX]), memoryview(payload[-TAIL_BYTES_MAX:]), len(payload)
         )
@@ -190,7 +114,6 @@ def samples():
     return {
         "npy": npy(rows),
         "safetensors": safetensors(a=rows, b=rows.astype(np.int32)),
-        "pt": pt({"a": torch.from_numpy(rows), "n": 1}),
     }
 
 

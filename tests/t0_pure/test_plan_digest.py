@@ -138,7 +138,7 @@ def test_what_is_given_and_what_is_default_are_one_plan():
     long = Plan(
         version=1,
         seed=0,
-        output=Output(mesh="dp=2", ext=".pt", micro_batches=1, micro_batch_tokens=64),
+        output=Output(mesh="dp=2", ext=".safetensors", micro_batches=1, micro_batch_tokens=64),
         stages=[Stage(from_=0, sequence_length=64)],
         tokenizer=Tokenizer(kind="bytes"),
         sources={

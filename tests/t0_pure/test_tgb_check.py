@@ -18,6 +18,7 @@ from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX
 from stepfs.format.payload.schema import given_schema
 from stepfs.lake.verify.tgb_check import TgbCheck
+from stepfs.torch_file.table import torch_arrays
 
 
 def built(payloads: list[bytes], seq: int = 4) -> tuple[bytes, Descriptor]:
@@ -96,7 +97,7 @@ def test_a_schema_is_checked_by_the_ends_of_each_slice_wherever_the_pieces_are_c
     large, small = pt({"a": torch.zeros(1_000_000, dtype=torch.int32)}), pt({"a": torch.zeros(3)})
     data, descriptor = built([large, small, b"raw", large])
     schema = given_schema('{"arrays": {"a": {"dtype": "int32", "shape": [null]}}}', ".pt", "schema")
-    checker = TgbCheck(descriptor, content=PayloadCheck(".pt", schema))
+    checker = TgbCheck(descriptor, content=PayloadCheck(".pt", schema, torch_arrays))
     for start in range(0, len(data), piece_bytes):
         checker.feed(memoryview(data)[start : start + piece_bytes])
         assert len(checker._first) <= HEAD_BYTES_MAX

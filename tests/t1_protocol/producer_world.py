@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 import pytest
 import trio
 from deterministic import run_seeded
+from doubles.faults import Plan, no_faults
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 from ledger import Ledger, payload
 
-from stepfs.clock import TrioClock
 from stepfs.errors import StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.lake.reclaim.run import reclaim
-from stepfs.testing.faults import Plan, no_faults
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 
 SLICES = 2

@@ -17,10 +17,11 @@ import trio
 from audit import audit
 from decoded_once import decoded_once
 from deterministic import run_seeded, scaled
+from doubles.faulty_store import ObjectMap
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
 
-from stepfs.clock import TrioClock
 from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.keys import control_prefix, data_key, numbered
@@ -30,7 +31,6 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.report import Report
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Put
-from stepfs.testing.faulty_store import ObjectMap
 
 T = TypeVar("T")
 Build = Callable[[World], Awaitable[None]]

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 from controlled import reclaimed_below
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import Progress
 from stepfs.checkpoints.watch import Watch
-from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore
 
 
 @dataclass

@@ -8,18 +8,18 @@ import time
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 from trio.testing import MockClock
 
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
-from stepfs.clock import TrioClock
 from stepfs.errors import AbsentError
 from stepfs.format.control import KEPT_CHECKPOINTS_MAX
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore
 
 
 class Directory:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from doubles.faulty_store import FaultyStore
 from producer_world import World, append, feed, simulate
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.lake.log.reader import LogReader
-from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer import AsyncProducer
 from stepfs_producer.lead.limit import TRUST_S
 

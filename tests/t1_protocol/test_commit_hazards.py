@@ -10,14 +10,7 @@ from dataclasses import replace
 
 import pytest
 import trio
-from producer_world import World, append, caught, feed, reclaim_below, simulate
-
-from stepfs.format.commit import Commit
-from stepfs.format.snapshot import LogState
-from stepfs.lake.log.reader import LogReader
-from stepfs.lake.sequence import Mine, SlotLost, SlotOutcome
-from stepfs.store.api import Put, Store
-from stepfs.testing.faults import (
+from doubles.faults import (
     CONFLICT_409,
     ERROR_500,
     ERROR_500_APPLIED,
@@ -31,6 +24,13 @@ from stepfs.testing.faults import (
     Scripted,
     delayed,
 )
+from producer_world import World, append, caught, feed, reclaim_below, simulate
+
+from stepfs.format.commit import Commit
+from stepfs.format.snapshot import LogState
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.sequence import Mine, SlotLost, SlotOutcome
+from stepfs.store.api import Put, Store
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop
 from stepfs_producer.commit_loop import CommitStats

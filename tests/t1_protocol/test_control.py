@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import pytest
 import trio
+from doubles.faults import ERROR_500, delayed
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 
-from stepfs.clock import TrioClock
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix
@@ -17,8 +19,6 @@ from stepfs.lake.control import Control
 from stepfs.lake.decisions import Advance
 from stepfs.lake.groups import Group
 from stepfs.lake.verify.repair import repair_control
-from stepfs.testing.faults import ERROR_500, delayed
-from stepfs.testing.faulty_store import FaultyStore
 
 LAKE = LakeIdentity("0" * 32, 1, ".bin", 0)
 LATE_S = 100.0

@@ -10,6 +10,8 @@ from functools import partial
 
 import pytest
 from crc32c import crc32c
+from doubles.faulty_store import ObjectMap
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import (
@@ -27,7 +29,6 @@ from small_world import (
 )
 from test_growth import lake_of, virtually
 
-from stepfs.clock import TrioClock
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.keys import log_prefix, number_of, snapshot_prefix
@@ -35,7 +36,6 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import reclaim
-from stepfs.testing.faulty_store import ObjectMap
 
 UNREADABLE = pytest.mark.logs("unreadable, using an older one")
 

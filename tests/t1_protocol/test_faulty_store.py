@@ -7,11 +7,11 @@ import random
 import pytest
 import trio
 from deterministic import run_seeded
+from doubles import faults
+from doubles.faulty_store import Event, FaultyStore, ObjectMap
 
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.store.api import Put
-from stepfs.testing import faults
-from stepfs.testing.faulty_store import Event, FaultyStore, ObjectMap
 
 
 def store(*script, **kwargs):

@@ -11,11 +11,13 @@ from functools import partial
 
 import pytest
 import trio
+from doubles.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
+from doubles.faulty_store import ObjectMap
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import SLICES, World, feed
 from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, grow, process, small
 
-from stepfs.clock import TrioClock
 from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.format.control import Cut
 from stepfs.format.ids import SliceIndex, Step
@@ -26,8 +28,6 @@ from stepfs.lake.fork import fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.unfinished_fork import group_name
-from stepfs.testing.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
-from stepfs.testing.faulty_store import ObjectMap
 
 CUT = Cut(Step(10), Step(10), Step(12))
 AROUND = [*range(NEED, 10), *range(12, STEPS)]

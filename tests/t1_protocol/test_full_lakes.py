@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from doubles.trio_clock import TrioClock
 from producer_world import World, append, feed, simulate
 
-from stepfs.clock import TrioClock
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.commit import Commit
 from stepfs.format.ids import Step

@@ -7,11 +7,12 @@ from contextlib import suppress
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
-from stepfs.clock import TrioClock
 from stepfs.errors import AbsentError
 from stepfs.format.control import ControlRecord, GroupRecord
 from stepfs.format.ids import Step
@@ -20,7 +21,6 @@ from stepfs.lake import control as control_room
 from stepfs.lake.decisions import Request, decide, successor
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 
 NODES = 256
 REQUESTS_EACH = 10

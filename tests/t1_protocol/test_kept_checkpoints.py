@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 
-from stepfs.clock import TrioClock
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore
 
 
 async def group_of(*kept: int) -> Group:

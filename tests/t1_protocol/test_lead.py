@@ -7,6 +7,7 @@ import gc
 import pytest
 import trio
 import trio.testing
+from doubles.faulty_store import FaultyStore
 from producer_world import World, append, feed, simulate
 from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
 
@@ -15,7 +16,6 @@ from stepfs.format.keys import consumers_prefix
 from stepfs.format.node import NodeRecord
 from stepfs.lake.fleet import write_node
 from stepfs.lake.groups import Group
-from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX
 
 LEAD = 10

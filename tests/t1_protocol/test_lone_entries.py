@@ -7,9 +7,10 @@ import random
 import pytest
 import trio
 from deterministic import scaled
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 from test_growth import generator, virtually
 
-from stepfs.clock import TrioClock
 from stepfs.errors import RefusedError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
 from stepfs.format.keys import entries_key, entries_prefix, segment_key
@@ -17,7 +18,6 @@ from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.lone_entries import SEGMENT_SHARE_BYTES, LoneEntries
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Counts, Put
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 
 SEGMENTS = 6

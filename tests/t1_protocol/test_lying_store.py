@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from doubles.faults import FALSE_412, Scripted
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import grow, small
@@ -12,7 +13,6 @@ from stepfs.errors import RefusedError
 from stepfs.format.keys import LAKE
 from stepfs.lake.identity import create_lake
 from stepfs.store.api import Put, Store
-from stepfs.testing.faults import FALSE_412, Scripted
 
 
 class LyingStore(ProcessStore):

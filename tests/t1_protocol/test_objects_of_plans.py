@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 from producer_world import World
 from small_world import checkpoint, grow, litter, process, register, small
 
-from stepfs.clock import TrioClock
 from stepfs.format.control import Cut
 from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.lake.fork import fork
@@ -15,7 +16,6 @@ from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Put
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 
 DIGEST = "0123456789abcdef" * 2
 

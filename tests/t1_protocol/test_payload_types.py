@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore
 from producer_world import SLICES, World, simulate
 
 from stepfs.errors import UsageError
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer import AsyncProducer
 
 

@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore
 from producer_world import SLICES, World, append, feed, simulate
 
 from stepfs.errors import AbsentError, FencedError, RefusedError, UsageError
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.store.api import Put
-from stepfs.testing.faulty_store import FaultyStore
 from stepfs_producer import AsyncProducer
 from stepfs_producer.pending import UNCOMMITTED_FACTOR
 

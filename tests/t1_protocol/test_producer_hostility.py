@@ -7,10 +7,7 @@ from contextlib import suppress
 import pytest
 import trio
 from deterministic import scaled
-from producer_world import World, append, feed, simulate
-
-from stepfs.errors import StoreUnreachableError
-from stepfs.testing.faults import (
+from doubles.faults import (
     CONFLICT_409,
     ERROR_500,
     ERROR_500_APPLIED,
@@ -23,6 +20,9 @@ from stepfs.testing.faults import (
     Weighted,
     delayed,
 )
+from producer_world import World, append, feed, simulate
+
+from stepfs.errors import StoreUnreachableError
 
 HOSTILE = {
     LOST_REQUEST: 0.02,

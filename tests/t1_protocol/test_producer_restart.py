@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import trio
+from doubles.trio_clock import TrioClock
 from ledger import payload
 from process_store import ProcessStore
 from producer_world import SLICES, World, append, feed, simulate
 
-from stepfs.clock import TrioClock
 from stepfs.errors import FencedError, SealedError, UsageError
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader

@@ -11,11 +11,11 @@ from functools import partial
 
 import pytest
 import trio
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
 
-from stepfs.clock import TrioClock
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.ids import SegmentIndex, Step, Version

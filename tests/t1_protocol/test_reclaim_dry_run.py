@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 import trio
+from doubles.trio_clock import TrioClock
 from producer_world import World
 from small_world import NEED, SEGMENT, checkpoint, clean, grow, litter, process, register, small
 
-from stepfs.clock import TrioClock
 from stepfs.format.ids import SegmentIndex, Step
 from stepfs.format.keys import log_prefix, numbered, reclaim_key, segment_key, snapshot_prefix
 from stepfs.format.node import NodeRecord

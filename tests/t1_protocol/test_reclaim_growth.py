@@ -6,16 +6,16 @@ import tracemalloc
 from collections.abc import Sequence
 from functools import partial
 
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 from stepfs.lake.floor import Floor
 from stepfs.lake.group_records import list_groups
 from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
 from test_growth import Lake, lake_of, virtually
 
-from stepfs.clock import TrioClock
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.lake.groups import Group
 from stepfs.lake.reclaim.run import Reclaimer, reclaim
-from stepfs.testing.faulty_store import FaultyStore
 
 GROUPS = 3
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from doubles.faulty_store import FaultyStore, ObjectMap
 from producer_world import simulate
 
 from stepfs.errors import NewerFormatError, UsageError
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 
 SCHEMA = '{"version":1,"format":"bin","arrays":{"ids":{"dtype":"uint16","shape":["rows",4]}}}'

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World
 from small_world import NEED, STEPS, group, grow, process, small
 from stepfs.lake.floor import Floor
 
-from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.format.keys import group_prefix
 from stepfs.lake import group_records, group_sequence

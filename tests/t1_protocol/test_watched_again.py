@@ -12,17 +12,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from controlled import newest_control, reclaimed_below
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 
 from stepfs.checkpoints.formats import Found, Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
-from stepfs.clock import TrioClock
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.store.api import Put
-from stepfs.testing.faulty_store import FaultyStore
 
 LAG_S = 61.0
 

@@ -8,11 +8,11 @@ import pytest
 import rawserver
 import servers
 import trio
+from doubles.faulty_store import FaultyStore, ObjectMap
 
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.s3.s3_store import S3Store
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 
 LANES = 10
 

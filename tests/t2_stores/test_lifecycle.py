@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from stepfs.format.fork_marker import FORKING, Cut
+from stepfs.lake.group_records import list_groups
 
 from stepfs.clock import SystemClock
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
-from stepfs.format.fork_marker import FORKING, Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE, data_prefix, log_prefix, number_of, snapshot_prefix
 from stepfs.lake.fork import fork
-from stepfs.lake.group_records import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal

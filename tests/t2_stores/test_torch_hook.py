@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from stepfs.lake.group_records import list_groups
 
 from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.records import ConsumerRecord
-from stepfs.lake.group_records import list_groups
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.local.local_store import LocalStore

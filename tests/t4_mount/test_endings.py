@@ -12,7 +12,7 @@ import pytest
 from endings import ENDINGS, assert_nothing_is_left
 from realmount import STEPFS, clear, gone_within, make_lake, mounted, payload, produce, stepfs, until
 
-from stepfs.mount.bounded_log import BYTES_MAX
+from stepfs.mount.daemon import LOG_BYTES_MAX
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.umount import unmount
 from stepfs.mount.unmount import unmount_and_wait
@@ -163,10 +163,10 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
         assert sum(mounted.directory == str(directory) for mounted in mountinfo.mounts()) == 1
         (log,) = logs.iterdir()
         with log.open("ab") as file:
-            file.truncate(BYTES_MAX + 1)
+            file.truncate(LOG_BYTES_MAX + 1)
         refused = subprocess.run(command, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
         assert refused.returncode == 4
-        assert log.stat().st_size > BYTES_MAX
+        assert log.stat().st_size > LOG_BYTES_MAX
         assert len(os.listdir(directory)) == 5
         stepfs("unmount", directory).check_returncode()
         assert mountinfo.mount_at(directory) is None

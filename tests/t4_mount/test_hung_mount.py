@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from rawmount import mount_with_descriptor
-from realmount import change_constants, clear, make_lake, mounted, payload, produce, stepfs, until
+from realmount import change_constants, clear, make_lake, produce, stepfs, until
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.abort import abort_mount
-from stepfs.mount.host.server_record import recorded, records_directory
 
 ANSWERED_S = 20.0
 PATIENCE_S = 1.0  # with a directory that does not answer; every other one does so in much less
@@ -46,19 +44,6 @@ def lake(file_url):
     return file_url
 
 
-@pytest.fixture
-def dead_server(hung):
-    """A record, as a daemon writes it, of a process that is gone."""
-    base = records_directory()
-    at = mountinfo.mount_at(hung)
-    with recorded(at, base):
-        path = base / f"{at.device.replace(':', '-')}.json"
-        body = json.loads(path.read_text())
-        body["process_start"] -= 1  # another process has its number by now
-        path.write_text(json.dumps(body))
-        yield path
-
-
 def hanging_reader(directory):
     """A process whose request the kernel has put into the connection's queue."""
     reader = subprocess.Popen(
@@ -72,7 +57,7 @@ def hanging_reader(directory):
 
 
 @pytest.mark.parametrize("command", ["mount", "unmount"])
-def test_without_proof_a_hung_mount_is_left_alone_and_the_advice_frees_its_readers(lake, hung, command):
+def test_a_hung_mount_is_left_alone_and_the_advice_frees_its_readers(lake, hung, command):
     arguments = ["mount", lake, hung] if command == "mount" else ["unmount", hung]
     done = stepfs(*arguments, timeout_s=ANSWERED_S)
     assert done.returncode == 4
@@ -84,38 +69,6 @@ def test_without_proof_a_hung_mount_is_left_alone_and_the_advice_frees_its_reade
     _, said = reader.communicate(timeout=ANSWERED_S)
     assert "OSError" in said
     assert mountinfo.mount_at(hung) is None
-
-
-def test_with_proof_that_its_server_is_gone_unmount_frees_the_readers(hung, dead_server):
-    reader = hanging_reader(hung)
-    done = stepfs("unmount", hung, timeout_s=ANSWERED_S)
-    assert done.returncode == 0, done.stderr
-    assert "OSError" in reader.communicate(timeout=ANSWERED_S)[1]
-    assert mountinfo.mount_at(hung) is None
-
-
-def test_with_proof_the_next_mount_takes_the_place(lake, hung, dead_server):
-    with mounted(lake, hung) as mount:
-        assert mount.file(1, 1).read_bytes() == payload(1, 1)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("boot_id", "another"), ("pid_namespace", "pid:[1]"), ("mount", ["0:1", 1, "/", "none"])],
-)
-def test_a_record_of_another_boot_namespace_or_mount_proves_nothing(hung, dead_server, field, value):
-    body = json.loads(dead_server.read_text())
-    dead_server.write_text(json.dumps({**body, field: value}))
-    assert stepfs("unmount", hung, timeout_s=ANSWERED_S).returncode == 4
-    assert mountinfo.mount_at(hung) is not None
-
-
-def test_a_record_that_others_may_write_proves_nothing(hung, dead_server):
-    os.chown(dead_server, 12345, 12345)
-    try:
-        assert stepfs("unmount", hung, timeout_s=ANSWERED_S).returncode == 4
-    finally:
-        os.chown(dead_server, 0, 0)
 
 
 def test_aborting_leaves_the_dead_mount_in_place_and_no_other_mount_is_touched(hung):

@@ -11,11 +11,11 @@ import pytest
 import servers
 import trio
 from realmount import make_lake, mounted, payload, produce, stepfs
+from stepfs.lake.floor import Floor
 
 from stepfs.errors import RefusedError
 from stepfs.format.ids import Step, Version
 from stepfs.format.records import RECORD_ID_BYTES, FloorRecord
-from stepfs.lake.floor import Floor
 from stepfs.lake.identity import open_lake
 from stepfs.lake.sequence import Mine
 from stepfs.store.opening import open_store

@@ -103,9 +103,9 @@ class TestLs:
 
     def test_one_step(self, lake):
         assert stepfs("ls", lake, "--step", 2).out.splitlines() == [
-            "rank-00000.pt",
-            "rank-00001.pt",
-            "rank-00002.pt",
+            "rank-00000.safetensors",
+            "rank-00001.safetensors",
+            "rank-00002.safetensors",
         ]
 
     def test_document(self, lake):
@@ -114,7 +114,7 @@ class TestLs:
         assert list(document) == [
             "schema", "lake_id", "slices", "ext", "payload_schema", "first_step", "next_step", "steps",
         ]  # fmt: skip
-        assert (document["slices"], document["ext"]) == (SLICES, ".pt")
+        assert (document["slices"], document["ext"]) == (SLICES, ".safetensors")
         assert (document["first_step"], document["next_step"]) == (0, 5)
         assert re.fullmatch("[0-9a-f]{32}", document["lake_id"])
         assert [entry["step"] for entry in document["steps"]] == list(range(5))
@@ -130,7 +130,11 @@ class TestLs:
         (entry,) = document["steps"]
         assert entry["step"] == 3
         assert entry["files"] == [
-            {"name": f"rank-{rank:05d}.pt", "size": len(payload), "crc32c": f"{crc32c.crc32c(payload):08x}"}
+            {
+                "name": f"rank-{rank:05d}.safetensors",
+                "size": len(payload),
+                "crc32c": f"{crc32c.crc32c(payload):08x}",
+            }
             for rank, payload in enumerate(payloads(3))
         ]
 
@@ -160,7 +164,7 @@ class TestStatus:
             "schema", "lake_id", "slices", "ext", "payload_schema", "head", "time", "first_step", "next_step", "frontier",
             "sealed", "total_bytes", "total_records", "producers", "groups", "nodes",
         ]  # fmt: skip
-        assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".pt")
+        assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".safetensors")
         assert document["total_bytes"] == sum(len(p) for step in range(5) for p in payloads(step))
         assert document["nodes"] == []
         assert document["frontier"] == 4

@@ -124,7 +124,7 @@ def test_a_slice_at_odds_is_shown_and_ends_with_5(file_url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "code", "words"),
     [
-        ("a.pt", bomb(), 5, "builtins.exec"),
+        ("a.pt", bomb(), 5, "GLOBAL exec "),
         ("a.safetensors", framed(b"{" * 9), 5, "no JSON"),
         ("a.npy", b"raw", 5, "is no .npy file"),
         ("a.pt", b"", 5, "it is empty"),

@@ -15,7 +15,6 @@ import pytest
 import servers
 from realmount import make_lake, mounted, until
 
-from stepfs.torch import dump
 from stepfs_producer import Producer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scripts/examples"
@@ -59,17 +58,18 @@ def ended(program):
 def commit(url, steps):
     """Batches as `stepfs-produce text` makes them, as far as the examples read them."""
     import torch  # noqa: PLC0415
+    from safetensors.torch import save  # noqa: PLC0415
 
     with Producer(url, producer_id="p0") as producer:
         for step in steps:
             ids = [(torch.arange(256).view(4, 64) * (step + 1) + index) % 256 for index in range(SLICES)]
             batches = [{"input_ids": i, "labels": i.roll(-1, 1), "doc_ids": torch.zeros_like(i)} for i in ids]
-            producer.append([dump(batch) for batch in batches], position=step)
+            producer.append([save(batch) for batch in batches], position=step)
 
 
 @pytest.fixture
 def lake(file_url):
-    make_lake(file_url, slices=SLICES, ext=".pt")
+    make_lake(file_url, slices=SLICES, ext=".safetensors")
     return file_url
 
 
@@ -100,7 +100,9 @@ def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_o
         commit(lake, range(10, STEPS))
         assert ended(started(*command, output=after)) == 0, shown(after)
         assert re.findall(r"opens (.*)", shown(after)) == [
-            f"step-{step:09d}/rank-{rank:05d}.pt" for step in range(8, STEPS) for rank in range(SLICES)
+            f"step-{step:09d}/rank-{rank:05d}.safetensors"
+            for step in range(8, STEPS)
+            for rank in range(SLICES)
         ]
         again = [
             line for line in shown(before).splitlines() if "'epoch': '0.75'" in line

@@ -26,7 +26,7 @@ PRINTED = {
         r"^step 8 loss \S+\nstep 9 loss",
         "text-0-of-1",
         r"readers +waited",
-        "rank-00001.pt",
+        "rank-00001.safetensors",
         r"input_ids +int64 +\[8, 256\]",
         '"producer": "text-0-of-1"',
         "sealed: 12 steps",
@@ -34,7 +34,10 @@ PRINTED = {
         "deleted [1-9].*needs step 10",
         "is retired",
     ],
-    "Train with Hugging Face": ["opens step-000000008/rank-00000.pt", "opens step-000000011/rank-00001.pt"],
+    "Train with Hugging Face": [
+        "opens step-000000008/rank-00000.safetensors",
+        "opens step-000000011/rank-00001.safetensors",
+    ],
     "DDP, and resume after a kill": [r"step 4 loss \S+\n(?s:.*)step 11 loss", r"pretrain +8 +2 "],
     "WebDataset": ["step 7: 8 samples", "step 11: 8 samples"],
     "Produce from your own pipeline": [

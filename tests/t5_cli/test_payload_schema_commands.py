@@ -124,7 +124,7 @@ def test_verify_checks_every_slice_against_the_schema_also_long_ones(file_url: s
     problems = {(one["step"], one["slice"]): one["problem"] for one in found.document["errors"]}
     says = "the lake's schema says int32 [?, 4]"
     assert problems[1, 0] == f"content: has 'ids' as int64 [2, 4], {says}"
-    assert "builtins.exec" in problems[1, 1]
+    assert "GLOBAL exec " in problems[1, 1]
     assert problems[2, 0] == f"content: has 'ids' as int64 [{LARGE_ROWS}, 4], {says}"
     assert "is no .pt file" in problems[2, 1]
     assert len(problems) == 4

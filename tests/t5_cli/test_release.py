@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import re
 import shutil
 import subprocess
 import tarfile
@@ -19,7 +17,6 @@ from release.__main__ import release
 from release.build import build, build_twice
 from release.dist import SUMS, claimed, publish
 from release.inspection import inspect
-from release.sbom import write_sbom
 from release.source import Source, source_of
 from stepfs import __version__
 from stepfs.errors import RefusedError, StepfsError, UsageError
@@ -74,7 +71,6 @@ def test_two_checkouts_and_the_sdist_give_equal_bytes(committed, tmp_path, monke
     assert f"SOURCE_DATE_EPOCH={COMMITTED}" in capsys.readouterr().out
     assert sorted(line.split()[1] for line in sums.splitlines()) == [
         "stepfs-1.2.3-py3-none-any.whl",
-        "stepfs-1.2.3.cdx.json",
         "stepfs-1.2.3.tar.gz",
     ]
     for line in sums.splitlines():
@@ -221,36 +217,6 @@ def test_a_missing_module_is_found(built, tmp_path):
                 rest.writestr(name, archive.read(name))
     with pytest.raises(StepfsError, match=r"lacks stepfs/cli\.py"):
         inspect(sdist, bad)
-
-
-def test_the_bill_of_materials_holds_what_the_wheel_brings_along_as_pinned(built, committed, tmp_path):
-    sdist, wheel = built
-    lock = committed / "constraints.lock.txt"
-    bill = json.loads(write_sbom(inspect(sdist, wheel), wheel, lock, COMMITTED, tmp_path).read_text())
-    parts = {part["name"]: part for part in bill["components"]}
-    assert {f"{name}=={part['version']}" for name, part in parts.items()} <= set(
-        lock.read_text().splitlines()
-    )
-    scopes = {name: parts[name]["scope"] for name in ("trio", "botocore", "torch", "pyarrow", "pyyaml")}
-    assert scopes == {
-        "trio": "required", "botocore": "required", "torch": "optional", "pyarrow": "optional", "pyyaml": "optional",
-    }  # fmt: skip
-    assert not {"pytest", "ruff", "hatchling", "stepfs"} & set(parts), "nothing of ours or of our tools"
-    (whole,) = [entry for entry in bill["dependencies"] if entry["ref"] == "stepfs"]
-    assert {"boto3", "pyfuse3", "torch"} <= set(whole["dependsOn"])
-    assert "botocore" not in whole["dependsOn"]
-    about = bill["metadata"]["component"]
-    assert about["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
-
-
-@pytest.mark.parametrize(("change", "pinned"), [("trio==0.1", "0.1"), ("", "no version")])
-def test_packages_that_are_not_the_pinned_ones_are_refused(built, committed, tmp_path, change, pinned):
-    lock = tmp_path / "lock"
-    lock.write_text(
-        re.sub(r"^trio==.*$", change, (committed / "constraints.lock.txt").read_text(), flags=re.MULTILINE)
-    )
-    with pytest.raises(StepfsError, match=rf"trio .* is installed, .* has {pinned}: run scripts/setup"):
-        write_sbom(inspect(*built), built[1], lock, COMMITTED, tmp_path)
 
 
 def test_metadata_that_an_index_refuses_is_found(checkout, tmp_path):

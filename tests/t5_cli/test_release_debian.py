@@ -8,9 +8,8 @@ import time
 import pytest
 import tools
 
-from image.__main__ import MIRROR
 from release.build import build
-from release.debian import SHELL, install_lines, report, script_of, steps, try_debian
+from release.debian import MIRROR, SHELL, install_lines, report, script_of, steps, try_debian
 from stepfs import __version__
 from stepfs.errors import StepfsError
 

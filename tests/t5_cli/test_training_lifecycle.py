@@ -19,10 +19,10 @@ import pytest
 import trio
 from lakes import stepfs
 from realmount import STEPFS, mounted, payload, until
+from stepfs.lake.group_records import list_groups
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import data_prefix
-from stepfs.lake.group_records import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store

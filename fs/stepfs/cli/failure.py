@@ -30,6 +30,7 @@ from stepfs.errors import (
     StepfsError,
     StoreUnreachableError,
     UsageError,
+    leaves,
 )
 from stepfs.interruption import listen
 
@@ -98,19 +99,19 @@ def log_to_stderr() -> None:
 
 def explain(error: BaseException) -> tuple[int, str]:
     """An exception, or a group of them → (exit code, the line or lines for stderr; empty if no reader is left)."""
-    leaves = _leaves(error)
-    known = [leaf for leaf in leaves if isinstance(leaf, StepfsError)]
+    found = leaves(error)
+    known = [leaf for leaf in found if isinstance(leaf, StepfsError)]
     if known:
         worst = min(known, key=_severity)
         text = str(worst) or type(worst).__name__
         return worst.exit_code, text if worst.several_lines else text.replace("\n", "?")
-    unknown = [leaf for leaf in leaves if not isinstance(leaf, OSError)]
+    unknown = [leaf for leaf in found if not isinstance(leaf, OSError)]
     if unknown:
         first = unknown[0]
         what = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
         what = " ".join(what.split())
         return EXIT_FAILURE, f"unexpected {what} (run again with STEPFS_DEBUG=1 for the traceback)"
-    first_leaf = leaves[0]
+    first_leaf = found[0]
     assert isinstance(first_leaf, OSError)
     if isinstance(first_leaf, BrokenPipeError):
         return EXIT_PIPE, ""
@@ -119,17 +120,10 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 def leading_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The exception in the group that decides how a program goes on, for those who raise it alone."""
-    leaves = _leaves(group)
-    interruptions = [leaf for leaf in leaves if isinstance(leaf, KeyboardInterrupt)]
-    known = [leaf for leaf in leaves if isinstance(leaf, StepfsError)]
-    return interruptions[0] if interruptions else min(known, key=_severity) if known else leaves[0]
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions inside nested groups, in the order they were raised; groups are never empty."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+    found = leaves(group)
+    interruptions = [leaf for leaf in found if isinstance(leaf, KeyboardInterrupt)]
+    known = [leaf for leaf in found if isinstance(leaf, StepfsError)]
+    return interruptions[0] if interruptions else min(known, key=_severity) if known else found[0]
 
 
 def _severity(error: StepfsError) -> int:
@@ -139,7 +133,7 @@ def _severity(error: StepfsError) -> int:
 
 def _interrupted(error: BaseException) -> bool:
     """Whether it is Ctrl-C, possibly wrapped by a nursery together with the errors that it caused."""
-    return any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error))
+    return any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error))
 
 
 def _os_error_line(error: OSError) -> str:

@@ -60,10 +60,12 @@ def _of_sample(path: Path, ext: str) -> PayloadSchema:
     from stepfs.format.payload.arrays import read_arrays
     from stepfs.format.payload.excerpt import UnreadablePayloadError
     from stepfs.format.payload.schema import ArraySpec, PayloadSchema, format_of, given_schema
+    from stepfs.torch_file.process import TorchProcess
 
     what = f"--from-payload {path}"
     try:
-        found = read_arrays(format_of(ext), ends_of(path)).arrays
+        with TorchProcess() as by_torch:
+            found = read_arrays(format_of(ext), ends_of(path), by_torch).arrays
     except UnreadablePayloadError as error:
         raise UsageError(f"{what}: {error}") from error
     arrays = {array.name: ArraySpec(array.dtype, array.shape) for array in found}

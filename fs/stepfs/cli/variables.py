@@ -60,7 +60,6 @@ KNOWN: Final = frozenset(
         "NO_SOURCES",
         "PAD",
         "PAYLOAD_SCHEMA",
-        "PNG",
         "POLL",
         "PREFETCH",
         "PRIME",

@@ -6,7 +6,6 @@ Every check takes the root of the file system as an argument, so that tests can 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -14,32 +13,30 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from stepfs.command_hint import command
 from stepfs.doctor.finding import Finding, fail, note, ok
-
-_CAP_SYS_ADMIN: Final = 1 << 21
-_REQUIRED: Final = ("boto3", "crc32c", "msgpack", "trio")
-_OPTIONAL: Final = {
-    "torch": "only `.pt` payloads and stepfs.torch need it: pip install 'stepfs[torch]'",
-    "safetensors": "only reading .safetensors files in Python needs it: pip install 'stepfs[text]'",
-    "tokenizers": "only `stepfs-produce` with a tokenizer.json needs it: pip install 'stepfs[text]'",
-}
+from stepfs.doctor.versions import libraries
+from stepfs.mount.host.capabilities import CAP_SYS_ADMIN, capabilities
 
 
 def check_python() -> Iterator[Finding]:
-    """Interpreter and packages."""
+    """Interpreter and packages; `stepfs version` tells their versions."""
     yield ok("python", f"{platform.python_version()} at {sys.executable}")
-    for package in _REQUIRED:
-        version = _version(package)
-        if version is None:
-            yield fail(package, "not installed", "pip install stepfs, in the environment that runs it")
-        else:
-            yield ok(package, version)
-    for package, remedy in _OPTIONAL.items():
-        version = _version(package)
-        yield note(package, "not installed", remedy) if version is None else ok(package, version)
+    missing = [library for library in libraries() if library.version is None]
+    required = [library.name for library in missing if library.extra is None]
+    if required:
+        remedy = "pip install stepfs, in the environment that runs it"
+        yield fail("packages", f"not installed: {', '.join(required)}", remedy)
+    else:
+        yield ok("packages", "all that stepfs needs are installed")
+    for extra in sorted({library.extra for library in missing if library.extra}):
+        names = ", ".join(library.name for library in missing if library.extra == extra)
+        yield note(
+            f"extra {extra}",
+            f"not installed: {names}",
+            f"only what says so needs it: pip install 'stepfs[{extra}]'",
+        )
 
 
 def check_pyfuse3() -> Finding:
@@ -52,7 +49,7 @@ def check_pyfuse3() -> Finding:
             f"does not import: {error}",
             "install libfuse 3 (Debian: apt-get install libfuse3-3), then pip install --force-reinstall pyfuse3",
         )
-    return ok("pyfuse3", _version("pyfuse3") or "imports")
+    return ok("pyfuse3", "imports")
 
 
 def check_fuse_device(root: Path = Path("/")) -> Finding:
@@ -93,8 +90,8 @@ def check_mtab(*, is_root: bool, root: Path = Path("/")) -> Iterator[Finding]:
 
 def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
     """The right to mount, and to let other users in. A set-uid helper cannot exceed the capability bounding set."""
-    held = _capabilities(root, "CapEff" if is_root else "CapBnd")
-    if held is not None and not held & _CAP_SYS_ADMIN:
+    held = capabilities("CapEff" if is_root else "CapBnd", root)
+    if held is not None and not held & CAP_SYS_ADMIN:
         return fail(
             "rights",
             f"{'root' if is_root else 'user'}: may not mount, CAP_SYS_ADMIN was taken from this process",
@@ -114,19 +111,3 @@ def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
         "user: may mount through fusermount3, not with --allow-other",
         "if other users must read the mount, add user_allow_other to /etc/fuse.conf",
     )
-
-
-def _capabilities(root: Path, which: str) -> int | None:
-    """One of this process's capability sets as bits; None if the kernel does not show it."""
-    try:
-        lines = (root / "proc/self/status").read_text().splitlines()
-        return next((int(line.split()[1], 16) for line in lines if line.startswith(f"{which}:")), None)
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from stepfs.data.memory.available import cgroup_limit
 from stepfs.doctor.finding import Finding, note, ok
 
-_UNLIMITED: Final = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
 _MEMORY_LOW: Final = 1 << 30
 _FILES_LOW: Final = 4096
 
@@ -42,36 +42,13 @@ def check_kernel(root: Path = Path("/")) -> Iterator[Finding]:
 
 def check_memory(root: Path = Path("/")) -> Finding:
     """The cgroup's limit counts daemon memory and primed page cache together."""
-    limit = memory_limit(root)
+    limit = cgroup_limit(root)
     if limit is None:
         return ok("memory", "no cgroup limit")
     text = f"cgroup limit {limit / (1 << 30):.1f} GiB"
     if limit < _MEMORY_LOW:
         return note("memory", text, "primed pages count against it too: raise the limit, or use --no-prime")
     return ok("memory", text)
-
-
-def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes this process's cgroup (v2 or v1), or any above it, may use; None without a limit."""
-    limits: list[int] = []
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # In a container the path may be the host's and absent here; the limit then stands at the base.
-        directory = base / path.lstrip("/")
-        for candidate in (directory, *directory.parents):
-            text = _read(candidate / name)
-            if text is not None and text.isdigit():
-                limits.append(int(text))
-            if candidate == base:
-                break
-    limit = min(limits, default=_UNLIMITED)
-    return None if limit >= _UNLIMITED else limit
 
 
 def check_descriptors() -> Finding:

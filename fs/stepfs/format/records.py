@@ -31,7 +31,7 @@ class LakeIdentity:
 def check_ext(ext: str) -> str:
     """A file extension such as `.pt` or `.tar.gz`; `UsageError` otherwise."""
     if not _EXT.fullmatch(ext):
-        raise UsageError(f"extension {ext!r}: use a dot and letters or digits, such as .pt or .npy")
+        raise UsageError(f"extension {ext!r}: use a dot and letters or digits, such as .safetensors or .npy")
     return ext
 
 

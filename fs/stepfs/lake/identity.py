@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from stepfs.clock import Clock, SystemClock
 from stepfs.command_hint import command
-from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
 from stepfs.format.payload.schema import PayloadSchema, stored_schema
 from stepfs.format.payload_kind import CHECKED_EXTENSIONS, is_checkable
 from stepfs.format.records import LakeIdentity, check_ext, decode_lake, encode_lake
-from stepfs.lake.sequence import SlotLost, Unknown, take_slot
+from stepfs.lake.sequence import SlotLost, settled, take_slot
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 
@@ -19,7 +19,7 @@ async def create_lake(
     store: Store,
     *,
     slices: int,
-    ext: str = ".pt",
+    ext: str = ".safetensors",
     check_payload: bool = False,
     payload_schema: str | None = None,
     clock: Clock | None = None,
@@ -45,11 +45,7 @@ async def create_lake(
     now_ms = (clock or SystemClock()).now_ms()
     identity = LakeIdentity(lake_id or new_lake_id(), slices, ext, now_ms, check_payload, payload_schema)
     outcome = await take_slot(store, LAKE, encode_lake(identity))
-    if isinstance(outcome, Unknown):
-        raise StoreUnreachableError(
-            f"{store.url}: the store stopped answering{outcome.why}; run `stepfs init` again to see"
-        )
-    if isinstance(outcome, SlotLost):
+    if isinstance(settled(outcome, store, "run `stepfs init` again to see"), SlotLost):
         await refuse_existing(store)
         raise RefusedError(
             f"{store.url}: the store refused to create a lake as if one were here, and none is: another process"

@@ -75,6 +75,13 @@ async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
     return Unknown(key, body)
 
 
+def settled(outcome: SlotOutcome, store: Store, advice: str) -> Mine | SlotLost:
+    """The outcome, if it is known; else `StoreUnreachableError` with the store's last error and the advice."""
+    if isinstance(outcome, Unknown):
+        raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; {advice}")
+    return outcome
+
+
 async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
     """Create an object whose key no other process writes, because it carries this writer's random id.
 
@@ -82,13 +89,11 @@ async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
     with `advice`, unless the object exists in the end: the next objects may name it.
     """
     for _ in range(_ROUNDS_MAX):
-        outcome = await take_slot(store, key, body)
+        outcome = settled(await take_slot(store, key, body), store, advice)
         if isinstance(outcome, Mine):
             return
-        if outcome != SlotLost(taken=False):
+        if outcome.taken:
             break
-    if isinstance(outcome, Unknown):
-        raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; {advice}")
     raise StoreUnreachableError(
         f"{store.url}: the store calls {key} taken and does not show what was written; {advice}"
     )

@@ -18,11 +18,13 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from stepfs.errors import RefusedError, StepfsError
-from stepfs.mount import bounded_log, logs
+from stepfs.errors import RefusedError, StepfsError, leaves
+from stepfs.mount import logs
 from stepfs.mount.host import passed_fd
 from stepfs.mount.host.mountinfo import mount_at, real_directory
 from stepfs.mount.options import MountOptions
@@ -35,6 +37,7 @@ _log = logging.getLogger("stepfs.mount")
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOG_TAIL_LINES: Final = 5
+LOG_BYTES_MAX: Final = 8 << 20  # of the log, and of the older one beside it
 
 
 class DaemonError(StepfsError):
@@ -117,7 +120,7 @@ def _open_log(log: Path, *, start_over: bool) -> int:
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if start_over and log.exists() and log.lstat().st_size > bounded_log.BYTES_MAX:
+        if start_over and log.exists() and log.lstat().st_size > LOG_BYTES_MAX:
             log.unlink()
         descriptor = os.open(log, _APPEND, 0o644)
         status = os.fstat(descriptor)
@@ -129,6 +132,27 @@ def _open_log(log: Path, *, start_over: bool) -> int:
     else:
         why = "it is not a file of this user"
     raise RefusedError(f"cannot write the log {log}: {why}; set STEPFS_LOG_DIR to a directory of your own")
+
+
+class BoundedLog(RotatingFileHandler):
+    """The log of a daemon that serves: at the bound it becomes `.1`, which may replace one of that name.
+
+    Output that bypasses `logging` (faulthandler) follows it. Only for the daemon that serves: one that finds the
+    directory taken writes its line into the log of another.
+    """
+
+    def __init__(self, log: Path, bytes_max: int) -> None:
+        super().__init__(log, maxBytes=bytes_max, backupCount=1)
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = _open_log(Path(self.baseFilename), start_over=False)
+        for output in (sys.stdout, sys.stderr):
+            os.dup2(descriptor, output.fileno())
+        return os.fdopen(descriptor, "a", encoding="utf-8")
+
+    def rotate(self, source: str, dest: str) -> None:
+        with suppress(OSError):  # a log that cannot be renamed, as a file mounted by itself, is still a log
+            super().rotate(source, dest)
 
 
 def _answer(pipe: BinaryIO, say: Say) -> bytes:
@@ -162,7 +186,7 @@ def main(arguments: list[str]) -> int:
     """The daemon's process."""
     pipe = int(arguments[0])
     options = MountOptions.from_json(sys.stdin.read())
-    log = logs.configure(options.directory)
+    logs.configure(options.directory)
     answered = False
 
     def say(body: dict[str, object]) -> None:
@@ -182,7 +206,7 @@ def main(arguments: list[str]) -> int:
         from stepfs.mount.session import run  # noqa: PLC0415 (an import that fails is reported, too)
 
         def ready() -> None:
-            log.bytes_max = bounded_log.BYTES_MAX
+            logs.configure(options.directory, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))
             say({"pid": os.getpid()})
 
         run(options, ready, wait)
@@ -199,17 +223,11 @@ def main(arguments: list[str]) -> int:
 def explain(error: BaseException) -> tuple[int, str, bool]:
     """(exit code, one line, whether it is an expected error) of the exception that ended a session, in groups or
     not."""
-    known = [leaf for leaf in _leaves(error) if isinstance(leaf, StepfsError)]
+    known = [leaf for leaf in leaves(error) if isinstance(leaf, StepfsError)]
     if known:
         return known[0].exit_code, str(known[0]), True
-    leaf = _leaves(error)[0]
+    leaf = leaves(error)[0]
     return 1, f"unexpected {type(leaf).__name__}: {leaf}", False
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
 
 
 if __name__ == "__main__":

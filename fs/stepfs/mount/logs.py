@@ -5,6 +5,10 @@
 
 Facts come as `extra={"step": …}` of a log call; only the names below are used. Text that looks like a credential is
 removed from the finished line, whatever its origin: a library's error may quote its arguments.
+
+A trainer that retries a damaged file makes thousands of failures a second, and the first line describes them all. A log
+call opts in with `extra={"alike": key}`: of lines with one key there is one a minute, with the number of those left
+out before it as the fact `repeated`. Changes of state ("the store answers again") never opt in: their order matters.
 """
 
 from __future__ import annotations
@@ -15,42 +19,37 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from stepfs.errors import UsageError
-from stepfs.mount.bounded_log import LogHandler
-from stepfs.store.settings import SECRETS
+from stepfs.redact import redacted
 
 FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
+WINDOW_S: Final = 60.0
+KINDS_MAX: Final = 16_384  # kinds; beyond that the one that was met least lately is forgotten
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_SECRET_BYTES_MIN: Final = 4  # a shorter secret would match ordinary words
-_IN_URL: Final = re.compile(r"(?<=://)[^/@\s\"']+@")
-_IN_QUERY: Final = re.compile(
-    r"((?:X-Amz-(?:Signature|Credential|Security-Token))=)[^&\s\"']+", re.IGNORECASE
-)
-_IN_SETTING: Final = re.compile(
-    r"((?:secret|token|password|credential)\w*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+", re.IGNORECASE
-)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a lake's texts must not control a terminal
 _REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
-_STRUCK: Final = "[redacted]"
 
 
-def configure(mount: Path) -> LogHandler:
-    """Send all logs of this process to stderr, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
+def configure(mount: Path, handler: logging.Handler | None = None) -> None:
+    """Send all logs of this process to stderr, or to `handler`, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
 
     JSON lines contain the mount point: a collector mixes the lines of several daemons.
     """
     formatter = Json(mount) if chosen() == "json" else Text(_TEXT)
-    handler = LogHandler(sys.stderr)
+    handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     handler.addFilter(_asked_for)
+    handler.addFilter(Repeats())
     logging.basicConfig(handlers=[handler], force=True)
     debug = os.environ.get("STEPFS_DEBUG") == "1"
     logging.getLogger("stepfs").setLevel(logging.DEBUG if debug else logging.INFO)
-    return handler
 
 
 def _asked_for(record: logging.LogRecord) -> bool:
@@ -59,6 +58,31 @@ def _asked_for(record: logging.LogRecord) -> bool:
     ENOENT from a reply means that the connection ended first, as when a file is closed after `umount -l`.
     """
     return record.name != "pyfuse3" or not record.getMessage().endswith(_REPLY_UNWANTED)
+
+
+class Repeats(logging.Filter):
+    """Admits one line a minute of each kind. A handler filters in many threads at once, so a lock."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._kinds: dict[Hashable, tuple[float, int]] = {}  # until when, and how many were left out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key: Hashable = getattr(record, "alike", None)
+        if key is None:
+            return True
+        with self._lock:
+            until_s, count = self._kinds.pop(key, (float("-inf"), 0))
+            now_s = self._now_s()
+            admitted = now_s >= until_s
+            self._kinds[key] = (now_s + WINDOW_S, 0) if admitted else (until_s, count + 1)
+            if len(self._kinds) > KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+        if admitted and count:
+            record.repeated = count
+        return admitted
 
 
 def chosen() -> str:
@@ -105,17 +129,6 @@ class Json(logging.Formatter):
 def facts_of(record: logging.LogRecord) -> dict[str, object]:
     """The facts of a log call besides its message."""
     return {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
-
-
-def redacted(text: str) -> str:
-    """`text` without this process's credentials, without user and password in URLs, without labelled secrets."""
-    for name in SECRETS:
-        secret = os.environ.get(name, "")
-        if len(secret) >= _SECRET_BYTES_MIN:
-            text = text.replace(secret, _STRUCK)
-    text = _IN_URL.sub(f"{_STRUCK}@", text)
-    text = _IN_QUERY.sub(rf"\g<1>{_STRUCK}", text)
-    return _IN_SETTING.sub(rf"\g<1>{_STRUCK}", text)
 
 
 def _word(value: object) -> str:

@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
+from stepfs.redact import redact_url
 from stepfs.store.options import StoreOptions
 
 DEADLINE_S: Final = 300.0
@@ -76,12 +76,3 @@ class MountOptions:
         body["lake"] = redact_url(self.lake)
         body["endpoint_url"] = None if self.endpoint_url is None else redact_url(self.endpoint_url)
         return body
-
-
-def redact_url(url: str) -> str:
-    """The URL without user, password and query, which may contain secrets; a path stays unchanged."""
-    if url.startswith("file:"):
-        return url
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))

@@ -37,7 +37,6 @@ from stepfs.mount.health.suspend_clock import RunningTime
 from stepfs.mount.host import cache_directory, mountpoint, passed_fd
 from stepfs.mount.host.abort import abort_handle
 from stepfs.mount.host.mountinfo import mount_at, real_directory, wait_until_detached
-from stepfs.mount.host.server_record import recorded, records_directory
 from stepfs.mount.host.sysfs import tune
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.reports import Machine
@@ -138,7 +137,6 @@ class _Session:
                         interrupted_reads(),
                         self._guardian,
                         kernel_session.mounted(mount.operations, self._directory, flags) as device,
-                        recorded(mount_at(self._directory) if device else None, records_directory()),
                         abort_handle(device) as self._abort_handle,
                     ):
                         mounted()

@@ -55,7 +55,7 @@ def text(
             "--ext",
             envvar="STEPFS_EXT",
             metavar=".EXT",
-            help="Kind of file: .pt .safetensors .npy .tar .bin; .pt for a new lake.",
+            help="Kind of file: .safetensors .npy .pt .tar .bin; .safetensors for a new lake.",
         ),
     ] = None,
     limit_steps: Annotated[

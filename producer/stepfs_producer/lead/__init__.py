@@ -1,1 +1,1 @@
-"""`max_lead`: how far a producer may run ahead of the slowest consumer group, asked seldom and by all threads together."""
+"""`max_lead`: how far a producer may run ahead of the slowest consumer group, asked seldom."""

@@ -25,6 +25,7 @@ _log = logging.getLogger("stepfs.producer")
 LOOK_S_MIN: Final = 1.0  # between looks while held back; doubles while nothing changes
 LOOK_S_MAX: Final = 30.0
 LOOK_JITTER: Final = 0.25
+LONG_S: Final = 600.0  # a hold without progress that a person should look at
 _RECENT_STEPS: Final = 32
 TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
@@ -53,8 +54,10 @@ class Lead:
         self._look_at_s = float("-inf")  # time of the next look, at the earliest
         self._trusted_until_s = float("-inf")
         self._pause_s = LOOK_S_MIN
+        self._still_since_s = float("-inf")  # since then neither the need nor this producer has moved
         self._held = False
         self._said = False
+        self._said_long = False
         self._fork_mean_at = -1  # version
         self._fork_mean_bytes = 0.0
 
@@ -105,13 +108,14 @@ class Lead:
             self._fork_mean_at, self._fork_mean_bytes = head.version, sum(recent) / len(recent)
         return self._fork_mean_bytes
 
-    async def look(self) -> None:
+    async def look(self, head: LogState) -> None:
         """Read the groups. Without any group all live steps count as needed."""
         await self._control.refresh()
         groups, now_s = self._control.groups, trio.current_time()
         holder = min(groups, key=lambda name: groups[name].need, default=None)
         need = self._control.record.need
         if (holder, need) != (self._holder, self._need):
+            self._still_since_s = now_s
             self._pause_s = LOOK_S_MIN
         elif self._held:
             self._pause_s = min(LOOK_S_MAX, 2.0 * self._pause_s)
@@ -119,6 +123,29 @@ class Lead:
         jitter = entropy.uniform(1.0 - LOOK_JITTER, 1.0 + LOOK_JITTER)
         self._look_at_s = now_s + self._pause_s * jitter
         self._trusted_until_s = now_s + TRUST_S * (1.0 + LOOK_JITTER) * jitter
+        if self._held and holder is not None and now_s - self._still_since_s >= LONG_S:
+            self._note_long(holder, head.next_step - need, now_s - self._still_since_s)
+
+    def _note_long(self, group: str, ahead: int, held_s: float) -> None:
+        """Once per producer: a trainer between two checkpoints looks the same as one that will never reach the next."""
+        if self._said_long:
+            return
+        self._said_long = True
+        _log.warning(
+            "%s: held back by max_lead (%s) for %.0f s: group %r needs step %d, %d steps are committed since then. Check "
+            "that its trainer runs, and that max_lead is more than the steps between two of its checkpoints: if not, "
+            "producers and trainer wait for each other for ever",
+            self._control.store.url,
+            self._bound,
+            held_s,
+            group,
+            self._need,
+            ahead,
+        )
+
+    @property
+    def _bound(self) -> str:
+        return f"{self._bytes_max} bytes" if self._steps_max is None else str(self._steps_max)
 
     def _note_unbounded(self) -> None:
         if self._said_unbounded:
@@ -128,12 +155,14 @@ class Lead:
             "%s: no consumer group is registered, so nothing bounds how far this producer runs ahead; mount with --group, "
             "and it keeps within max_lead (%s) of the slowest group",
             self._control.store.url,
-            self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
+            self._bound,
         )
 
     def note_held(self) -> None:
         """Log that no append is admitted, once per hold; as a warning if there is no group that could ever end it."""
-        self._held = True
+        if not self._held:
+            self._held = True
+            self._still_since_s = max(self._still_since_s, trio.current_time())
         if self._said or not self._known:
             return
         self._said = True
@@ -143,13 +172,7 @@ class Lead:
                 self._control.store.url,
             )
         else:
-            _log.info(
-                "held back by max_lead (%s): group %r needs step %d. If that does not end, max_lead may be less than the steps "
-                "between two of its checkpoints: raise it, or record a checkpoint now",
-                self._steps_max if self._steps_max is not None else f"{self._bytes_max} bytes",
-                self._holder,
-                self._need,
-            )
+            _log.info("held back by max_lead: group %r needs step %d", self._holder, self._need)
 
     def note_moving(self) -> None:
         """Note an admitted append: the next hold is logged again, and begins with short pauses."""

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
+from stepfs.torch_file.need import need_torch
+from stepfs.torch_file.save import torch_bytes
 from stepfs_producer.payloads.rank_arrays import RankArrays
-from stepfs_producer.payloads.torch_zip import torch_bytes
 
 STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
 TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
@@ -40,6 +41,8 @@ def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
     }
     if ext not in encoders:
         raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
+    if ext == ".pt":
+        need_torch("writing .pt files")
     return encoders[ext]
 
 

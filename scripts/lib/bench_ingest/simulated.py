@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import trio
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 from trio.testing import MockClock
 
 from bench.report import Report, Row, at_least, at_most, quantile
 from bench_ingest.pace import PEAK_SHARE
 from bench_ingest.worker import FixedPacer
 from stepfs import entropy
-from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer
 from stepfs_producer.pace import LOAD
 

@@ -8,12 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from image.__main__ import MIRROR
 from release.build import build_twice
-from release.debian import try_debian
+from release.debian import MIRROR, try_debian
 from release.dist import claimed, publish
 from release.inspection import inspect
-from release.sbom import write_sbom
 from release.source import source_of
 from release_checks.__main__ import check
 from stepfs.errors import StepfsError
@@ -34,8 +32,7 @@ def release(root: Path, dist: Path) -> Path:
         at = source.commit[:12] if source.commit else "a tree without history"
         say(f"{metadata.name} {metadata.version} of {at}, SOURCE_DATE_EPOCH={source.epoch}")
         say("built twice, also the wheel from the sdist: equal bytes; metadata and contents are valid")
-        sbom = write_sbom(metadata, wheel, root / "constraints.lock.txt", source.epoch, Path(work))
-        for name, digest in publish([sdist, wheel, sbom], dist).items():
+        for name, digest in publish([sdist, wheel], dist).items():
             say(f"{digest}  {dist.name}/{name}")
     return dist / wheel.name
 

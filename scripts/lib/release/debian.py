@@ -15,11 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from image.network import of_this_machine
-from image.rootfs import bootstrap, entered
+from release.network import of_this_machine
+from release.rootfs import bootstrap, entered
 from release_checks.wheel import readme_blocks
 from stepfs.errors import StepfsError
 
+MIRROR: Final = "http://deb.debian.org/debian"
 _README: Final = Path(__file__).resolve().parents[3] / "README.md"
 _INSTALL: Final = re.compile(
     r"^[#$] ((?:apt-get|python3 -m venv|pip install) .*?)(?: {2,}#.*)?$", re.MULTILINE

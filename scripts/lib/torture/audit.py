@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
+from stepfs.lake.group_records import list_groups
 
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.lake.group_records import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store

@@ -178,7 +178,7 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
         trio.from_thread.run_sync(tried.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("stepfs.data.cache.disk._write_all", full)
+    monkeypatch.setattr("stepfs.data.cache.disk.write_all", full)
     slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
     await nursery.start(slices.run)
     wish_all(slices, world)

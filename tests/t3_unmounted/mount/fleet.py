@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
+from stepfs.lake.floor import Floor
 
-from stepfs.clock import TrioClock
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.follow.consumer_group import GroupFollower
@@ -19,7 +21,6 @@ from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.follower import Follower
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
-from stepfs.lake.floor import Floor
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
@@ -27,7 +28,6 @@ from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat
 from stepfs.store.api import Buffer, Counts, Entry
-from stepfs.testing.faulty_store import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
 
 Listing = list[Entry]  # inside the class `list` is the verb

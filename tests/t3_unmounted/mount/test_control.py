@@ -26,8 +26,9 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.histogram import Histogram
 from stepfs.mount import documents
 from stepfs.mount.fuse.meter import ACCESSLOG_LINES, Meter
-from stepfs.mount.options import MountOptions, redact_url
+from stepfs.mount.options import MountOptions
 from stepfs.mount.status import metrics
+from stepfs.redact import redact_url
 from stepfs.store.api import Counts
 from stepfs.view.selection import parse_ranks, parse_steps
 

@@ -6,14 +6,14 @@ import socket
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 from fleet import Fleet
 
-from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.format.node import NodeRecord
 from stepfs.lake.fleet import count_nodes, write_node
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore
 
 PODS = 60
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 from faketable import FakeTable
 
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
-from stepfs.clock import TrioClock
 from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.follow.consumer_group import INTERVAL_S, GroupFollower
 from stepfs.follow.fleet_interval import FleetInterval
@@ -26,7 +27,6 @@ from stepfs.lake.reclaim.run import reclaim
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat
-from stepfs.testing.faulty_store import FaultyStore
 from stepfs.view.tree import Tree, ViewOptions
 
 

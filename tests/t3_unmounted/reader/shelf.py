@@ -6,8 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
+from doubles.faults import no_faults
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 
-from stepfs.clock import SystemClock, TrioClock
+from stepfs.clock import SystemClock
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.groups import Group
@@ -18,8 +21,6 @@ from stepfs.lake.reclaim.run import reclaim
 from stepfs.reader.options import LakeOptions
 from stepfs.reader.session import open_reader
 from stepfs.store.opening import open_store
-from stepfs.testing.faults import no_faults
-from stepfs.testing.faulty_store import FaultyStore, ObjectMap
 from stepfs_producer import AsyncProducer, Producer
 
 SMALL = 1000

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shelf import SMALL, Shelf, outcome_of, payload
@@ -15,7 +16,6 @@ from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.reader.lending import Lending
-from stepfs.testing.faulty_store import FaultyStore
 
 MIB = 1 << 20
 

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 from shelf import SMALL, Shelf, outcome_of
 
-from stepfs.clock import TrioClock
 from stepfs.errors import (
     AbsentError,
     NoSuchStepError,
@@ -22,7 +23,6 @@ from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.testing.faulty_store import FaultyStore
 
 
 async def test_what_is_not_committed_is_not_there_at_once(autojump_clock):

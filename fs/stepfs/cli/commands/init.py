@@ -24,7 +24,7 @@ def init(
     ],
     ext: Annotated[
         str, typer.Option("--ext", envvar="STEPFS_EXT", metavar=".EXT", help="Extension of the files.")
-    ] = ".pt",
+    ] = ".safetensors",
     check_payload: Annotated[
         bool,
         typer.Option(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepfs.cli.payload_bytes import PayloadBytes
-    from stepfs.format.payload.arrays import ArrayInfo, PayloadArrays
+    from stepfs.format.payload.arrays import ArrayInfo, ByTorch, PayloadArrays
     from stepfs.format.payload.excerpt import Excerpt
     from stepfs.format.payload.schema import PayloadSchema
     from stepfs.lake.log.reader import LogReader
@@ -90,8 +90,8 @@ def show(
 ) -> None:
     """Show what is in a payload: arrays with dtype, shape and first values, and text.
 
-    Only headers and a few values are read; nothing is unpickled. Names .safetensors, .npy and .pt files, and .bin of a
-    lake with a payload schema.
+    Only headers and a few values are read, and no code of a file runs. Takes .safetensors and .npy files, .bin of a lake
+    with a payload schema, and .pt where torch is installed.
     """
     import trio
 
@@ -171,13 +171,15 @@ async def _shown(payload: _Payload, wanted: _Wanted) -> _Shown:
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.payload.schema import format_of
     from stepfs.format.payload.values import plain
+    from stepfs.torch_file.process import TorchProcess
 
     decode = decoder(wanted.tokenizer, payload.schema.tokenizer if payload.schema is not None else {})
     ends = await ends_of(payload.data)
     problem = None
-    if payload.schema is not None and payload.schema.binding:
-        problem = PayloadCheck(payload.ext, payload.schema).problem(ends)
-    found = _found(payload, ends)
+    with TorchProcess() as by_torch:
+        if payload.schema is not None and payload.schema.binding:
+            problem = PayloadCheck(payload.ext, payload.schema, by_torch).problem(ends)
+        found = _found(payload, ends, by_torch)
     values = [await _values(payload.data, array, _VALUES) for array in found.arrays]
     ids = ids_array(found.arrays) if decode is not None else None
     tokens = None if ids is None else await _values(payload.data, ids, TOKENS)
@@ -192,7 +194,7 @@ async def _shown(payload: _Payload, wanted: _Wanted) -> _Shown:
     )
 
 
-def _found(payload: _Payload, ends: Excerpt) -> PayloadArrays:
+def _found(payload: _Payload, ends: Excerpt, by_torch: ByTorch) -> PayloadArrays:
     """The arrays. `UsageError` for a format without any, `CorruptError` for a file that is not of its format."""
     from stepfs.format.payload.arrays import FORMATS, PayloadArrays, read_arrays
     from stepfs.format.payload.check import payload_arrays
@@ -203,13 +205,13 @@ def _found(payload: _Payload, ends: Excerpt) -> PayloadArrays:
     schema = payload.schema
     try:
         if schema is not None and schema.arrays is not None and schema.format == "bin":
-            return PayloadArrays(payload_arrays(schema, ends), {})
+            return PayloadArrays(payload_arrays(schema, ends, by_torch), {})
         if name not in FORMATS:
             raise UsageError(
                 f"{payload.name}: arrays are found in {' '.join(f'.{each}' for each in FORMATS)} files, and in .bin of a lake "
                 f"with a payload schema, not in {payload.ext or 'a file without extension'}"
             )
-        return read_arrays(name, ends)
+        return read_arrays(name, ends, by_torch)
     except UnreadablePayloadError as error:
         raise CorruptError(f"{payload.name}: {error}") from error
 

@@ -18,6 +18,7 @@ from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
+    from stepfs.format.payload.arrays import ByTorch
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.records import LakeIdentity
     from stepfs.lake.log.reader import LogReader
@@ -147,23 +148,25 @@ async def _found(
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.verify.lake import Damage, Verification, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
+    from stepfs.torch_file.process import TorchProcess
 
     result, found = Verification(), []
     try:
-        async with opened_store(lake, store_options) as store:
-            identity = await open_lake(store)
-            check = _content_check(identity, lake) if content else None
-            found = await verify_metadata(store, identity)
-            log = await LogReader.open(store, identity)
-            opened.append(log)
-            total = log.state.next_step - log.first_live_step
-            with _progress(total, quiet=as_json) as advance:
-                result = await verify_lake(
-                    log,
-                    origin_store=lambda url: watched_store(url, store_options),
-                    progress=advance,
-                    content=check,
-                )
+        with TorchProcess() as by_torch:
+            async with opened_store(lake, store_options) as store:
+                identity = await open_lake(store)
+                check = _content_check(identity, lake, by_torch) if content else None
+                found = await verify_metadata(store, identity)
+                log = await LogReader.open(store, identity)
+                opened.append(log)
+                total = log.state.next_step - log.first_live_step
+                with _progress(total, quiet=as_json) as advance:
+                    result = await verify_lake(
+                        log,
+                        origin_store=lambda url: watched_store(url, store_options),
+                        progress=advance,
+                        content=check,
+                    )
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
         if code != CorruptError.exit_code and not found:
@@ -175,10 +178,11 @@ async def _found(
     return result
 
 
-def _content_check(identity: LakeIdentity, lake: str) -> PayloadCheck:
+def _content_check(identity: LakeIdentity, lake: str, by_torch: ByTorch) -> PayloadCheck:
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.payload_kind import is_checkable
     from stepfs.lake.identity import payload_schema
+    from stepfs.torch_file.need import need_torch
 
     schema = payload_schema(identity, lake)
     if schema is not None and not schema.binding:
@@ -187,7 +191,9 @@ def _content_check(identity: LakeIdentity, lake: str) -> PayloadCheck:
         raise UsageError(
             f"--content: nothing tells a {identity.ext} file from other bytes; verify without it"
         )
-    return PayloadCheck(identity.ext, schema)
+    if schema is not None and schema.format == "pt" and schema.arrays is not None:
+        need_torch("--content of .pt files", for_foreign_files=True)
+    return PayloadCheck(identity.ext, schema, by_torch)
 
 
 def _damage_line(damage: Damage) -> str:

@@ -25,6 +25,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.own_directory import make_own
+from stepfs.store.local.files import write_all
 
 _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -99,7 +100,7 @@ class DiskCache:
             descriptor = os.open(temporary, _WRITE, 0o600, dir_fd=directory)
             try:
                 for part in parts:
-                    _write_all(descriptor, part)
+                    write_all(descriptor, [part])
                 if ref.length >= _FLUSHED_BYTES_MIN:
                     os.fdatasync(descriptor)
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -188,8 +189,3 @@ class DiskCache:
 
     def _name(self, key: SliceKey, length: int, crc: int) -> str:
         return f"{self._lake_id}-{key[0]:020d}-{key[1]:07d}-{length}-{crc:08x}.slice"
-
-
-def _write_all(descriptor: int, part: memoryview) -> None:
-    while len(part):
-        part = part[os.write(descriptor, part) :]

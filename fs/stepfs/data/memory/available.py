@@ -41,19 +41,29 @@ def default_memory_bytes(memory: Memory) -> int:
     return max(MEMORY_BYTES_MIN, min(_DEFAULT_MAX, usual + beyond))
 
 
+def cgroup_limit(root: Path = Path("/")) -> int | None:
+    """The tightest limit of our memory cgroup and of those above it; None without one."""
+    limit = min((bound for bound, _ in _cgroup_bounds(root)), default=_UNLIMITED)
+    return limit if limit < _UNLIMITED else None
+
+
 def read_memory(root: Path = Path("/")) -> Memory:
     """Read /proc and /sys under `root`. What a kernel does not offer counts as unlimited."""
     meminfo = _fields(root / "proc/meminfo")
     limit = meminfo.get("MemTotal:", _UNLIMITED // 1024) * 1024
     available = meminfo.get("MemAvailable:", limit // 1024) * 1024
-    pressures = [root / "proc/pressure/memory"]
-    for directory, v2 in _cgroups(root):
-        bound, used = _bounds(directory) if v2 else _bounds_v1(directory)
+    for bound, used in _cgroup_bounds(root):
         if bound < _UNLIMITED:
             limit = min(limit, bound)
             available = min(available, max(0, bound - used))
-        pressures.insert(0, directory / "memory.pressure")
+    pressures = [directory / "memory.pressure" for directory, _ in reversed(_cgroups(root))]
+    pressures.append(root / "proc/pressure/memory")
     return Memory(limit, available, next((p for p in map(_stall, pressures) if p is not None), 0.0))
+
+
+def _cgroup_bounds(root: Path) -> list[tuple[int, int]]:
+    """(limit, bytes used) of each cgroup."""
+    return [_bounds(directory) if v2 else _bounds_v1(directory) for directory, v2 in _cgroups(root)]
 
 
 def _cgroups(root: Path) -> list[tuple[Path, bool]]:

@@ -1,13 +1,15 @@
 """The arrays of a payload, from its header alone: name, dtype, shape, and where the values are.
 
-Nothing is executed and no library of the format is needed. Everything is bounded by what an `Excerpt` holds, because
-payloads come from any producer and `stepfs verify --content` and `stepfs show` look at other people's lakes.
+Nothing is executed and no library of the format is needed, but for `.pt`, whose table torch unpickles. Everything is
+bounded by what an `Excerpt` holds, because payloads come from any producer and `stepfs verify --content` and
+`stepfs show` look at other people's lakes.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -64,14 +66,25 @@ class PayloadArrays:
     facts: dict[str, object]
 
 
+ByTorch = Callable[[Excerpt], PayloadArrays]
+
+
 def array_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
     """Bytes of the values; None for an unknown dtype."""
     item = DTYPE_BYTES.get(dtype)
     return None if item is None else math.prod(shape) * item
 
 
-def read_arrays(format_name: str, excerpt: Excerpt) -> PayloadArrays:
-    """The arrays of a payload. `UnreadablePayloadError` if it is not of this format, or of one without a table."""
+def without_torch(_excerpt: Excerpt) -> PayloadArrays:
+    """The `ByTorch` of callers that never meet a `.pt` file."""
+    raise AssertionError(".pt files are read by stepfs.torch_file")
+
+
+def read_arrays(format_name: str, excerpt: Excerpt, by_torch: ByTorch = without_torch) -> PayloadArrays:
+    """The arrays of a payload. `UnreadablePayloadError` if it is not of this format, or of one without a table.
+
+    `by_torch` reads `.pt` files, whose table is a pickle.
+    """
     begins_otherwise = payload_problem(f".{format_name}", bytes(excerpt.head[:HEAD_BYTES]), excerpt.length)
     if format_name == "safetensors" and excerpt.length > _LENGTH_BYTES:
         return _safetensors(excerpt)  # says more of what is wrong
@@ -80,9 +93,7 @@ def read_arrays(format_name: str, excerpt: Excerpt) -> PayloadArrays:
     if format_name == "npy":
         return PayloadArrays((_npy(excerpt),), {})
     if format_name == "pt":
-        from stepfs.format.payload.torch_file import read_torch_file  # noqa: PLC0415  (zipfile, 10 ms, for this format alone)
-
-        return read_torch_file(excerpt)
+        return by_torch(excerpt)
     raise UnreadablePayloadError(f"is a {format_name} file, whose contents stepfs does not know")
 
 

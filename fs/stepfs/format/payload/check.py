@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from stepfs.format.payload.arrays import ArrayInfo, array_bytes, raw_array, read_arrays
+from stepfs.format.payload.arrays import (
+    ArrayInfo,
+    ByTorch,
+    array_bytes,
+    raw_array,
+    read_arrays,
+    without_torch,
+)
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt, UnreadablePayloadError
 from stepfs.format.payload.schema import ArraySpec, Dimension, PayloadSchema, array_text
 from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
@@ -21,6 +28,7 @@ class PayloadCheck:
 
     ext: str
     schema: PayloadSchema | None = None
+    by_torch: ByTorch = without_torch
 
     @property
     def head_bytes(self) -> int:
@@ -39,22 +47,22 @@ class PayloadCheck:
     def problem(self, excerpt: Excerpt) -> str | None:
         """What is wrong with a slice, in words that follow its name; None if nothing is."""
         if self.schema is not None and self.schema.arrays is not None:
-            return _arrays_problem(self.schema, excerpt)
+            return _arrays_problem(self.schema, excerpt, self.by_torch)
         return payload_problem(self.ext, bytes(excerpt.head[:HEAD_BYTES]), excerpt.length)
 
 
-def payload_arrays(schema: PayloadSchema, excerpt: Excerpt) -> tuple[ArrayInfo, ...]:
+def payload_arrays(schema: PayloadSchema, excerpt: Excerpt, by_torch: ByTorch) -> tuple[ArrayInfo, ...]:
     """The arrays of a payload of this schema's format. `UnreadablePayloadError` if it has another."""
     if schema.format == "bin" and schema.arrays:
         [(name, spec)] = schema.arrays.items()
         return (raw_array(name, spec.dtype, spec.shape, excerpt.length),)
-    return read_arrays(schema.format, excerpt).arrays
+    return read_arrays(schema.format, excerpt, by_torch).arrays
 
 
-def _arrays_problem(schema: PayloadSchema, excerpt: Excerpt) -> str | None:
+def _arrays_problem(schema: PayloadSchema, excerpt: Excerpt, by_torch: ByTorch) -> str | None:
     assert schema.arrays is not None
     try:
-        arrays = payload_arrays(schema, excerpt)
+        arrays = payload_arrays(schema, excerpt, by_torch)
     except UnreadablePayloadError as error:
         return str(error)
     found = {array.name: array for array in arrays}

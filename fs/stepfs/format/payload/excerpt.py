@@ -7,7 +7,6 @@ same bytes. So both come to the same finding.
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +34,10 @@ class Excerpt:
         view = memoryview(payload)
         return cls(view[:HEAD_BYTES_MAX], view[max(0, len(view) - TAIL_BYTES_MAX) :], len(view))
 
+    def has(self, offset: int, size: int) -> bool:
+        """Whether one of the ends has these bytes."""
+        return offset + size <= len(self.head) or offset >= self.length - len(self.tail)
+
     def read(self, offset: int, size: int) -> bytes:
         """Bytes [offset, offset + size). `UnreadablePayloadError` if they are not at one of the ends."""
         end, tail_from = offset + size, self.length - len(self.tail)
@@ -48,31 +51,3 @@ class Excerpt:
             f"has a table of arrays that does not lie in its first {HEAD_BYTES_MAX >> 10} KiB or last "
             f"{TAIL_BYTES_MAX >> 10} KiB"
         )
-
-
-class ExcerptFile(io.RawIOBase):
-    """An excerpt as a file, for libraries that want one."""
-
-    def __init__(self, excerpt: Excerpt) -> None:
-        self._excerpt = excerpt
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._excerpt.length}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._excerpt.length - self._at)
-        data = self._excerpt.read(self._at, left if size < 0 else min(size, left))
-        self._at += len(data)
-        return data

@@ -35,7 +35,7 @@ from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.segments import Segments
 from stepfs.lake.log.tail import read_versions
-from stepfs.lake.sequence import SlotLost, Unknown, last_number, take_slot
+from stepfs.lake.sequence import SlotLost, last_number, settled, take_slot
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")
@@ -256,8 +256,8 @@ async def _create(store: Store, key: str, body: bytes) -> None:
 
     A name that is "taken" but not readable is an error: a snapshot must never name a segment that does not exist.
     """
-    outcome = await take_slot(store, key, body)
-    if isinstance(outcome, Unknown) or outcome == SlotLost(taken=False):
+    outcome = settled(await take_slot(store, key, body), store, f"a snapshot waits for {key}")
+    if outcome == SlotLost(taken=False):
         raise StoreUnreachableError(
-            f"{key}: the store does not say whether it was written; a snapshot waits for that"
+            f"{key}: the store does not show what it calls taken; a snapshot waits for that"
         )

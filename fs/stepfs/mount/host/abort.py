@@ -6,7 +6,7 @@ root: the kernel aborts the connection before it checks whether the mount is bus
 the unmount itself fail and the dead mount stays in place. It must stay: an empty directory would look like an empty
 lake.
 
-It imports little, because the guardian consists of this module and a signal handler.
+It imports little, because the guardian consists of this module, `capabilities` and a signal handler.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from stepfs.mount.host.capabilities import CAP_SYS_ADMIN, capabilities
+
 CONNECTIONS = "/sys/fs/fuse/connections"
 _MNT_FORCE = 1
-_CAP_SYS_ADMIN = 21
 
 
 @contextlib.contextmanager
@@ -43,12 +44,7 @@ def abort_handle(device: str, connections: str | os.PathLike[str] = CONNECTIONS)
 
 def may_force_unmount() -> bool:
     """Whether this process may call umount2(2): it has CAP_SYS_ADMIN in effect."""
-    try:
-        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    effective = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
-    return bool(effective) and bool(effective[0] >> _CAP_SYS_ADMIN & 1)
+    return bool((capabilities("CapEff") or 0) & CAP_SYS_ADMIN)
 
 
 def abort_mount(directory: str, mount_id: int) -> bool:

@@ -5,8 +5,8 @@ one. A mount is therefore healthy if its listing answers. A dead mount of ours i
 
 Clearing cuts the connection before it detaches: after a mere detach no tool could find the mount to free the readers
 that hang in it. Cutting ends the reads of a healthy mount as well, so it needs an unmistakable sign: the kernel's own
-ENOTCONN or ECONNABORTED, or no answer together with a proof that the server is gone. An EIO or EACCES proves nothing
-about the daemon.
+ENOTCONN or ECONNABORTED. An EIO or EACCES proves nothing about the daemon, and no answer proves nothing either: the
+guardian cuts the mount of a killed daemon, so a silent one may only be slow, and a person decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.mount.host.abort import abort_handle, abort_mount
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at
-from stepfs.mount.host.server_record import forget_server, records_directory, server_is_gone
 from stepfs.mount.host.umount import unmount
 
 _log = logging.getLogger("stepfs.mount")
@@ -58,7 +57,7 @@ class Health(enum.Enum):
 
     ALIVE = "alive"
     DEAD = "dead"  # its daemon is certainly gone: it may be cut off and detached
-    SILENT = "silent"  # no answer, and no proof that the daemon is gone
+    SILENT = "silent"  # no answer, which proves nothing
     UNKNOWN = "unknown"  # an error that proves nothing: another user's mount gives EACCES
 
 
@@ -74,8 +73,7 @@ def check_health(mounted: Mounted, *, below: str = "") -> MountHealth:
     """Check a mount, for a few seconds at most; `below` names a directory in it to list instead of its root."""
     answer = list_within(Path(mounted.directory) / below)
     if answer is None:
-        gone = server_is_gone(mounted, records_directory())
-        return MountHealth(Health.DEAD if gone else Health.SILENT)
+        return MountHealth(Health.SILENT)
     if not isinstance(answer, OSError):
         return MountHealth(Health.ALIVE)
     return MountHealth(Health.DEAD if answer.errno in _DEAD else Health.UNKNOWN, answer)
@@ -176,7 +174,6 @@ def clear_dead(mounted: Mounted) -> None:
         if handle is not None:
             os.write(handle, b"1")
     abort_mount(mounted.directory, mounted.mount_id)
-    forget_server(mounted, records_directory())
     try:
         unmount(Path(mounted.directory), lazy=True)
     except OSError as error:

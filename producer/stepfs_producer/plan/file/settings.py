@@ -53,7 +53,7 @@ class Output(Part):
 
     ext: Annotated[
         Literal[".safetensors", ".npy", ".pt", ".tar", ".bin"], choice("extension", EXTENSIONS)
-    ] = ".pt"
+    ] = ".safetensors"
     """Kind of file."""
     mesh: Annotated[Mesh, Parsed(parse_mesh, {"type": "string"})]
     """The trainer's mesh, slowest dimension first, such as pp=2,dp=4,tp=2. Each coordinate of dp is a slice."""

@@ -1,7 +1,7 @@
 """The faults of one request, as values: whether and when the server applies it, and what the caller learns.
 
 The two are independent; every hazard of COMMIT.md that comes from the network is a pair of them. A `Plan` picks a
-fault for each request; `faulty.FaultyStore` carries it out. Nothing here depends on time or global randomness.
+fault for each request; `faulty_store.FaultyStore` carries it out. Nothing here depends on time or global randomness.
 """
 
 from __future__ import annotations

@@ -33,11 +33,6 @@ class Network:
         (root / _RESOLVER).unlink(missing_ok=True)
         (root / _RESOLVER).write_bytes(Path("/", _RESOLVER).read_bytes())
 
-    def forget(self, root: Path) -> None:
-        """Leave an empty file, which container runtimes cover with their own."""
-        (root / _RESOLVER).unlink(missing_ok=True)
-        (root / _RESOLVER).touch()
-
 
 def of_this_machine() -> Network:
     """The configuration and variables of pip, and the proxies."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
+from doubles.faults import THROTTLED_503, Fault, Plan, Told, no_faults
+from doubles.object_map import Event, Listing, ObjectMap
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Progress, Put, ignore_progress
 from stepfs.store.names import check_key, check_prefix
-from stepfs.testing.faults import THROTTLED_503, Fault, Plan, Told, no_faults
-from stepfs.testing.object_map import Event, Listing, ObjectMap
 
 __all__ = ["ATTEMPTS_MAX", "DELETE_BATCH", "Event", "FaultyStore", "ObjectMap", "usual_latency"]
 
@@ -70,7 +70,7 @@ class FaultyStore:
         self._latency = latency
         self._page = page
         self._fault: Fault | None = None  # of the request that is being applied
-        self._rng = random.Random(f"{seed}/{actor}")  # noqa: S311 (a simulation, not a secret)
+        self._rng = random.Random(f"{seed}/{actor}")
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         body = await self._read(check_key(key))
