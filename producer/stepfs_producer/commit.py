@@ -8,8 +8,7 @@
 
 What holds between two awaits. `_unresolved` is set before the first byte of a create is sent and cleared only by an
 answer that decides it, so the next attempt first finishes one that an unreachable store interrupted. The reader's
-head is extended by our own commit only after the floor check, so a head never rests on a lost slot of ours. Once a
-floor was found to have passed a slot, `_stale` stays set until a reopen has succeeded.
+head is extended by our own commit only after the floor check, so a head never rests on a lost slot of ours.
 
 Cancelling an attempt makes this object unusable: its owner must start a new incarnation.
 """
@@ -29,7 +28,6 @@ from stepfs.format.commit import COMMIT_ID_BYTES, Commit
 from stepfs.format.ids import Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
-from stepfs.lake.log.apply import ChainError
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.sequence import Mine, SlotLost, Unknown, take_slot
@@ -82,7 +80,6 @@ class Committer:
         self._clock = clock
         self._answered_s = 0.0
         self._unresolved: _Attempt | None = None
-        self._stale = False
 
     @property
     def head(self) -> LogState:
@@ -96,34 +93,22 @@ class Committer:
         """
         if self._unresolved is not None:
             return await self._take(self._unresolved)
-        await self._follow()
+        await self.reader.refresh()
         followed_s = trio.current_time()
         stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms())
         try:
             made = rebase(self.head, stamp)
             body = rehearsed(self.head, made) if isinstance(made, Commit) else b""
         except StepfsError:
-            if await self._trustworthy():
+            if await self.reader.confirm():  # a refusal must not rest on a resurrected slot
                 raise
             return CommitLost()
         if not isinstance(made, Commit):
-            return made if await self._trustworthy() else CommitLost()
+            return made if await self.reader.confirm() else CommitLost()
         self._unresolved = _Attempt(made, numbered(log_prefix(made.lake_id), made.version), body)
         outcome = await self._take(self._unresolved)
         self.exposure_s = self._answered_s - followed_s
         return outcome
-
-    async def _follow(self) -> None:
-        if self._stale:
-            await self._reopen()
-        try:
-            await self.reader.catch_up()
-        except ChainError:
-            # A stale writer's commit below the floor also breaks the chain; it is corruption only if the floor did not
-            # move.
-            if await self.reader.confirm():
-                raise
-            await self._reopen()
 
     async def _take(self, attempt: _Attempt) -> CommitOutcome:
         slot = await take_slot(self._store, attempt.key, attempt.body)
@@ -133,31 +118,18 @@ class Committer:
                 return await self._settle_mine(attempt)
             case SlotLost(taken=taken):
                 self._unresolved = None
-                # A slot that was taken and deleted means that a reclaim has passed it.
-                self._stale = self._stale or not taken
+                if not taken:
+                    self.reader.doubt()
                 return CommitLost()
             case Unknown(why=why):
                 _log.info("the result of creating %s is unknown%s; keeping it", attempt.key, why)
                 return Undecided(attempt.commit.version, why)
 
     async def _settle_mine(self, attempt: _Attempt) -> Committed | CommitLost:
-        if not await self.reader.confirm():
-            self._unresolved = None
-            self._stale = True
-            return CommitLost()
+        sound = await self.reader.confirm()
         self._unresolved = None
+        if not sound:
+            return CommitLost()
         before = self.head
         self.reader.extend(attempt.commit, attempt.body)
         return Committed(attempt.commit, before, self.head)
-
-    async def _trustworthy(self) -> bool:
-        """A refusal ends a producer, so the head behind it must not rest on a resurrected slot."""
-        if await self.reader.confirm():
-            return True
-        self._stale = True
-        return False
-
-    async def _reopen(self) -> None:
-        self._stale = True
-        await self.reader.reopen()
-        self._stale = False

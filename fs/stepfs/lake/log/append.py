@@ -19,7 +19,6 @@ from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
-from stepfs.lake.log.apply import ChainError
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.sequence import Mine, SlotLost, take_slot
@@ -92,20 +91,19 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) 
     for attempt in range(_ROUNDS_MAX):
         if attempt:
             await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 16)))
-        await _follow(reader)
+        await reader.refresh()
         commit = make(reader.head)
         if commit is None:
             if await reader.confirm():
                 return False
-            await reader.reopen()  # the slot that shows it done may be a reclaimed one, taken again
-            continue
+            continue  # the slot that shows it done is a reclaimed one, taken again
         body = rehearsed(reader.head, commit)
         outcome = await take_slot(
             reader.store, numbered(log_prefix(reader.identity.lake_id), commit.version), body
         )
         if isinstance(outcome, SlotLost):
             if not outcome.taken:
-                await reader.reopen()
+                reader.doubt()
             continue
         if not isinstance(outcome, Mine):
             raise StoreUnreachableError(
@@ -114,15 +112,4 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) 
         reader.extend(commit, body)
         if await reader.confirm():
             return True
-        await reader.reopen()
     raise RefusedError(f"{reader.store.url}: producers commit all the time; stop them, or try again")
-
-
-async def _follow(reader: LogReader) -> None:
-    try:
-        await reader.catch_up()
-    except ChainError:
-        # A stale writer's commit below the floor does not chain either; it is damage only if the floor did not move.
-        if await reader.confirm():
-            raise
-        await reader.reopen()

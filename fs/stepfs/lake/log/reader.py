@@ -2,7 +2,7 @@
 
 `head` is the state as read; `state` is the state that may be shown. The floor check (`confirm`) stands between them: a
 slot that was read, or probed and found empty, is evidence only if the floor had not passed it meanwhile (hazard 1).
-Readers call `poll`. Writers call `catch_up`, take the next slot, `extend`, and `confirm` on every branch.
+Readers call `poll`. Writers call `refresh`, take the next slot, `extend`, and `confirm` on every branch.
 
 Only one task at a time may call the methods that await; any task may use `state` and the lookups that never wait.
 """
@@ -10,9 +10,10 @@ Only one task at a time may call the methods that await; any task may use `state
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from stepfs.errors import AbsentError, CorruptError, ReclaimedError
@@ -61,6 +62,7 @@ class LogReader:
         self._floor = floor
         self._lowest_unconfirmed: Version | None = None
         self._misses = 0
+        self._misled = False  # until a `reopen` has succeeded
 
     @classmethod
     async def open(cls, store: Store, identity: LakeIdentity, *, until_damage: bool = False) -> LogReader:
@@ -78,7 +80,7 @@ class LogReader:
             try:
                 while (behind := await reader._read_listed()) is not None:
                     await reader._fill_gap(behind)
-                reader._reaches(passed_over)
+                passed_over.check_reached(reader.head.version, store.url)
             except CorruptError as error:
                 if await floor.refresh():
                     continue
@@ -91,14 +93,6 @@ class LogReader:
             f"{store.url}: the floor keeps passing the log; run `stepfs verify` and look at reclaimers"
         )
 
-    def _reaches(self, passed_over: PassedOver) -> None:
-        """`CorruptError` unless the log reaches the version of a damaged snapshot: commits never disappear."""
-        if passed_over.newest is not None and self.head.version < passed_over.newest:
-            raise CorruptError(
-                f"{self.store.url}: log version {self.head.version + 1} is missing, and the snapshot of version "
-                f"{passed_over.newest} that would stand in for it is damaged ({passed_over.why}); restore either"
-            )
-
     @property
     def floor(self) -> Floor:
         return self._floor
@@ -110,30 +104,38 @@ class LogReader:
         trip, and readers wait for the first commit.
         """
         before = (self.state.version, self.first_live_step)
-        if self._misses % _MISSES_PER_FLOOR_PROBE == _MISSES_PER_FLOOR_PROBE - 1:
-            self._misses += 1
-            if not await self.confirm():
-                await self.reopen()
-            return before != (self.state.version, self.first_live_step)
+        await self.refresh(partial(self._look, published))
+        return before != (self.state.version, self.first_live_step)
+
+    async def _look(self, published: Callable[[], None]) -> None:
+        self._misses += 1
+        if self._misses % _MISSES_PER_FLOOR_PROBE == 0:
+            await self.confirm()
+            return
+        found = await self._probe()
+        if not found and self.head is self.state:  # else the last poll failed before it could confirm
+            return
+        if await self.confirm():
+            published()
+            if await self.catch_up(lists_max=1):
+                await self.confirm()
+        self._misses = 0
+
+    def doubt(self) -> None:
+        """Start again at the next `refresh`: a slot was taken and is gone, so a reclaim has passed it."""
+        self._misled = True
+
+    async def refresh(self, follow: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Move `head` to the log's end, from the newest snapshot if a slot below the floor has misled this reader."""
         try:
-            found = await self._probe()
-            if not found and self.head is self.state:  # else the last poll failed before it could confirm
-                self._misses += 1
-                return False
-            sound = await self.confirm()
-            if sound:
-                published()
-                sound = not await self.catch_up(lists_max=1) or await self.confirm()
+            if not self._misled:
+                await (follow or self.catch_up)()
         except ChainError:
-            # A stale writer's commit in a resurrected slot fails alike; it is corruption only if the floor did not
-            # move.
+            # A stale writer's commit there does not chain either; it is corruption only if the floor did not move.
             if await self.confirm():
                 raise
-            sound = False
-        self._misses = 0
-        if not sound:
+        if self._misled:
             await self.reopen()
-        return before != (self.state.version, self.first_live_step)
 
     async def catch_up(self, *, lists_max: int = _LISTS_PER_CATCH_UP) -> bool:
         """Advance `head` until a probe misses: GET by GET at first, by LIST when far behind. True if it moved.
@@ -172,13 +174,14 @@ class LogReader:
     async def confirm(self) -> bool:
         """Probe the floor. If it has passed no slot acted on since the last check, publish `head`: True.
 
-        False: `head` may rest on a resurrected slot; call `reopen` and start again.
+        False: `head` may rest on a resurrected slot; the next `refresh` or `poll` starts again.
         """
         await self._floor.refresh()
         # Every slot that was probed, listed, or is about to be taken follows the published state.
         next_slot = Version(self.state.version + 1)
         lowest = next_slot if self._lowest_unconfirmed is None else self._lowest_unconfirmed
         if self._floor.floor > lowest:
+            self._misled = True
             return False
         self._lowest_unconfirmed = None
         self.state = self.head
@@ -202,6 +205,7 @@ class LogReader:
         self._floor = fresh.floor
         self._lowest_unconfirmed = None
         self._misses = 0
+        self._misled = False
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""
@@ -223,8 +227,7 @@ class LogReader:
         return segment.entries[step % SEGMENT_STEPS]
 
     async def lone_entry(self, step: Step) -> StepEntry:
-        """As `entry`, for steps that are opened in random order: reads only this step's part of the index if that is
-        cheaper."""
+        """As `entry`, for steps opened in random order: reads only this step's part of the index if that is cheaper."""
         entry = self.entry_if_loaded(step)
         if entry is not None:
             return entry
@@ -246,8 +249,7 @@ class LogReader:
             raise AbsentError(f"step {step} is not in the lake ({extent})")
 
     async def load_segment(self, index: SegmentIndex) -> Segment:
-        """One sealed segment, from memory or by one GET that all waiting tasks share. `ReclaimedError` if it is
-        gone."""
+        """One sealed segment, from memory or by one GET of all waiting tasks. `ReclaimedError` if it is gone."""
         try:
             return await self.segments.load(index, self.state.segment_ref(index))
         except CorruptError:
@@ -256,9 +258,8 @@ class LogReader:
 
     async def _check_not_reclaimed(self, index: SegmentIndex) -> None:
         """`ReclaimedError` if the floor has passed a whole segment since this reader last looked at it."""
-        floor = Floor(
-            self.store, self.identity, self._floor.number, self._floor.record
-        )  # `poll` refreshes its own
+        # `poll` refreshes its own.
+        floor = Floor(self.store, self.identity, self._floor.number, self._floor.record)
         await floor.refresh()
         if floor.first_live_step >= (index + 1) * SEGMENT_STEPS:
             raise ReclaimedError(
@@ -285,8 +286,7 @@ class LogReader:
                 )
 
     async def _read_listed(self) -> Version | None:
-        """Read everything beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a
-        gap, if any."""
+        """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""
         first = Version(self.head.version + 1)
         self._touch(first)
         versions, behind = await list_versions(self.store, self.identity.lake_id, first)

@@ -65,6 +65,14 @@ class PassedOver:
         if isinstance(error, NewerFormatError):
             self.newer_format = error
 
+    def check_reached(self, head: Version, url: str) -> None:
+        """`CorruptError` unless a log that ends at `head` reaches the newest of them: commits never disappear."""
+        if self.newest is not None and head < self.newest:
+            raise CorruptError(
+                f"{url}: log version {head + 1} is missing, and the snapshot of version {self.newest} that would stand "
+                f"in for it is damaged ({self.why}); restore either"
+            )
+
 
 async def newest_snapshot(
     store: Store,

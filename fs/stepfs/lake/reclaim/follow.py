@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.log.apply import ChainError
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 
@@ -21,14 +20,7 @@ async def opened(store: Store, identity: LakeIdentity) -> LogReader:
 
 async def refreshed(reader: LogReader) -> LogReader:
     """The same reader, moved to the head and the newest floor record: two requests when neither moved."""
-    try:
-        await reader.catch_up()
-    except ChainError:
-        # A stale writer's commit below the floor does not chain either; it is damage only if the floor did not move.
-        if await reader.confirm():
-            raise
-        await reader.reopen()
-        return reader
+    await reader.refresh()
     if not await reader.confirm():
         await reader.reopen()
     return reader
