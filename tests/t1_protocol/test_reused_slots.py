@@ -12,13 +12,13 @@ import pytest
 import trio
 from process_store import ProcessStore
 from producer_world import World, feed
-from small_world import NEED, checkpoint, clean, group, grow, inside_everywhere, process
+from small_world import NEED, checkpoint, clean, group, grow, inside_everywhere, process, small
 from test_reader_hazards import move_on, reaches_the_end
 
 from stepfs.clock import TrioClock
-from stepfs.errors import SealedError
+from stepfs.errors import SealedError, StoreUnreachableError
 from stepfs.format.ids import Step, Version
-from stepfs.format.keys import snapshot_prefix
+from stepfs.format.keys import log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import ConsumerRecord
 from stepfs.format.snapshot import LogState, decode_snapshot
 from stepfs.lake.group_sequence import GroupSequence
@@ -144,3 +144,26 @@ def test_mutant_only_probes_are_checked_is_found(monkeypatch: pytest.MonkeyPatch
         inside_everywhere(grow, _opens, _a_zombie_follows_the_snapshot, _nothing)
     with pytest.raises(AssertionError, match="finds it sealed"):
         inside_everywhere(grow, _seals_after_a_reopen, _all_goes_on, _nothing)
+
+
+def test_a_misled_writer_starts_again_though_the_slot_that_misled_it_is_gone() -> None:
+    """Its reopen fails once; meanwhile the slot is deleted, and looks like the free slot behind its stale head."""
+
+    async def scenario(world: World) -> None:
+        reader = await LogReader.open(process(world, "writer"), world.identity)
+        await move_on(world, zombie_after=reader.head, chained=False)
+        reopen, failures = reader.reopen, [StoreUnreachableError("503")]
+
+        async def fails_once() -> None:
+            if failures:
+                raise failures.pop()
+            await reopen()
+
+        reader.reopen = fails_once  # type: ignore[method-assign]
+        with pytest.raises(StoreUnreachableError):
+            await reader.refresh()
+        world.shared.remove(numbered(log_prefix(world.identity.lake_id), Version(reader.head.version + 1)))
+        await reader.refresh()
+        assert reader.head.version == world.ledger.state.version
+
+    small(scenario, on=grow)
