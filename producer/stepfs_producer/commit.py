@@ -75,7 +75,8 @@ class Committer:
 
     def __init__(self, store: Store, reader: LogReader, clock: Clock) -> None:
         self.reader = reader
-        self.exposure_s = 0.0  # of the newest attempt: from its head to the create's answer (pace.py)
+        self.followed_s = trio.current_time()  # of the newest attempt: when its head was known
+        self.exposure_s = 0.0  # from then to the create's answer (pace.py)
         self._store = store
         self._clock = clock
         self._answered_s = 0.0
@@ -94,7 +95,7 @@ class Committer:
         if self._unresolved is not None:
             return await self._take(self._unresolved)
         await self.reader.refresh()
-        followed_s = trio.current_time()
+        self.followed_s = trio.current_time()
         control = max(self.reader.control.number, 0)
         stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms(), control)
         try:
@@ -108,7 +109,7 @@ class Committer:
             return made if await self.reader.confirm() else CommitLost()
         self._unresolved = _Attempt(made, numbered(log_prefix(made.lake_id), made.version), body)
         outcome = await self._take(self._unresolved)
-        self.exposure_s = self._answered_s - followed_s
+        self.exposure_s = self._answered_s - self.followed_s
         return outcome
 
     async def _take(self, attempt: _Attempt) -> CommitOutcome:

@@ -107,8 +107,11 @@ class CommitLoop:
         """Wait until there is a durable append and the pacer allows a commit."""
         while True:
             if self._pending.ready_tgbs:
-                due_s = self._pacer.due_s(oldest_s=self._pending.oldest_s, crowded=self._pending.crowded)
-                if trio.current_time() >= due_s:
+                now_s = trio.current_time()
+                due_s = self._pacer.due_s(
+                    now_s=now_s, oldest_s=self._pending.oldest_s, crowded=self._pending.crowded
+                )
+                if now_s >= due_s:
                     return
                 with trio.move_on_at(due_s):
                     await self._changed.park()
@@ -122,8 +125,8 @@ class CommitLoop:
         started_s = trio.current_time()
         self.tally.attempts += 1
         outcome = await self._committer.attempt(self._rebase)
-        self._pacer.note_head(self.head, self._me.producer_id, trio.current_time())
-        exposure_s = self._committer.exposure_s
+        exposure_s, followed_s = self._committer.exposure_s, self._committer.followed_s
+        self._pacer.note_head(self.head, self._me.producer_id, trio.current_time(), followed_s=followed_s)
         match outcome:
             case Committed():
                 self.tally.commits += 1

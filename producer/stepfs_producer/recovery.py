@@ -20,6 +20,7 @@ from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake.identity import open_lake, payload_schema
+from stepfs.lake.log.quiet import Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
@@ -58,14 +59,18 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
     def rebase(head: LogState, stamp: Stamp) -> Commit | Refusal:
         return rebase_start(head, producer_id, incarnation, stamp)
 
+    waiting = Waiting(f"the start of producer {producer_id!r}")
     while True:
-        await trio.sleep_until(max(trio.current_time(), pacer.due_s(oldest_s=float("-inf"), crowded=False)))
+        now_s = trio.current_time()
+        await trio.sleep_until(pacer.due_s(now_s=now_s, oldest_s=float("-inf"), crowded=False))
         try:
             outcome = await committer.attempt(rebase)
         except StoreUnreachableError as error:
             await backoff.failed(error)
+            waiting.since_s = None  # an outage is no lock-out
             continue
-        pacer.note_head(committer.head, producer_id, trio.current_time())
+        followed_s = committer.followed_s
+        pacer.note_head(committer.head, producer_id, trio.current_time(), followed_s=followed_s)
         match outcome:
             case Committed(after=after):
                 state = after.producers[producer_id]
@@ -78,6 +83,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
                 continue
             case CommitLost():
                 pacer.lost(ended_s=trio.current_time(), exposure_s=committer.exposure_s)
+                waiting.note_lost(trio.current_time())
                 continue
             case _:
                 raise AssertionError(outcome)

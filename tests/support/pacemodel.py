@@ -3,6 +3,9 @@
 An attempt reads the head at a quarter of its round trips and creates at three quarters; it wins if nobody created in
 between. Appends arrive at random. The real `Pacer` decides when to try. Tests and scripts/bench_ingest use it, because
 a hundred real producers in virtual time take minutes, and a thousand take hours.
+
+The made-up clock is the log's time, too. Waits do not count the log's quiet times, in which all producers are silent:
+those add 3 s to a wait for each that it covers, however many producers there are.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from stepfs.lake.log.quiet import EVERY_S, QUIET_S
 from stepfs_producer.pace import Pacer, contenders
 
 Exposure = Callable[[float, random.Random], float]  # (now, randomness) → seconds an attempt is exposed
@@ -27,7 +31,7 @@ class Node:
     period_s: float
     exposure: Exposure
     pending: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)  # append → committed
+    waits: list[float] = field(default_factory=list)  # append → committed, in open seconds
     last_version: int | None = None  # None: not in the log yet
     last_s: float = 0.0
     started: bool = True
@@ -69,9 +73,16 @@ class Result:
 
     def wait_s(self, share: float) -> float:
         """A quantile of all waits from append to commit; what still waits at the end counts as if committed then."""
-        left = [self.seconds - since for node in self.nodes if not node.gone for since in node.pending]
+        end_s = open_s(self.seconds)
+        left = [end_s - open_s(since) for node in self.nodes if not node.gone for since in node.pending]
         found = sorted([*(wait for node in self.nodes for wait in node.waits), *left])
         return found[min(len(found) - 1, int(len(found) * share))]
+
+
+def open_s(now: float) -> float:
+    """The seconds until `now` in which the log was not quiet."""
+    turns, into_s = divmod(now, EVERY_S)
+    return turns * (EVERY_S - QUIET_S) + max(0.0, into_s - QUIET_S)
 
 
 class Model:
@@ -89,6 +100,7 @@ class Model:
     ) -> None:
         self.rng = random.Random(seed)
         self.head = 0
+        self.head_s = 0.0  # the time of its commit
         self.warm_s = 0.0
         self.start_attempts = 0
         self.crowded_at = crowded_at
@@ -128,11 +140,11 @@ class Model:
             return
         node.busy = True
         if not node.started:
-            due_s = node.pacer.due_s(oldest_s=float("-inf"), crowded=False)
+            due_s = node.pacer.due_s(now_s=now, oldest_s=float("-inf"), crowded=False)
         else:
             crowded = self.crowded_at is not None and len(node.pending) >= self.crowded_at
-            due_s = node.pacer.due_s(oldest_s=node.pending[0], crowded=crowded)
-        self.at(max(now, due_s), self.start, node)
+            due_s = node.pacer.due_s(now_s=now, oldest_s=node.pending[0], crowded=crowded)
+        self.at(due_s, self.start, node)
 
     def start(self, now: float, node: Node) -> None:
         exposed_s = node.exposure(now, self.rng)
@@ -151,6 +163,7 @@ class Model:
             if other is not node and other.last_version is not None and now - other.last_s <= recent_s
         ]
         node.pacer.note(now, self.head, contenders(others), node.last_version)
+        node.pacer.quiet.note(now, self.head, round(self.head_s * 1000))
 
     def create(
         self, now: float, node: Node, started_s: float, exposed_s: float, head: int, count: int
@@ -158,6 +171,7 @@ class Model:
         won = head == self.head
         if won:
             self.head += 1
+            self.head_s = now
             node.last_version, node.last_s = self.head, now
             self.recent.pop(id(node), None)
             self.recent[id(node)] = node
@@ -167,7 +181,7 @@ class Model:
         elif won:
             done, node.pending = node.pending[:count], node.pending[count:]
             if now > self.warm_s:
-                node.waits += [now - appended_s for appended_s in done]
+                node.waits += [open_s(now) - open_s(appended_s) for appended_s in done]
         if now > self.warm_s and node.started:
             node.commits += won
             node.lost += not won

@@ -78,7 +78,7 @@ def test_retired_long_silent_and_oneself_do_not_count() -> None:
 
 def test_one_producer_alone_is_held_back_by_the_price_of_a_version_only() -> None:
     assert paced(0).interval_s == INTERVAL_S_MIN
-    assert paced(0).due_s(oldest_s=0.0, crowded=False) == INTERVAL_S_MIN
+    assert paced(0).due_s(now_s=0.0, oldest_s=0.0, crowded=False) == INTERVAL_S_MIN
 
 
 def test_the_interval_is_that_of_the_model() -> None:
@@ -97,31 +97,32 @@ def test_hazard_09_a_bound_that_the_log_affords_is_kept() -> None:
     pacer = paced(15, delay_max_s=2.0)
     assert not pacer.gives_way
     pacer._jitter = 10.0  # whatever the draw
-    assert pacer.due_s(oldest_s=0.0, crowded=False) == 2.0
+    assert pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=False) == 2.0
 
 
 def test_a_bound_shorter_than_the_pace_gives_way_to_it() -> None:
     pacer = paced(100, exposure_s=0.05, delay_max_s=5.0)
     assert pacer.gives_way
     assert pacer.pacing.gives_way
-    assert pacer.due_s(oldest_s=0.0, crowded=False) == pytest.approx(100 * 0.05 / LOAD)
+    assert pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=False) == pytest.approx(100 * 0.05 / LOAD)
 
 
 def test_a_crowded_window_is_committed_early_while_the_log_has_load_to_spare() -> None:
     pacer = paced(64)
-    usual_s = pacer.due_s(oldest_s=0.0, crowded=False)
-    assert pacer.due_s(oldest_s=0.0, crowded=True) == pytest.approx(CROWDED_SHARE_MIN * usual_s)
+    usual_s = pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=False)
+    assert pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=True) == pytest.approx(CROWDED_SHARE_MIN * usual_s)
 
 
 def test_no_crowded_window_is_committed_early_on_a_log_that_is_busy() -> None:
     pacer = paced(64)
     pacer.note(0.0, 0, 64, 0)
     pacer.note(10.0, round(10.0 * LOAD / 0.01), 64, None)
-    assert pacer.due_s(oldest_s=0.0, crowded=True) == pacer.due_s(oldest_s=0.0, crowded=False)
+    usual_s = pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=False)
+    assert pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=True) == usual_s
 
 
 def test_a_trickle_finds_the_pace_long_satisfied() -> None:
-    assert paced(64).due_s(oldest_s=1000.0, crowded=False) < 1000.0
+    assert paced(64).due_s(now_s=0.0, oldest_s=1000.0, crowded=False) < 1000.0
 
 
 def test_of_two_exposures_the_shorter_is_believed() -> None:
@@ -161,7 +162,7 @@ def test_a_long_pace_does_not_hide_the_others() -> None:
     }
     pacer = paced(0, exposure_s=0.05)
     for _ in range(5):
-        pacer.note_head(replace(state, producers=producers), "me", 0.0)
+        pacer.note_head(replace(state, producers=producers), "me", 0.0, followed_s=0.0)
     assert pacer.others == 1000
 
 
@@ -170,7 +171,7 @@ def test_losses_push_back_and_leave_the_pace_alone() -> None:
     calm = pacer.interval_s
     for _ in range(50):
         pacer.lost(ended_s=10.0, exposure_s=0.01)
-        assert 10.0 < pacer.due_s(oldest_s=0.0, crowded=True) <= 10.0 + calm
+        assert 10.0 < pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=True) <= 10.0 + calm
     assert pacer.interval_s == calm
 
 
@@ -181,7 +182,7 @@ def test_an_overdue_loser_retries_sooner_than_one_whose_turn_is_to_come() -> Non
         pacer.note(0.0, age, 99, 0)
         for _ in range(12):
             pacer.lost(ended_s=0.0, exposure_s=0.05)
-        return pacer.due_s(oldest_s=0.0, crowded=False)
+        return pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=False)
 
     assert retry_s(50) == retry_s(100) == pytest.approx(interval_s(99, 0.05))
     assert retry_s(200) == pytest.approx(retry_s(100) / 4)
@@ -204,7 +205,7 @@ def test_racing_starts_are_pulled_apart_though_nobody_is_in_view() -> None:
 
     pacer = Pacer(delay_max_s=5.0, draw=draw)
     pacer.lost(ended_s=1.0, exposure_s=0.01)
-    assert pacer.due_s(oldest_s=0.0, crowded=True) > 1.0
+    assert pacer.due_s(now_s=0.0, oldest_s=0.0, crowded=True) > 1.0
     assert draws == [(0.0, pytest.approx(0.02))]
 
 
@@ -226,7 +227,7 @@ def test_due_is_bounded_whatever_happened(
             pacer.won(started_s=last_s, exposure_s=exposure_s)
         else:
             pacer.lost(ended_s=last_s, exposure_s=exposure_s)
-    waited_s = pacer.due_s(oldest_s=last_s, crowded=False) - last_s
+    waited_s = pacer.due_s(now_s=0.0, oldest_s=last_s, crowded=False) - last_s
     if pacer.losses:
         assert waited_s <= max(pacer.interval_s, 2 * exposure_s) + 1e-6
     else:

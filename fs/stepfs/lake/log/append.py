@@ -6,6 +6,7 @@ the next commit from the head, take the slot, check the floor; start over when a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -19,12 +20,14 @@ from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
+from stepfs.lake.log.quiet import EVERY_S, Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.sequence import Mine, SlotLost, take_slot
 
-_ROUNDS_MAX: Final = 64
+_QUIET_TIMES_MAX: Final = 4
 _RETRY_S: Final = 0.02
+_RETRIES_LONGER: Final = 16
 
 
 async def seal(reader: LogReader, clock: Clock) -> bool:
@@ -33,7 +36,7 @@ async def seal(reader: LogReader, clock: Clock) -> bool:
     def make(head: LogState) -> Commit | None:
         return None if head.sealed else ownerless(head, CommitKind.SEAL, clock)
 
-    return await _append(reader, make)
+    return await _append(reader, make, "the seal")
 
 
 async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> bool:
@@ -58,7 +61,7 @@ async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> 
             retired=True,
         )
 
-    fresh = await _append(reader, make)
+    fresh = await _append(reader, make, f"the retirement of {producer_id!r}")
     if producer_id not in reader.state.producers:
         raise AbsentError(
             f"{reader.store.url}: no producer {producer_id!r}; `stepfs status` lists those that the lake knows"
@@ -87,10 +90,12 @@ def ownerless(head: LogState, kind: CommitKind, clock: Clock) -> Commit:
     )
 
 
-async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) -> bool:
-    for attempt in range(_ROUNDS_MAX):
-        if attempt:
-            await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 16)))
+async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], what: str) -> bool:
+    waiting = Waiting(f"{reader.store.url}: {what}")
+    for attempt in itertools.count():
+        if attempt and waiting.note_lost(trio.current_time()) > _QUIET_TIMES_MAX * EVERY_S:
+            break
+        await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, _RETRIES_LONGER)))
         await reader.refresh()
         commit = make(reader.head)
         if commit is None:
@@ -113,4 +118,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None]) 
         reader.extend(commit, body)
         if await reader.confirm():
             return True
-    raise RefusedError(f"{reader.store.url}: producers commit all the time; stop them, or try again")
+    raise RefusedError(
+        f"{reader.store.url}: {what} lost to producers' commits through {_QUIET_TIMES_MAX} quiet times of the log; stop them, "
+        "or try again nearer to the store"
+    )

@@ -10,12 +10,20 @@ from dataclasses import dataclass, replace
 
 from stepfs.errors import CorruptError
 from stepfs.format.commit import Commit, CommitKind, chain_digest
-from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step
+from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.format.snapshot import LogState, ProducerState, Segment, StepEntry, pack_ref
 
 
 class ChainError(CorruptError):
     """The commit does not continue this history. Probe the floor first: the slot may hold a stale writer's commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogDamage:
+    """The first version that cannot be followed, and why."""
+
+    version: Version
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -24,7 +23,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity
-from stepfs.lake.log.apply import ChainError, apply
+from stepfs.lake.log.apply import ChainError, LogDamage, apply
 from stepfs.lake.log.lone_entries import LoneEntries
 from stepfs.lake.log.segments import Segments
 from stepfs.lake.log.snapshots import PassedOver, newest_snapshot
@@ -37,14 +36,6 @@ _PROBES_BEFORE_LIST: Final = 4
 _LISTS_PER_CATCH_UP: Final = 4
 _MISSES_PER_FLOOR_PROBE: Final = 50
 _REOPENS_MAX: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class LogDamage:
-    """The first version that cannot be followed, and why."""
-
-    version: Version
-    why: str
 
 
 class LogReader:
@@ -70,13 +61,13 @@ class LogReader:
         store: Store,
         identity: LakeIdentity,
         *,
-        until_damage: bool = False,
         control: Control | None = None,
+        until_damage: bool = False,
     ) -> LogReader:
         """Newest snapshot that the log confirms, plus the short tail; floor-checked.
 
-        With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it. Such
-        a reader serves only as the base of a fork: do not `poll` it.
+        With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it: a base
+        for a fork, not to be polled.
         """
         control = control or Control(store, identity)
         for _ in range(_REOPENS_MAX):
@@ -88,7 +79,6 @@ class LogReader:
                     await reader._fill_gap(behind)
                 passed_over.check_reached(reader.head.version, store.url)
             except CorruptError as error:
-                # A first look at the floor always finds a record: that alone is no reason to look again.
                 if await control.refresh() and control.floor > start.version + 1:
                     continue
                 if not until_damage:
@@ -97,7 +87,7 @@ class LogReader:
             if await reader.confirm():
                 return reader
         raise CorruptError(
-            f"{store.url}: the floor keeps passing the log; run `stepfs verify` and look at reclaimers"
+            f"{store.url}: the floor keeps passing the log; run `stepfs verify`, see its reclaimers"
         )
 
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
@@ -267,10 +257,9 @@ class LogReader:
     async def _check_not_reclaimed(self, index: SegmentIndex) -> None:
         """`ReclaimedError` if the floor has passed a whole segment since this reader last looked at it."""
         await self.control.refresh()
-        if self.control.first_live_step >= (index + 1) * SEGMENT_STEPS:
-            raise ReclaimedError(
-                f"steps below {self.control.first_live_step} were reclaimed: no checkpoint that is kept needs them"
-            )
+        first = self.control.first_live_step
+        if first >= (index + 1) * SEGMENT_STEPS:
+            raise ReclaimedError(f"steps below {first} were reclaimed: no checkpoint that is kept needs them")
 
     def time_ms(self, step: Step) -> int:
         """When a live step was committed; the time of its segment's last step if that segment is not loaded."""
@@ -286,10 +275,8 @@ class LogReader:
         """
         while self.head.version + 1 < behind:
             if not await self._probe():
-                raise CorruptError(
-                    f"{self.store.url}: log version {self.head.version + 1} is missing, but version {behind} is there; "
-                    "restore it"
-                )
+                missing = f"log version {self.head.version + 1} is missing, but version {behind} is there"
+                raise CorruptError(f"{self.store.url}: {missing}; restore it")
 
     async def _read_listed(self) -> Version | None:
         """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""
