@@ -6,17 +6,18 @@ import tracemalloc
 from collections.abc import Sequence
 from functools import partial
 
+import trio
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
-from stepfs.lake.floor import Floor
-from stepfs.lake.group_records import list_groups
-from stepfs_producer.lead.group_looks import GroupLooks, SlowestGroup
-from test_growth import Lake, lake_of, virtually
+from test_growth import Lake, append, lake_of, virtually
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
+from stepfs.lake.reclaim.report import Report
 from stepfs.lake.reclaim.run import Reclaimer, reclaim
 
+GRACE_S = 3600.0
 GROUPS = 3
 
 
@@ -46,53 +47,54 @@ async def idle(steps: int) -> tuple[int, int]:
     return costs[0], costs[-1]
 
 
-def test_an_idle_run_costs_four_requests_at_any_length() -> None:
-    """Log, floor, LIST of the groups, LIST of the nodes; `--every` reads lake.msgpack besides."""
-    assert virtually(partial(idle, 100)) == virtually(partial(idle, 20_000)) == (4, 4)
+def test_an_idle_run_costs_two_requests_at_any_length() -> None:
+    """The next version of the log and the next control record; `--every` reads lake.msgpack besides."""
+    assert virtually(partial(idle, 100)) == virtually(partial(idle, 20_000)) == (2, 2)
 
 
-async def single(steps: int) -> int:
-    """Requests of a run by itself on a lake that an earlier run has left clean."""
+async def timer(steps: int) -> list[int]:
+    """Requests of runs that are a new process each, as by a timer, on a lake that an earlier run has left clean."""
+    lake = await grouped(steps, [steps // 2 // SEGMENT_STEPS * SEGMENT_STEPS])
+    await reclaim(paged(lake, "first"), lake.identity, clock=TrioClock(), grace_s=GRACE_S)
+    await trio.sleep(2 * GRACE_S)
+    await reclaim(paged(lake, "second"), lake.identity, clock=TrioClock(), grace_s=GRACE_S)
+    costs = []
+    for number in range(3):
+        store = paged(lake, f"timer {number}")
+        assert (await run_once(store)).deleted_objects == 0
+        costs.append(store.counts.requests)
+    return costs
+
+
+async def run_once(store: FaultyStore) -> Report:
+    """As `stepfs reclaim` does: the identity too."""
+    return await reclaim(store, await open_lake(store), clock=TrioClock(), grace_s=GRACE_S)
+
+
+def test_an_idle_run_of_a_new_process_costs_six_requests_at_any_length() -> None:
+    """The identity, where the last run stood, the next version, and three for the newest control record."""
+    short, long = (virtually(partial(timer, segments * SEGMENT_STEPS + 1)) for segments in (4, 40))
+    assert short == long == [6, 6, 6]
+
+
+async def restarted(steps: int) -> list[int]:
+    """Requests of the first and the second run of a new process after a producer has started again."""
     lake = await grouped(steps, [steps // 2 // SEGMENT_STEPS * SEGMENT_STEPS])
     await reclaim(paged(lake, "first"), lake.identity, clock=TrioClock())
-    store = paged(lake, "second")
-    assert (await reclaim(store, lake.identity, clock=TrioClock())).deleted_objects == 0
-    return store.counts.requests
+    async with lake.producer(lake.store("measured")) as producer:
+        await append(producer)
+    await run_once(paged(lake, "before"))
+    async with lake.producer(lake.store("measured again")) as producer:
+        await append(producer)
+    stores = [paged(lake, f"timer {number}") for number in range(2)]
+    for store in stores:
+        await run_once(store)
+    return [store.counts.requests for store in stores]
 
 
-def test_a_run_by_itself_costs_no_more_on_a_longer_lake() -> None:
-    short, long = (virtually(partial(single, segments * SEGMENT_STEPS + 1)) for segments in (4, 40))
-    assert long <= short + 2
-    assert long <= 25
-
-
-async def buried(groups: int) -> tuple[int, int, int]:
-    """Requests of a look and of two runs, with that many retired groups."""
-    lake = await grouped(20, [5])
-    for number in range(groups):
-        gone = Group.of(paged(lake, "trainer"), lake.identity, f"gone{number}", TrioClock())
-        await gone.register()
-        await gone.retire()
-    await reclaim(paged(lake, "first"), lake.identity, clock=TrioClock())
-    store = paged(lake, "second")
-    floor = Floor(store, lake.identity)
-    await list_groups(store, lake.identity, floor)
-    before = store.counts.requests
-    assert list(await list_groups(store, lake.identity, floor)) == ["g0"]
-    look = store.counts.requests - before
-    before = store.counts.get
-    await reclaim(store, lake.identity, clock=TrioClock())
-    first = store.counts.get - before
-    again = Group.of(paged(lake, "trainer"), lake.identity, "gone0", TrioClock())
-    await again.register()
-    assert set(await list_groups(store, lake.identity, floor)) == {"g0", "gone0"}, "it came back"
-    return look, first, groups
-
-
-def test_a_retired_group_is_not_read_again() -> None:
-    few, many = virtually(partial(buried, 10)), virtually(partial(buried, 100))
-    assert few[:2] == many[:2]
-    assert many[0] == 3, "a LIST, the one live group, a probe of the floor"
+def test_a_run_after_a_producers_restart_does_not_search_all_of_the_data() -> None:
+    """Two commits to read, a LIST of what that producer has uploaded, and the new record of progress."""
+    assert virtually(partial(restarted, 9_000)) == [10, 6]
 
 
 def peak_bytes(steps: int) -> int:
@@ -116,23 +118,3 @@ def test_memory_does_not_grow_with_what_goes() -> None:
     short, long = peak_bytes(4 * SEGMENT_STEPS), peak_bytes(12 * SEGMENT_STEPS)
     assert long < 16 << 20
     assert long < 1.5 * short
-
-
-async def held_producer(groups: int) -> int:
-    """Requests of one more look of a producer that `max_lead` holds back, with that many retired groups."""
-    lake = await grouped(20, [5])
-    for number in range(groups):
-        gone = Group.of(paged(lake, "trainer"), lake.identity, f"gone{number}", TrioClock())
-        await gone.register()
-        await gone.retire()
-    await reclaim(paged(lake, "reclaimer"), lake.identity, clock=TrioClock())
-    store = paged(lake, "producer")
-    looks = GroupLooks(store, lake.identity)
-    assert await looks.next() == SlowestGroup("g0", Step(5))
-    before = store.counts.requests
-    assert await looks.next() == SlowestGroup("g0", Step(5))
-    return store.counts.requests - before
-
-
-def test_retired_groups_cost_a_held_producer_nothing() -> None:
-    assert virtually(partial(held_producer, 40)) == 3

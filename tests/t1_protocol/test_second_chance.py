@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -10,19 +12,32 @@ from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World
 from small_world import NEED, STEPS, group, grow, process, small
-from stepfs.lake.floor import Floor
 
+from stepfs.format.control import ControlRecord
 from stepfs.format.ids import Step
-from stepfs.format.keys import group_prefix
-from stepfs.lake import group_records, group_sequence
-from stepfs.lake.reclaim import groups as groups_room
-from stepfs.lake.reclaim import plan as plan_room
-from stepfs.lake.reclaim.plan import GroupEvidence
+from stepfs.format.keys import control_prefix, number_of
+from stepfs.lake import decisions as decisions_room
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import successor
+from stepfs.lake.groups import Group
+from stepfs.lake.reclaim import need as need_room
+from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim.report import Report
 from stepfs.lake.reclaim.run import Reclaimer, reclaim
 
 GRACE_S = 3600.0
+DAY_MS = 86_400_000
 WRONG = STEPS - 1
+
+
+class WrongClock(TrioClock):
+    """A machine's clock that is off by `wrong_ms`."""
+
+    def __init__(self, wrong_ms: int) -> None:
+        self.wrong_ms = wrong_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.wrong_ms
 
 
 async def clean(world: World, *, grace_s: float = GRACE_S, store: ProcessStore | None = None) -> Report:
@@ -33,10 +48,6 @@ async def clean(world: World, *, grace_s: float = GRACE_S, store: ProcessStore |
 
 async def says(world: World, step: int, name: str = "run") -> None:
     await group(world, name).add(Step(step), keep=1)
-
-
-def kept_records(world: World, name: str = "run") -> int:
-    return len(world.shared.select(group_prefix(world.identity.lake_id, name)))
 
 
 async def a_wrong_checkpoint(world: World) -> None:
@@ -72,23 +83,8 @@ async def a_first_group_with_a_wrong_number(world: World) -> None:
     assert (await clean(world)).first_live_step == WRONG
 
 
-async def trimmed_by_an_older_stepfs(world: World) -> None:
-    """It keeps no record but the newest: what the group needed before is not known, so nothing goes."""
-    await trio.sleep(2 * GRACE_S)
-    await says(world, WRONG)
-    (*older, _) = world.shared.select(group_prefix(world.identity.lake_id, "run"))
-    for entry in older:
-        world.shared.remove(entry.key)
-    await trio.sleep(GRACE_S / 2)
-    report = await clean(world)
-    assert report.first_live_step == 0
-    assert "not on record" in report.reason
-    await trio.sleep(GRACE_S)
-    assert (await clean(world)).first_live_step == WRONG
-
-
-async def announced_and_then_taken_back(world: World) -> None:
-    """The mistake comes between the two looks of a reclaimer that may advance otherwise."""
+async def a_mistake_after_a_right_move(world: World) -> None:
+    """The mistake comes inside any await of a reclaimer that may advance otherwise."""
     await says(world, NEED + 1)
     await trio.sleep(2 * GRACE_S)
     for at in range(1, 40):
@@ -103,12 +99,43 @@ async def announced_and_then_taken_back(world: World) -> None:
         await group(world, "run").replace(frozenset({Step(NEED + 1)}))
 
 
+async def back_and_forth(world: World) -> None:
+    """Each need of the last hour counts, also one that was on record for a moment only."""
+    await says(world, WRONG)
+    await trio.sleep(2 * GRACE_S)
+    for step in (NEED, WRONG, NEED + 2, WRONG):
+        await group(world, "run").replace(frozenset({Step(step)}))
+        await trio.sleep(1.0)
+    await trio.sleep(GRACE_S / 2)
+    assert (await clean(world)).first_live_step == NEED
+    await trio.sleep(GRACE_S / 2)
+    assert (await clean(world)).first_live_step == WRONG
+
+
+async def clocks_a_day_wrong(world: World) -> None:
+    """Only the store's clock counts: one writer lives tomorrow, another yesterday, and so do the reclaimers."""
+    for wrong_ms, step in ((DAY_MS, WRONG), (-DAY_MS, WRONG)):
+        clock = WrongClock(wrong_ms)
+        writer = Group.of(process(world, "writer"), world.identity, "run", clock)
+        await writer.replace(frozenset({Step(NEED)}))
+        await trio.sleep(2 * GRACE_S)
+        await writer.replace(frozenset({Step(step)}))
+        await trio.sleep(GRACE_S / 2)
+        store = process(world, "reclaimer")
+        report = await reclaim(store, world.identity, clock=WrongClock(-wrong_ms), grace_s=GRACE_S)
+        assert report.first_live_step == NEED
+    await trio.sleep(GRACE_S)
+    report = await reclaim(store, world.identity, clock=WrongClock(DAY_MS), grace_s=GRACE_S)
+    assert report.first_live_step == WRONG
+
+
 SCENARIOS: list[Callable[[World], Awaitable[None]]] = [
     a_wrong_checkpoint,
     retired_by_mistake,
     a_first_group_with_a_wrong_number,
-    trimmed_by_an_older_stepfs,
-    announced_and_then_taken_back,
+    a_mistake_after_a_right_move,
+    back_and_forth,
+    clocks_a_day_wrong,
 ]
 
 
@@ -126,54 +153,61 @@ def test_a_mistake_is_taken_back_within_grace(scenario: Callable[[World], Awaita
 
 
 def grace_ignored(patch: pytest.MonkeyPatch) -> None:
-    """Only the newest records count."""
-    counting = group_records.counting
-    patch.setattr(groups_room, "counting", lambda slots, _grace_s: counting(slots, 0.0))
+    """Only the newest record counts."""
+    patch.setattr(need_room, "least_need", lambda record, _ages, _grace_s: record.need)
+
+
+def the_past_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A record says nothing of the needs before it."""
+
+    def forgetful(number: int, record: ControlRecord, **changes: Any) -> ControlRecord:
+        after = successor(number, record, **changes)
+        return replace(after, minima=after.minima[-1:])
+
+    patch.setattr(decisions_room, "successor", forgetful)
 
 
 def retiring_is_no_change(patch: pytest.MonkeyPatch) -> None:
     """A retired group stops to count at once."""
-    least = plan_room._least
 
-    def without(groups: tuple[GroupEvidence, ...], first_live: Step, *, grace_s: float) -> plan_room.Need:
-        return least([g for g in groups if g.live], first_live, grace_s=grace_s)
+    def at_once(number: int, record: ControlRecord, **changes: Any) -> ControlRecord:
+        after = successor(number, record, **changes)
+        gone = record.groups.keys() - after.groups.keys()
+        return replace(after, minima=after.minima[-1:]) if gone else after
 
-    patch.setattr(plan_room, "_least", without)
-
-
-def registering_is_no_change(patch: pytest.MonkeyPatch) -> None:
-    """A group counts from its first second on as if it had always been there."""
-    patch.setattr(GroupEvidence, "steady", GroupEvidence.live)
+    patch.setattr(decisions_room, "successor", at_once)
 
 
-def unknown_counts_as_none(patch: pytest.MonkeyPatch) -> None:
-    """A record that is not there needs nothing."""
-    counting = group_records.counting
-
-    def sure(slots: tuple[tuple[int, group_records.Entry], ...], grace_s: float) -> group_records.Counting:  # type: ignore[name-defined]
-        found = counting(slots, grace_s)
-        return group_records.Counting(found.earlier, began=found.began, unknown=False)
-
-    patch.setattr(groups_room, "counting", sure)
-
-
-def writers_trim_at_once(patch: pytest.MonkeyPatch) -> None:
-    """The evidence is deleted by those who should keep it, and the reclaimer believes that there was none."""
-    unknown_counts_as_none(patch)
-    patch.setattr(Floor, "grace_s", 0.0)
+def no_group_is_no_need(patch: pytest.MonkeyPatch) -> None:
+    """Before the first group nothing was needed."""
     patch.setattr(
-        group_sequence, "superseded", lambda slots, _grace_s: [entry.key for _, entry in slots[:-1]]
+        ControlRecord,
+        "need",
+        property(lambda record: min((group.need for group in record.groups.values()), default=Step(1 << 40))),
     )
+
+
+def ages_of_the_records_before(patch: pytest.MonkeyPatch) -> None:
+    """A need is as old as the record that said it, not as the one that ended it."""
+
+    async def older(control: Control, grace_s: float) -> dict[int, float]:
+        prefix = control_prefix(control.identity.lake_id)
+        listed = await control.store.list(prefix, ages=True)
+        return {n + 1: entry.age_s for entry in listed if (n := number_of(prefix, entry.key)) is not None}
+
+    patch.setattr(run_room, "ages_of_minima", older)
 
 
 MUTANTS = [
     (grace_ignored, a_wrong_checkpoint),
     (grace_ignored, retired_by_mistake),
     (grace_ignored, a_first_group_with_a_wrong_number),
+    (grace_ignored, a_mistake_after_a_right_move),
+    (the_past_is_forgotten, back_and_forth),
+    (the_past_is_forgotten, a_wrong_checkpoint),
     (retiring_is_no_change, retired_by_mistake),
-    (registering_is_no_change, a_first_group_with_a_wrong_number),
-    (unknown_counts_as_none, trimmed_by_an_older_stepfs),
-    (writers_trim_at_once, a_wrong_checkpoint),
+    (no_group_is_no_need, a_first_group_with_a_wrong_number),
+    (ages_of_the_records_before, retired_by_mistake),
 ]
 
 
@@ -186,42 +220,6 @@ def test_mutant_of_the_grace_is_found(
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         run(scenario)
-
-
-def test_records_within_grace_are_kept_and_trimmed_after_it() -> None:
-    async def scenario(world: World) -> None:
-        await clean(world, grace_s=GRACE_S)
-        for step in range(NEED + 1, STEPS):
-            await trio.sleep(GRACE_S / 4)
-            await says(world, step)
-            assert kept_records(world) <= 6
-        assert kept_records(world) == 5
-        await trio.sleep(2 * GRACE_S)
-        await clean(world)
-        assert kept_records(world) == 1, "also those of a group that says nothing more"
-
-    small(scenario, on=grow)
-
-
-def test_writers_learn_a_longer_grace_from_the_floor() -> None:
-    """It is announced once, though nothing advances; until then what they trimmed holds everything."""
-
-    async def scenario(world: World) -> None:
-        await clean(world, grace_s=24 * GRACE_S)
-        floor = Floor(process(world, "look"), world.identity)
-        await floor.refresh()
-        number = floor.number
-        assert floor.grace_s == 24 * GRACE_S
-        await clean(world, grace_s=24 * GRACE_S)
-        await floor.refresh()
-        assert floor.number == number, "said once"
-        before = kept_records(world)
-        for step in range(NEED + 1, STEPS):
-            await trio.sleep(2 * GRACE_S)
-            await says(world, step)
-        assert kept_records(world) == before + STEPS - NEED - 1
-
-    small(scenario, on=grow)
 
 
 def test_a_reclaimer_with_a_shorter_grace_does_not_shorten_anothers() -> None:
@@ -240,7 +238,7 @@ def test_a_reclaimer_with_a_shorter_grace_does_not_shorten_anothers() -> None:
 
 
 def test_a_checkpoint_each_second_stays_cheap() -> None:
-    """Some 300 records count at a time. A reclaimer that stays reads each of them once, and a writer none."""
+    """300 records are younger than the grace. Neither a writer nor a reclaimer that stays pays for them."""
 
     async def scenario(world: World) -> None:
         writer = process(world, "writer")
@@ -248,17 +246,16 @@ def test_a_checkpoint_each_second_stays_cheap() -> None:
         reclaimer = Reclaimer(store, world.identity, clock=TrioClock(), grace_s=300.0)
         await reclaimer.run()
         run_group = group(world, "run", writer)
-        costs = []
+        await run_group.read()
         for second in range(1, 481):
             before = writer.counts.requests
             await run_group.replace(frozenset({Step(NEED + second % 3)}))
-            costs.append(writer.counts.requests - before)
+            assert writer.counts.requests - before == 2, "a look at the next number, and the create"
             if second % 60 == 0:
-                before = store.counts.get
+                before = store.counts.requests
                 await reclaimer.run()
-                assert store.counts.get - before <= 60 + 10
+                assert store.counts.requests - before <= 20
             await trio.sleep(1.0)
-        assert 270 <= kept_records(world) <= 303
-        assert costs[-1] == costs[10] + 1, "a delete each time, once the first are old enough"
+        assert len(world.ledger.control.minima) <= 4
 
     small(scenario, on=grow)

@@ -1,0 +1,275 @@
+"""One control record is damaged or gone. Only the newest is ever read; without it nothing is given up, and it is mended."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from controlled import control_keys
+from crc32c import crc32c
+from doubles.trio_clock import TrioClock
+from process_store import ProcessStore
+from producer_world import World, feed
+from small_world import (
+    NEED,
+    STEPS,
+    checkpoint,
+    clean,
+    group,
+    grow,
+    killed_everywhere,
+    process,
+    register,
+    small,
+)
+
+from stepfs.errors import CorruptError, NewerFormatError, RefusedError
+from stepfs.format.control import RECORD_BYTES_MAX
+from stepfs.format.ids import INTEGER_MAX, Step
+from stepfs.lake.control import list_groups
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.metadata import verify_metadata
+from stepfs.lake.verify.repair import repair_control
+
+LAST = STEPS - 1
+Spoil = Callable[[World, str], None]
+
+
+def flipped(world: World, key: str) -> None:
+    body = bytearray(world.shared.objects[key])
+    body[len(body) // 2] ^= 4
+    world.shared.put(key, bytes(body))
+
+
+def deleted(world: World, key: str) -> None:
+    world.shared.remove(key)
+
+
+def emptied(world: World, key: str) -> None:
+    world.shared.put(key, b"")
+
+
+def of_another_lake(world: World, key: str) -> None:
+    world.shared.put(key, world.shared.objects[key].replace(world.identity.lake_id.encode(), b"0" * 32))
+
+
+def of_a_newer_format(world: World, key: str) -> None:
+    """Sound, but in format 2."""
+    whole = world.shared.objects[key]
+    header, body = whole[:7] + b"\2" + whole[8:12], whole[16:]
+    world.shared.put(key, header + struct.pack("<I", crc32c(header + body)) + body)
+
+
+async def aged(world: World) -> None:
+    """Steps were given up across segments; groups came, changed and went, before that and after it."""
+    await grow(world)
+    await register(world, "late")
+    await checkpoint(world, "late", NEED + 1)
+    await clean(world)
+    await checkpoint(world, "run", NEED + 2)
+    await register(world, "gone")
+    world.ledger.release("gone")
+    await group(world, "gone").retire()
+    await checkpoint(world, "late", NEED + 3)
+    assert world.ledger.first_live_step == NEED
+
+
+async def all_goes_on(world: World) -> None:
+    """A new reader, a new group, a producer, a trainer and a reclaimer do what they do."""
+    reader = await LogReader.open(process(world, "stranger"), world.identity)
+    assert reader.state.digest == world.ledger.state.digest
+    assert reader.first_live_step == world.ledger.first_live_step
+    await register(world, "new")
+    async with world.producer("a") as producer:
+        await feed(producer, 12)
+    for name in world.ledger.promises:
+        await checkpoint(world, name, LAST)
+    assert (await clean(world)).first_live_step == LAST
+    assert not world.ledger.broken, world.ledger.broken
+    await reader.poll()
+    await reader.confirm()
+    assert reader.first_live_step == LAST
+
+
+NUMBERS = range(9)  # of `aged` and one advance more, all but the newest
+
+
+@pytest.mark.parametrize("spoil", [flipped, deleted, emptied, of_another_lake, of_a_newer_format])
+@pytest.mark.parametrize("number", NUMBERS)
+def test_no_record_but_the_newest_is_needed(number: int, spoil: Spoil) -> None:
+    async def scenario(world: World) -> None:
+        follower = await LogReader.open(process(world, "follower"), world.identity)
+        reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
+        await reclaimer.run()
+        keys = control_keys(world.shared, world.identity)
+        assert len(keys) == len(NUMBERS) + 1
+        spoil(world, keys[number])
+        await all_goes_on(world)
+        await follower.poll()
+        await follower.confirm()
+        assert follower.first_live_step == LAST
+        assert (await reclaimer.run()).first_live_step == LAST
+        (damage,) = await verify_metadata(process(world, "verify"), world.identity)
+        assert damage.key == keys[number]
+
+    small(scenario, on=aged)
+
+
+def test_all_records_but_the_newest_may_be_gone() -> None:
+    async def scenario(world: World) -> None:
+        for key in control_keys(world.shared, world.identity)[:-1]:
+            world.shared.remove(key)
+        await all_goes_on(world)
+
+    small(scenario, on=aged)
+
+
+async def is_refused(world: World) -> None:
+    """With the command that mends it; nothing is written and nothing is deleted. Who knows the record goes on."""
+    before = dict(world.shared.objects)
+    for call in (
+        group(world, "run").add(Step(LAST)),
+        group(world, "new").register(),
+        group(world, "run").retire(),
+        clean(world),
+        LogReader.open(process(world, "stranger"), world.identity),
+    ):
+        with pytest.raises(
+            CorruptError, match=r"nothing is reclaimed and no group changes until .*verify .*--repair"
+        ):
+            await call
+    assert world.shared.objects == before
+
+
+async def repaired(world: World) -> str:
+    """By a new process; a second one finds nothing to do."""
+    store = process(world, "operator")
+    done = await repair_control(store, world.identity)
+    assert done is not None
+    assert await repair_control(store, world.identity) is None
+    return done
+
+
+@pytest.mark.parametrize("spoil", [flipped, emptied, of_another_lake])
+def test_without_the_newest_record_nothing_changes_until_it_is_repaired(spoil: Spoil) -> None:
+    async def scenario(world: World) -> None:
+        follower = await LogReader.open(process(world, "follower"), world.identity)
+        async with world.producer("d") as producer:
+            await feed(producer, 1)
+            await producer.flush()
+            spoil(world, control_keys(world.shared, world.identity)[-1])
+            await is_refused(world)
+            await feed(producer, 2)
+        while await follower.poll():
+            pass
+        assert follower.state.next_step == STEPS + 2, "who has read it before needs it no more"
+        done = await repaired(world)
+        assert f"control record {len(NUMBERS) - 1} is damaged" in done
+        assert "steps from 9 on, groups late, run" in done
+        assert (await group(world, "late").read()).kept == (NEED + 1,), "one change is lost, and that is said"  # type: ignore[union-attr]
+        await checkpoint(world, "late", NEED + 3)
+        await all_goes_on(world)
+
+    small(scenario, on=aged)
+
+
+def test_a_newest_record_of_a_newer_stepfs_asks_for_an_upgrade_and_is_not_repaired() -> None:
+    async def scenario(world: World) -> None:
+        of_a_newer_format(world, control_keys(world.shared, world.identity)[-1])
+        before = dict(world.shared.objects)
+        for call in (
+            group(world, "run").add(Step(LAST)),
+            clean(world),
+            LogReader.open(process(world, "stranger"), world.identity),
+            repair_control(process(world, "operator"), world.identity),
+        ):
+            with pytest.raises(NewerFormatError, match="upgrade stepfs"):
+                await call
+        assert world.shared.objects == before
+
+    small(scenario, on=aged)
+
+
+def test_the_first_record_is_damaged_and_it_is_the_newest() -> None:
+    async def scenario(world: World) -> None:
+        await register(world, "run")
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        await is_refused(world)
+        assert "groups none" in await repaired(world)
+        await checkpoint(world, "run", NEED)
+        assert await list_groups(process(world, "look"), world.identity) != {}
+
+    small(scenario)
+
+
+def test_an_advance_is_damaged_wherever_its_reclaimer_was_killed() -> None:
+    """What may have been deleted is given up, everything else is live again, and all that is live is there."""
+    firsts = set()
+
+    async def after(world: World) -> None:
+        await world.settle()
+        world.shared.watch = None
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        await repaired(world)
+        reader = await LogReader.open(process(world, "stranger"), world.identity)
+        assert reader.first_live_step <= NEED
+        assert not (await verify_lake(reader, origin_store=lambda _: process(world, "none"))).errors
+        firsts.add(reader.first_live_step)
+        await group(world, "run").add(Step(LAST), keep=1)
+        assert (await clean(world)).first_live_step == LAST
+
+    async def cleans(world: World, store: ProcessStore) -> None:
+        await clean(world, store)
+
+    assert killed_everywhere(grow, cleans, after) > 50
+    assert firsts >= {0, NEED}
+
+
+def test_200_groups_fit_and_what_would_not_is_refused_with_advice() -> None:
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        for number in range(200):
+            await group(world, f"group-{number:03d}-{'x' * 40}").add(Step(NEED))
+        assert len(await list_groups(process(world, "look"), world.identity)) == 201
+        assert (await clean(world)).first_live_step == NEED
+        newest = control_keys(world.shared, world.identity)[-1]
+        assert len(world.shared.objects[newest]) < RECORD_BYTES_MAX // 16
+        many = frozenset(map(Step, range(1 << 40, (1 << 40) + 4096)))
+        with pytest.raises(RefusedError, match=r"keep fewer .*--keep K.* or retire groups"):
+            for number in range(200):
+                await group(world, f"group-{number:03d}-{'x' * 40}").replace(many)
+        assert number > 10
+        await group(world, "group-000-" + "x" * 40).retire()
+        await group(world, "run").add(Step(LAST), keep=1)
+
+    small(scenario, on=grow)
+
+
+def test_groups_that_differ_by_case_are_two() -> None:
+    async def scenario(world: World) -> None:
+        await group(world, "RUN").add(Step(NEED + 1), keep=1)
+        groups = await list_groups(process(world, "look"), world.identity)
+        assert {name: record.need for name, record in groups.items()} == {"run": NEED, "RUN": NEED + 1}
+        world.ledger.release("run")
+        await group(world, "run").retire()
+        assert (await clean(world)).first_live_step == NEED + 1
+
+    small(scenario, on=grow)
+
+
+@pytest.mark.parametrize("step", [STEPS + 1, INTEGER_MAX])
+def test_a_checkpoint_beyond_everything_stops_reclaim_until_it_is_corrected(step: int) -> None:
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        await group(world, "run").replace(frozenset({Step(step)}))
+        before = dict(world.shared.objects)
+        with pytest.raises(RefusedError, match="another lake"):
+            await clean(world)
+        assert world.shared.objects == before
+        await group(world, "run").replace(frozenset({Step(LAST)}))
+        assert (await clean(world)).first_live_step == LAST
+
+    small(scenario, on=grow)
