@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from decision_table import Table, decided, read_table
 
-from stepfs.lake import decisions
+from stepfs.lake import decisions, retention
 
 MODELS = Path(__file__).parent / "model"
 DEPTH_MAX = 20_000
@@ -270,7 +270,7 @@ def test_a_change_of_the_models_decisions_is_seen(mutant: int, verifiers: Callab
 @pytest.mark.parametrize(
     ("room", "name", "otherwise"),
     [
-        (decisions.retention, "set_to", lambda order, _: order),
+        (retention, "set_to", lambda order, _: order),
         (decisions, "_check", lambda *_: None),
         (decisions.Add, "fences", False),
         (decisions.Register, "fences", True),
