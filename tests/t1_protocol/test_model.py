@@ -1,8 +1,9 @@
 """The protocol as a model, searched exhaustively by spin: every interleaving of requests within small bounds.
 
 The simulator samples long runs of the code; the model sees all short runs of what the code does between store and
-store. `model/log.pml` has commit, fence and floor, `model/groups.pml` has groups and reclaim. A model that proves too
-much is the danger here: so each witness in it must be reached, and each mutant must break the property that it is for.
+store. `model/log.pml` has commit, fence and floor, `model/control.pml` has groups, reclaim and repair. A model that
+proves too much is the danger here: so each witness in it must be reached, each mutant must break the property that it is
+for, and what `control.pml` decides is what `decide` decides (decision_table.py).
 
 To see a refutation step by step: `spin -a log.pml; gcc -DSAFETY -o pan pan.c; MUTANT=6 PROCESSES=3 ./pan; MUTANT=6
 PROCESSES=3 ./pan -r`.
@@ -21,6 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from decision_table import Table, decided, read_table
+
+from stepfs.lake import decisions, retention
 
 MODELS = Path(__file__).parent / "model"
 DEPTH_MAX = 20_000
@@ -43,13 +47,20 @@ TWICE: Bounds = {
     "FAULTS": 0,
 }  # the same; the floor rises twice
 ALONE: Bounds = {
-    "PROCESSES": 0b0101,
+    "PROCESSES": 0b00101,
     "OPERATIONS_OF_0": 2,
-}  # one writer of a group calls twice, one reclaimer
-SAME_GROUP: Bounds = {"PROCESSES": 0b0111, "HOME_OF_1": 0, "FAULTS": 0, "CALLS": 0b0010}  # two writers add
-TWO_GROUPS: Bounds = {"PROCESSES": 0b0111, "HOME_OF_1": 1, "FAULTS": 0, "CALLS": 0b0101}  # register and hook
+    "ROUNDS": 2,
+}  # a writer calls twice, one reclaimer
+SAME_GROUP: Bounds = {"PROCESSES": 0b00111, "FAULTS": 0}  # two writers
+TWO_GROUPS: Bounds = {"PROCESSES": 0b00111, "FAULTS": 0, "HOME_OF_1": 1}
+REPAIRED: Bounds = {"PROCESSES": 0b10101, "OPERATIONS_OF_0": 2, "CALLS": 0b100001010}  # add, hook, retire
+TWO_RECLAIMERS: Bounds = {"PROCESSES": 0b11101}
+TABLE: Bounds = {"PROCESSES": 0b100000}
 
-BASE = {"log": [KILLED, ZOMBIE, TWICE], "groups": [ALONE, SAME_GROUP, TWO_GROUPS]}
+BASE = {
+    "log": [KILLED, ZOMBIE, TWICE],
+    "control": [ALONE, SAME_GROUP, TWO_GROUPS, REPAIRED, TWO_RECLAIMERS],
+}
 
 MUTANTS = [
     ("log", 1, ZOMBIE, "fencing"),  # rebase looks at no incarnation
@@ -60,34 +71,29 @@ MUTANTS = [
     ("log", 6, ZOMBIE, "durable"),  # the floor is not read after the create
     ("log", 7, ZOMBIE, "spurious_corrupt"),  # slots are deleted before the floor is raised
     ("log", 8, ZOMBIE, "spurious_corrupt"),  # no snapshot at the new floor
-    ("groups", 1, ALONE, "needed_deleted"),  # the groups are not listed again after closing
-    ("groups", 2, ALONE, "needed_deleted"),  # a group does not read the floor after its record
-    ("groups", 3, ALONE, "needed_deleted"),  # the floor record is not directly after the closing one
-    ("groups", 4, SAME_GROUP | {"OPERATIONS_OF_1": 2}, "needed_deleted"),  # the slot need not be the greatest
-    ("groups", 5, ALONE, "needed_deleted"),  # an announcement is not taken back
-    ("groups", 6, ALONE, "promised_gone"),  # register believes the record that it finds
-    ("groups", 7, ALONE, "spurious_corrupt"),  # the newest record is trimmed as well
-    ("groups", 8, ALONE, "needed_deleted"),  # no closing record
-    ("groups", 9, ALONE, "promised_gone"),  # an announcement is taken back after it was followed
-    (
-        "groups",
-        10,
-        ALONE,
-        "needed_deleted",
-    ),  # what is on record already is not written, so a late request undoes it
-    ("groups", 11, SAME_GROUP | {"OPERATIONS_OF_0": 2}, "needed_deleted"),  # what a GET shows is believed
+    ("control", 1, ALONE, "promised_gone"),  # a request does not look at the first live step
+    ("control", 2, ALONE, "needed_deleted"),  # an advance takes whatever slot is free
+    ("control", 3, ALONE, "promise_undone"),  # a new life believes what is on record, without taking a slot
+    ("control", 4, ALONE, "promise_undone"),  # so does a call after one that had no answer
+    ("control", 5, ALONE, "needed_deleted"),  # steps are deleted before the advance is on record
+    ("control", 6, ALONE, "grace_broken"),  # an advance is decided again on a record that was not looked at
+    ("control", 7, ALONE, "grace_broken"),  # the minima of the need are forgotten
+    ("control", 8, ALONE, "grace_broken"),  # a minimum ends with the record before the one that ended it
+    ("control", 9, REPAIRED, "promised_gone"),  # a repair believes the first live step of the record before
+    ("control", 10, REPAIRED, "promise_undone"),  # a repair goes on after a record that it was not decided on
+    ("control", 11, REPAIRED, "needed_deleted"),  # a reclaim is running during a repair
 ]
-_LONG = {("groups", 4), ("groups", 11)}  # searches of up to half a minute
 
 LARGER = [
     ("log", [], KILLED | {"APPENDS": 2, "ROUNDS": 2}),
     ("log", ["-DSLOTS=3"], {"PROCESSES": 0b0111}),
     ("log", ["-DSLOTS=3", "-DSTARTED=0"], {"PROCESSES": 0b0011, "FAULTS": 2}),
-    ("groups", [], ALONE | {"ROUNDS": 2, "FAULTS": 2}),
-    ("groups", [], {"PROCESSES": 0b0111, "HOME_OF_1": 0, "FAULTS": 0}),
-    ("groups", [], SAME_GROUP | {"OPERATIONS_OF_0": 2}),
-    ("groups", [], {"PROCESSES": 0b0111, "HOME_OF_1": 1, "FAULTS": 1}),
-    ("groups", [], {"PROCESSES": 0b1101}),
+    ("control", [], ALONE | {"OPERATIONS_OF_0": 3}),
+    ("control", [], SAME_GROUP | {"FAULTS": 1}),
+    ("control", [], SAME_GROUP | {"OPERATIONS_OF_0": 2}),
+    ("control", [], TWO_GROUPS | {"FAULTS": 1}),
+    ("control", [], SAME_GROUP | {"PROCESSES": 0b10111}),
+    ("control", ["-DSLOTS=6"], REPAIRED | {"FAULTS": 2, "ROUNDS": 2}),
 ]
 
 
@@ -143,14 +149,11 @@ class Verifier:
     def witnesses(self) -> frozenset[int]:
         return frozenset(int(number) for number in re.findall(r"\bsaw\((\d+)\)", self.source))
 
-    def search(self, bounds: Bounds, *, timeout_s: float = 600, **more: int) -> Search:
-        """Search all of it, or up to the first violation. An incomplete search is a failure of its own."""
-        environment = {"PATH": os.environ["PATH"]} | {
-            key: str(value) for key, value in {**bounds, **more}.items()
-        }
-        command = [str(self.program), f"-m{DEPTH_MAX}", "-w22"]
+    def output(self, bounds: Bounds, *, timeout_s: float = 600) -> str:
+        """Search all of it, or up to the first violation, and return what the verifier printed."""
+        environment = {"PATH": os.environ["PATH"]} | {key: str(value) for key, value in bounds.items()}
         done = subprocess.run(
-            command,
+            [str(self.program), f"-m{DEPTH_MAX}", "-w22"],
             check=False,
             cwd=self.runs,  # where it leaves the trail of a violation
             env=environment,
@@ -158,7 +161,11 @@ class Verifier:
             text=True,
             timeout=timeout_s,
         )
-        found = done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def search(self, bounds: Bounds, *, timeout_s: float = 600, **more: int) -> Search:
+        """What `output` found. An incomplete search is a failure of its own."""
+        found = self.output(bounds | more, timeout_s=timeout_s)
         for trouble in (
             "max search depth too small",
             "out of memory",
@@ -225,10 +232,7 @@ def test_every_interleaving_holds_and_every_witness_is_reached(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("model", "mutant", "bounds", "broken"),
-    [pytest.param(*one, marks=pytest.mark.slow) if one[:2] in _LONG else one for one in MUTANTS],
-)
+@pytest.mark.parametrize(("model", "mutant", "bounds", "broken"), MUTANTS)
 def test_each_mutant_breaks_its_property(
     model: str, mutant: int, bounds: Bounds, broken: str, verifiers: Callable[[str], Verifier]
 ) -> None:
@@ -242,6 +246,46 @@ def test_no_mutant_in_the_models_is_left_out() -> None:
         source = (MODELS / f"{model}.pml").read_text()
         present = {int(number) for number in re.findall(r"\bmutant [=!]= (\d+)", source)}
         assert present == {mutant for name, mutant, _, _ in MUTANTS if name == model}
+
+
+def rows(verifier: Verifier, **more: int) -> Table:
+    """Every transition of the model, as decision_table.py writes them."""
+    names = re.search(r"^mtype:request = \{(.*?)\}", verifier.source, re.MULTILINE)
+    assert names is not None
+    return read_table(verifier.output(TABLE | more), [name.strip() for name in reversed(names[1].split(","))])
+
+
+def test_the_model_decides_what_the_code_decides(verifiers: Callable[[str], Verifier]) -> None:
+    model = rows(verifiers("control"))
+    assert len(model) == 17850
+    assert {row: (model[row], told) for row, told in decided(model).items() if told != model[row]} == {}
+
+
+@pytest.mark.parametrize("mutant", [1, 7, 8])
+def test_a_change_of_the_models_decisions_is_seen(mutant: int, verifiers: Callable[[str], Verifier]) -> None:
+    model = rows(verifiers("control"), MUTANT=mutant)
+    assert decided(model) != model
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "otherwise"),
+    [
+        (retention, "set_to", lambda order, _: order),
+        (decisions, "_check", lambda *_: None),
+        (decisions.Add, "fences", False),
+        (decisions.Register, "fences", True),
+    ],
+)
+def test_a_change_of_the_codes_decisions_is_seen(
+    room: object,
+    name: str,
+    otherwise: object,
+    verifiers: Callable[[str], Verifier],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = rows(verifiers("control"))
+    monkeypatch.setattr(room, name, otherwise)
+    assert decided(model) != model
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def _with_order(group: GroupRecord, order: retention.Order) -> GroupRecord:
 
 
 def _check(record: ControlRecord, name: str, old: GroupRecord | None, new: GroupRecord) -> None:
-    late = frozenset(step for step in (*new.kept, new.need) if step < record.first_live_step)
+    late = frozenset(step for step in new.kept if step < record.first_live_step)
     if late:
         raise WithdrawnError(
             f"group {name!r}: steps from {min(late)} on are needed, but those below {record.first_live_step} are reclaimed; "
@@ -254,5 +254,5 @@ def least_need(record: ControlRecord, ages_s: Mapping[int, float], grace_s: floa
     *former, (_, need) = record.minima or ((0, record.need),)
     for ended, least in former:
         if ages_s.get(ended, 0.0) < grace_s:
-            return max(least, record.first_live_step)
+            return least
     return need
