@@ -23,7 +23,7 @@ from stepfs_producer import Producer
 
 STEPS = SEGMENT_STEPS + 18
 FIRST = SEGMENT_STEPS - 6  # steps below are reclaimed: the first segment is still needed
-KINDS = ("lake.msgpack", "consumers", "data", "entries", "floor", "index", "log", "nodes", "snapshot")
+KINDS = ("lake.msgpack", "control", "data", "entries", "index", "log", "nodes", "reclaim", "snapshot")
 
 
 def payload(step: int) -> bytes:
@@ -87,7 +87,7 @@ def objects(directory: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
         key = str(path.relative_to(directory))
-        match = re.match(r"[0-9a-f]{32}/(\w+)/", key)
+        match = re.match(r"[0-9a-f]{32}/(\w+)(?:/|$)", key)
         found[match[1] if match else key].append(key)
     assert all(found.values()), f"one of every kind: {found}"
     return found

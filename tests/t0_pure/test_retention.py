@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and that a record says so to older and newer readers alike."""
+"""Which checkpoints stay, and that a control record says so to every reader."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from strategies import numbers
 
 from stepfs.errors import CorruptError
 from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.control import ControlRecord, decode_control, encode_control
 from stepfs.format.ids import Step
-from stepfs.format.records import ConsumerRecord, decode_consumer, encode_consumer
 from stepfs.lake import retention
+from stepfs.lake.decisions import Revise, decide
 
 LAKE = "0" * 32
-EMPTY = ConsumerRecord(b"i" * 16, "run", (), Step(0), retired=False, time_ms=1)
+EMPTY = ControlRecord(b"i" * 16, 1)
 steps = st.integers(0, 30).map(Step)
 orders = st.lists(steps, unique=True, max_size=8).map(tuple)
 records = st.builds(
-    lambda order, opened: replace(retention.with_order(EMPTY, order), opened=Step(opened)), orders, numbers
+    lambda order, opened: replace(
+        decide(-1, EMPTY, Revise("run", lambda _: frozenset(order))).groups["run"],
+        recorded=() if sorted(order) == list(order) else order,
+        opened=Step(opened),
+    ),
+    orders,
+    numbers,
 )
 
 
@@ -51,35 +58,46 @@ def test_a_set_keeps_the_order_of_what_was_there(order, kept):
     assert [step for step in after if step in order] == [step for step in order if step in kept]
 
 
-@given(records, steps)
-def test_what_was_reclaimed_is_left_out_and_nothing_else(record, first_live):
-    rest = retention.surviving(record, first_live)
-    assert rest.need >= first_live
-    assert rest.order == tuple(step for step in record.order if step >= first_live)
-    assert (rest is record) == (record.need >= first_live)
-
-
 @given(records)
-def test_a_record_reads_back_and_an_older_reader_finds_what_it_knows(record):
-    body = encode_consumer(LAKE, record)
-    assert decode_consumer(body, "x") == (LAKE, record)
-    assert decode(Kind.CONSUMER, body, "x").integers("kept") == sorted(record.order)
-
-
-def test_a_record_of_an_older_writer_has_neither_key_and_so_has_one_that_says_nothing_new():
-    record = retention.with_order(EMPTY, (Step(1), Step(2)))
-    fields = decode(Kind.CONSUMER, encode_consumer(LAKE, record), "x")
-    assert "recorded" not in fields
-    assert "opened" not in fields
+def test_a_record_reads_back(record):
+    groups = {"run": record}
+    body = encode_control(LAKE, replace(EMPTY, groups=groups))
+    assert decode_control(body, "x")[1].groups == groups
+    (group,) = decode(Kind.CONTROL, body, "x").maps("groups")
+    assert group.integers("kept") == sorted(record.order)
+    assert ("recorded" in group) == (list(record.order) != sorted(record.order))
+    assert ("opened" in group) == (record.opened > 0)
 
 
 @pytest.mark.parametrize(
     "says",
-    [{"recorded": [2, 1, 3]}, {"recorded": [2, 2]}, {"recorded": "2,1"}, {"opened": -1}, {"opened": None}],
+    [
+        {"recorded": [2, 1, 3]},
+        {"recorded": [2, 2]},
+        {"recorded": [1, 2]},
+        {"recorded": "2,1"},
+        {"kept": [2, 1]},
+        {"kept": [0, 1, 2]},
+        {"kept": [1, 1]},
+        {"kept": [], "start": 0},
+        {"opened": -1},
+        {"opened": None},
+        {"fork": "s3://b/x"},
+        {"fork": "s3://b/x", "cut": [1, 2, 3]},
+        {"name": 7},
+    ],
 )
-def test_keys_that_contradict_the_record_are_corrupt(says):
-    fields = decode(
-        Kind.CONSUMER, encode_consumer(LAKE, retention.with_order(EMPTY, (Step(1), Step(2)))), "x"
-    )
+def test_groups_that_contradict_the_record_are_corrupt(says):
+    """The first live step is 1."""
+    group = {"name": "run", "start": 1, "kept": [1, 2]}
+    body = decode(Kind.CONTROL, encode_control(LAKE, replace(EMPTY, first_live_step=Step(1))), "x")._map
+    assert decode_control(encode(Kind.CONTROL, {**body, "groups": [group]}), "x")
     with pytest.raises(CorruptError):
-        decode_consumer(encode(Kind.CONSUMER, {**fields._map, **says}), "x")
+        decode_control(encode(Kind.CONTROL, {**body, "groups": [{**group, **says}]}), "x")
+
+
+@pytest.mark.parametrize("minima", [[1], [1, 5, 1, 6], [2, 5, 3, 5], [2, 5, 1, 6], [1, 2] * 300])
+def test_minima_that_do_not_rise_are_corrupt(minima):
+    body = decode(Kind.CONTROL, encode_control(LAKE, EMPTY), "x")._map
+    with pytest.raises(CorruptError):
+        decode_control(encode(Kind.CONTROL, {**body, "minima": minima}), "x")

@@ -1,131 +1,124 @@
-"""Which records of a group count at some grace, and what a reclaimer makes of them."""
+"""Which needs of the past count at some grace, and what a reclaimer makes of them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from doubles.faulty_store import FaultyStore
-from stepfs.lake.floor import Floor
-from stepfs.lake.group_records import Counting, counting, superseded
 
 from stepfs.errors import RefusedError
-from stepfs.format.ids import Step, Version
-from stepfs.format.records import ConsumerRecord, FloorRecord, LakeIdentity, decode_floor, encode_floor
-from stepfs.lake.reclaim.plan import GroupEvidence, Need, holds_back, least_need
-from stepfs.store.api import Entry
+from stepfs.format.control import MINIMA_MAX, ControlRecord, GroupRecord
+from stepfs.format.ids import Step
+from stepfs.lake.decisions import Add, Retire, Revise, decide, least_need, successor
+from stepfs.lake.reclaim.need import Need, needed
 
-LAKE = LakeIdentity("a" * 32, 2, ".pt", 0)
+GRACE_S = 3600.0
+EMPTY = ControlRecord(b"i" * 16, 1)
 
 
-def slots(**ages: float) -> tuple[tuple[int, Entry], ...]:
-    return tuple((int(name[1:]), Entry(name, 1, age)) for name, age in ages.items())
+def record(*minima: tuple[int, int], first_live: int = 3) -> ControlRecord:
+    """With one group, whose need is the last of the minima."""
+    need = Step(minima[-1][1])
+    return replace(
+        EMPTY,
+        first_live_step=Step(first_live),
+        groups={"run": GroupRecord(Step(0), (need,))},
+        minima=tuple((number, Step(step)) for number, step in minima),
+    )
 
 
 @pytest.mark.parametrize(
-    ("listed", "expected"),
+    ("minima", "ages_s", "expected"),
     [
-        (slots(n0=500), Counting((), began=False, unknown=False)),
-        (slots(n0=5), Counting((), began=True, unknown=False)),
-        (slots(n0=500, n1=5), Counting((0,), began=False, unknown=False)),
-        (slots(n0=500, n1=100), Counting((), began=False, unknown=False)),
-        (slots(n7=500), Counting((), began=False, unknown=False)),
-        (slots(n7=5), Counting((), began=False, unknown=True)),
-        (slots(n7=500, n8=300, n9=50, n10=5), Counting((8, 9), began=False, unknown=False)),
-        (slots(n7=500, n9=50), Counting((), began=False, unknown=True)),
-        (slots(n2=1, n9=500), Counting((), began=False, unknown=True)),  # a sleeper took slot 2 again
-        (slots(n0=20, n1=10, n2=5), Counting((0, 1), began=True, unknown=False)),
+        ([(5, 20)], {}, 20),
+        ([(4, 10), (5, 20)], {4: 3599.0}, 10),
+        ([(4, 10), (5, 20)], {4: 3600.0}, 20),
+        ([(4, 10), (5, 20)], {}, 10),  # a LIST that does not show it yet
+        ([(2, 5), (3, 10), (4, 15), (5, 20)], {2: 9000.0, 3: 5000.0, 4: 10.0}, 15),
+        (
+            [(2, 5), (3, 10), (4, 15), (5, 20)],
+            {2: 10.0, 3: 5000.0, 4: 5000.0},
+            5,
+        ),  # by a store whose ages are wrong
+        ([(2, 1), (5, 20)], {2: 10.0}, 3),  # what is gone cannot be had
     ],
 )
-def test_a_record_counts_until_its_successor_is_as_old_as_the_grace(
-    listed: tuple[tuple[int, Entry], ...], expected: Counting
+def test_a_need_counts_until_the_record_that_ended_it_is_as_old_as_the_grace(
+    minima: list[tuple[int, int]], ages_s: dict[int, float], expected: int
 ) -> None:
-    assert counting(listed, 100.0) == expected
+    assert least_need(record(*minima), ages_s, GRACE_S) == expected
 
 
 def test_without_grace_the_newest_record_alone_counts() -> None:
-    assert counting(slots(n3=0, n4=0), 0.0) == Counting((), began=False, unknown=False)
+    assert least_need(record((4, 10), (5, 20)), {4: 0.0}, 0.0) == 20
 
 
-def test_what_counts_no_more_may_be_trimmed_and_nothing_else() -> None:
-    assert superseded(slots(n6=900, n7=500, n8=300, n9=50, n10=5), 100.0) == ["n6", "n7"]
-    assert superseded(slots(n6=900, n7=500), 0.0) == ["n6"]
-    assert superseded(slots(n7=5), 100.0) == []
-    assert superseded((), 100.0) == []
+def said(*kept: int) -> ControlRecord:
+    """After a group has kept these checkpoints, one after another."""
+    now = EMPTY
+    for number, step in enumerate(kept):
+        after = decide(number - 1, now, Revise("run", lambda _, step=step: frozenset({Step(step)})))  # type: ignore[misc]
+        assert after is not None
+        now = after
+    return now
 
 
-def record(need: int, *, retired: bool = False, group: str = "run") -> ConsumerRecord:
-    return ConsumerRecord(bytes(16), group, (Step(need),), Step(0), retired, 0)
+@pytest.mark.parametrize(
+    ("kept", "minima"),
+    [
+        ((10,), [(0, 0), (1, 10)]),
+        ((10, 20, 30), [(0, 0), (1, 10), (2, 20), (3, 30)]),
+        ((10, 30, 20), [(0, 0), (1, 10), (3, 20)]),  # 30 held nothing back that 20 does not
+        ((10, 30, 5), [(0, 0), (3, 5)]),
+        ((10, 30, 10, 30), [(0, 0), (3, 10), (4, 30)]),  # 10 ended last in record 3
+    ],
+)
+def test_a_record_carries_the_rising_minima_of_the_past(
+    kept: tuple[int, ...], minima: list[tuple[int, int]]
+) -> None:
+    assert list(said(*kept).minima) == minima
 
 
-def group(
-    newest: ConsumerRecord | None, *earlier: ConsumerRecord, began: bool = False, unknown: bool = False
-) -> GroupEvidence:
-    return GroupEvidence("d", 9, newest, earlier, began=began, unknown=unknown, settled=not earlier)
+def test_a_retired_group_counts_by_what_it_needed_and_a_new_one_from_its_first_second_as_if_it_needed_all() -> (
+    None
+):
+    two = decide(1, said(10, 20), Add("other", Step(40)))
+    assert two is not None
+    alone = decide(2, two, Retire("run"))
+    assert alone is not None
+    assert list(alone.minima)[-2:] == [(3, 20), (4, 40)]
+    assert least_need(alone, {0: 9000.0, 1: 9000.0, 3: 5.0}, GRACE_S) == 20
+    assert least_need(said(40), {0: 5.0}, GRACE_S) == 0
 
 
-def need(*groups: GroupEvidence, first_live: int = 3, next_step: int = 100) -> Need:
-    floor = Floor(FaultyStore(), LAKE, 0, FloorRecord(b"", Version(0), Step(first_live), Step(0), 0, 0))
-    return least_need(groups, floor, Step(next_step), grace_s=3600.0)
+def test_minima_of_steps_that_are_given_up_leave_the_record() -> None:
+    after = successor(2, said(10, 20, 30), first_live_step=Step(25))
+    assert list(after.minima) == [(2, 25), (4, 30)]
 
 
-def test_the_least_of_what_is_needed_and_was_needed_within_grace_decides() -> None:
-    assert need(group(record(20)), group(record(30))).step == 20
-    assert need(group(record(40), record(10), record(20))).step == 10
-    assert need(group(record(40), record(1))).step == 3, "what is gone cannot be had"
-    assert "less than 1 h ago" in need(group(record(40), record(10))).reason
+def test_without_a_reclaimer_the_minima_stay_bounded_and_hold_back_too_much_rather_than_too_little() -> None:
+    steps = range(1, 3 * MINIMA_MAX)
+    now = said(*steps)
+    assert len(now.minima) == MINIMA_MAX
+    numbers = [number for number, _ in now.minima]
+    for age_from in (1, len(steps) // 2, len(steps) - 2):
+        ages_s = {number: 0.0 if number >= age_from else 2 * GRACE_S for number in numbers}
+        exact = ([0, *steps])[age_from]
+        assert least_need(now, ages_s, GRACE_S) <= exact
 
 
-def test_a_group_that_retired_within_grace_counts_by_what_it_needed() -> None:
-    gone = group(record(10, retired=True), record(10))
-    assert need(group(record(40)), gone).step == 10
-    assert need(group(record(40)), group(None)).step == 40
+def need(now: ControlRecord, next_step: int = 100) -> Need:
+    return needed(now, {}, GRACE_S, Step(next_step))
 
 
-def test_a_record_that_is_missing_holds_everything() -> None:
-    found = need(group(record(40)), group(record(90, group="odd"), unknown=True))
+def test_what_holds_steps_back_is_named() -> None:
+    assert need(record((5, 20))) == Need(Step(20), "group 'run' needs step 20")
+    assert need(record((4, 10), (5, 20))) == Need(Step(10), "step 10 was needed less than 1 h ago")
+    found = need(EMPTY)
     assert found.step is None
-    assert "'odd'" in found.reason
-
-
-def test_a_lake_whose_only_groups_are_new_or_were_retired_within_grace_keeps_everything() -> None:
-    assert need(group(record(40), began=True)).step is None
-    assert need(group(record(40), record(10, retired=True))).step is None
-    assert need(group(record(40), began=True), group(record(50))).step == 40, "another group was there"
-    assert need().step is None
-    assert need(group(record(40, retired=True))).step is None
-
-
-def test_a_need_of_what_is_gone_holds_every_live_step_and_is_explained() -> None:
-    found = need(group(record(2)), group(record(50)))
-    assert found.step == 3
-    assert "needs step 2, but steps below 3 were reclaimed" in found.reason
-    assert "--retire" in found.reason
+    assert "no group is registered" in found.reason
 
 
 def test_a_need_of_what_nobody_committed_is_refused() -> None:
     with pytest.raises(RefusedError, match="another lake"):
-        need(group(record(101)))
-
-
-def test_the_second_look_holds_back_for_every_doubt() -> None:
-    assert not holds_back([group(record(20))], Step(20))
-    assert holds_back([group(record(19))], Step(20))
-    assert holds_back([group(record(40), record(19))], Step(20))
-    assert holds_back([group(record(40), unknown=True)], Step(20))
-    assert holds_back([group(record(40), began=True)], Step(20))
-    assert holds_back([], Step(20)), "the last group retired meanwhile"
-
-
-def test_floor_records_say_more_only_where_there_is_more_to_say() -> None:
-    plain = FloorRecord(bytes(16), Version(3), Step(4), Step(5), 6, 7)
-    full = FloorRecord(
-        *(bytes(16), Version(3), Step(4), Step(5), 6, 7),
-        grace_ms=0,
-        swept_epochs=8,
-        swept_ms=9,
-        tombstones={"0f" * 16: 10, "a0" * 16: 2**53},
-    )
-    pointing = FloorRecord(bytes(16), Version(3), Step(4), Step(5), 6, 7, tombstones_at=11)
-    for one in (plain, full, pointing):
-        assert decode_floor(encode_floor(LAKE.lake_id, one), "x") == (LAKE.lake_id, one)
-    for word in (b"grace", b"swept", b"tombstones"):
-        assert word not in encode_floor(LAKE.lake_id, plain)
+        need(record((5, 101)))

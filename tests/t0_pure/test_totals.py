@@ -9,8 +9,9 @@ from t0_pure.test_rebase import LAKE, ME, STAMP, durable, fresh
 
 from stepfs.errors import CorruptError, RefusedError, UsageError
 from stepfs.format import codec
-from stepfs.format.codec import FORMAT_VERSION, WIDE_VERSION, Kind
+from stepfs.format.codec import Kind
 from stepfs.format.commit import Commit, decode_commit, encode_commit
+from stepfs.format.control import ControlRecord, decode_control, encode_control
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import (
     DESCRIPTOR_BYTES_MAX,
@@ -21,13 +22,12 @@ from stepfs.format.ids import (
     Step,
     Version,
 )
-from stepfs.format.records import FloorRecord, decode_floor, encode_floor
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.log.rehearsal import rehearsed
 from stepfs_producer.rebase import rebase
 from stepfs_producer.tgb_writer import check_records, freeze
 
-VERSION_AT = 7  # in the envelope
+CONTROL = ControlRecord(b"i" * 16, 1, Step(1), Version(1))
 
 
 def at(total_bytes: int, total_records: int) -> LogState:
@@ -41,45 +41,27 @@ def next_commit(head: LogState) -> Commit:
 
 
 @pytest.mark.parametrize(
-    ("head", "version"),
-    [
-        (at(0, 0), FORMAT_VERSION),
-        (at(INTEGER_MAX - 7, INTEGER_MAX - 1), FORMAT_VERSION),
-        (at(INTEGER_MAX - 6, 0), WIDE_VERSION),
-        (at(0, INTEGER_MAX), WIDE_VERSION),
-        (at(TOTAL_MAX - 7, TOTAL_MAX - 1), WIDE_VERSION),
-    ],
+    "head",
+    [at(0, 0), at(INTEGER_MAX - 6, 0), at(0, INTEGER_MAX), at(TOTAL_MAX - 7, TOTAL_MAX - 1)],
 )
-def test_only_objects_with_a_total_above_2_to_the_53_are_format_2(head: LogState, version: int) -> None:
+def test_a_total_of_any_size_reads_back(head: LogState) -> None:
     commit = next_commit(head)
     body = rehearsed(head, commit)
-    assert body[VERSION_AT] == version
     assert decode_commit(body, "x") == commit
     after = replace(head, total_bytes=commit.total_bytes, total_records=commit.total_records)
-    snapshot = encode_snapshot(after)
-    assert snapshot[VERSION_AT] == version
-    assert decode_snapshot(snapshot, "x") == after
+    assert decode_snapshot(encode_snapshot(after), "x") == after
 
 
-def test_a_floor_record_counts_as_far_as_the_lake() -> None:
-    record = FloorRecord(b"i" * 16, Version(1), Step(1), Step(1), INTEGER_MAX, 1)
-    assert encode_floor(LAKE, record)[VERSION_AT] == FORMAT_VERSION
-    more = replace(record, deleted_bytes=INTEGER_MAX + 1)
-    assert encode_floor(LAKE, more)[VERSION_AT] == WIDE_VERSION
-    assert decode_floor(encode_floor(LAKE, more), "x") == (LAKE, more)
+def test_a_control_record_counts_as_far_as_the_lake() -> None:
+    for deleted in (INTEGER_MAX, INTEGER_MAX + 1, TOTAL_MAX):
+        record = replace(CONTROL, deleted_bytes=deleted)
+        assert decode_control(encode_control(LAKE, record), "x") == (LAKE, record)
 
 
 @pytest.mark.parametrize("head", [at(TOTAL_MAX - 6, 0), at(0, TOTAL_MAX)], ids=["bytes", "records"])
 def test_a_full_lake_refuses_the_append_and_says_what_to_do(head: LogState) -> None:
     with pytest.raises(RefusedError, match=r"the lake is full.*stepfs fork"):
         rebase(head, [durable(0)], ME, STAMP)
-
-
-def test_a_total_that_a_former_writer_left_in_format_1_is_read() -> None:
-    commit = next_commit(at(INTEGER_MAX, 0))
-    stored = encode_commit(commit)
-    former = stored[:VERSION_AT] + bytes([FORMAT_VERSION]) + stored[VERSION_AT + 1 :]
-    assert decode_commit(former, "x") == commit
 
 
 def test_what_one_append_may_count_is_bounded() -> None:
@@ -125,7 +107,7 @@ def test_no_encoder_returns_what_its_decoder_refuses() -> None:
         encode_snapshot(replace(head, next_step=Step(3)))
     with pytest.raises(RefusedError, match="a commit that no reader would accept"):
         encode_commit(replace(next_commit(head), tgbs=(broken,)))
-    with pytest.raises(RefusedError, match="a floor that no reader would accept"):
-        encode_floor(LAKE, FloorRecord(b"i" * 16, Version(1), Step(1), Step(1), TOTAL_MAX + 1, 1))
+    with pytest.raises(RefusedError, match="a control that no reader would accept"):
+        encode_control(LAKE, replace(CONTROL, deleted_bytes=TOTAL_MAX + 1))
     with pytest.raises(CorruptError):
         decode_commit(codec.encode(Kind.COMMIT, {}), "x")

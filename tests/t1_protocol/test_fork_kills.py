@@ -16,7 +16,7 @@ from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import SLICES, World, feed
-from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, grow, process, small
+from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, group, grow, process, small
 
 from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.format.control import Cut
@@ -25,8 +25,11 @@ from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import list_groups
 from stepfs.lake.fork import fork
+from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.unfinished_fork import group_name
 
 CUT = Cut(Step(10), Step(10), Step(12))
@@ -254,3 +257,32 @@ def test_reclaimers_that_advance_inside_any_await_stop_no_fork() -> None:
     while small(partial(one, reached + 1), on=reclaimed, seed=reached):
         reached += 1
     assert reached > 10
+
+
+@pytest.mark.parametrize("step", [11, 12], ids=["moves on", "lets go"])
+def test_a_reclaim_of_a_fork_revives_no_group_that_another_has_retired(step: int) -> None:
+    """Another reclaimer of the fork, or an operator, inside any await that it has in the parent."""
+
+    async def one(at: int, world: World) -> bool:
+        place = ObjectMap()
+        child_store = Stores.of(world, place, "fork").child
+        child = await Stores.of(world, place, "fork").fork(world.identity)
+        await Group.of(child_store, child, "run", TrioClock()).add(Step(step), keep=1)
+        slow = process(world, "slow")
+
+        async def retires() -> None:
+            await group(world, group_name(child.lake_id)).retire()
+
+        slow.inside[at] = retires
+        origins = OriginStores(child_store, lambda _: slow)
+        report = await reclaim(child_store, child, origins=origins, clock=TrioClock())
+        assert report.first_live_step == step
+        if slow.inside:
+            return False
+        assert await holders(world) == set()
+        return True
+
+    reached = 0
+    while small(partial(one, reached + 1), on=reclaimed, seed=reached):
+        reached += 1
+    assert reached > 5

@@ -9,7 +9,7 @@ from producer_world import World, append, feed, simulate
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix
 from stepfs.lake.groups import Group
-from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX
+from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX
 
 LEAD = 10
 
@@ -66,18 +66,22 @@ def test_a_checkpoint_releases_a_producer_that_was_held_for_long() -> None:
     simulate(scenario)
 
 
-def test_why_it_is_held_is_said_once_in_the_terms_that_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    """A bound shorter than the distance of two checkpoints never ends; the producer cannot know that, the reader can."""
-    caplog.set_level("INFO", "stepfs.producer")
-
+@pytest.mark.logs("held back by max_lead")
+@pytest.mark.parametrize(("seconds", "warnings"), [(LONG_S - 60, 0), (3 * LONG_S, 1)])
+def test_a_long_hold_names_what_to_check_once(
+    seconds: float, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(world: World) -> None:
         await groups(world, 1)
-        await held(world, "p", seconds=600)
+        await held(world, "p", seconds=seconds)
 
     simulate(scenario)
-    (told,) = [record.getMessage() for record in caplog.records if "held back" in record.getMessage()]
-    assert "max_lead (10): group 'g0' needs step 0" in told
-    assert "raise it, or record a checkpoint now" in told
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == warnings
+    for line in told:
+        assert "max_lead (10)" in line
+        assert "'g0' needs step 0, 10 steps are committed" in line
+        assert "steps between two of its checkpoints" in line
 
 
 @pytest.mark.logs("no consumer group is registered, so nothing bounds")

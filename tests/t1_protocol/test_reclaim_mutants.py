@@ -51,7 +51,7 @@ def no_compare(patch: pytest.MonkeyPatch) -> None:
         record = replace(
             control.record, groups=known.groups, first_live_step=request.first_live, floor=request.floor
         )
-        return await control._take(control.number + 1, record) is not None
+        return await control._take(control.number + 1, record)
 
     patch.setattr(Control, "advance", anywhere)
 
@@ -62,7 +62,7 @@ def groups_unseen(patch: pytest.MonkeyPatch) -> None:
     async def again(control: Control, request: Advance) -> bool:
         await control.refresh()
         record = replace(control.record, first_live_step=request.first_live, floor=request.floor)
-        return await control._take(control.number + 1, record) is not None
+        return await control._take(control.number + 1, record)
 
     patch.setattr(Control, "advance", again)
 
@@ -73,7 +73,7 @@ def decided_once(patch: pytest.MonkeyPatch) -> None:
     async def stubborn(control: Control, request: Request) -> ControlRecord:
         await control.refresh()
         decided = decide(control.number, control.record, request)
-        while decided is not None and await control._take(control.number + 1, decided) is None:
+        while decided is not None and not await control._take(control.number + 1, decided):
             await control.refresh()
         return control.record
 

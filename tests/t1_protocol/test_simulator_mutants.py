@@ -16,20 +16,26 @@ from flavours import Flavour
 from test_commit_hazards import forgetful_rebase, trusting_take_slot
 from test_reader_hazards import never_look
 from test_reclaim_mutants import (
-    any_slot,
     by_record_not_by_floor,
+    decided_once,
     deletes_first,
-    group_looks_once,
+    groups_unseen,
     impatient_orphans,
+    late_steps_are_taken,
+    no_compare,
     no_orphans,
-    no_second_look,
     no_snapshot,
 )
-from test_reused_slots import any_free_slot, only_probes_are_checked
+from test_reused_slots import only_probes_are_checked
 
 from stepfs.errors import StepfsError
+from stepfs.format.control import ControlRecord
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.lake import control as control_room
+from stepfs.lake import decisions as decisions_room
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import Add, Register, Request, Resume, Revise, successor
 from stepfs.lake.log import snapshots as snapshots_room
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop
@@ -40,10 +46,9 @@ from stepfs_producer.tgb_writer import TgbWriter
 
 SEEDS_MAX = 150
 LEANS = {  # these windows are one request wide: ordinary seeds meet them once in hundreds
-    no_second_look: Flavour.RUSH,
-    group_looks_once: Flavour.RUSH,
+    late_steps_are_taken: Flavour.RUSH,
     only_probes_are_checked: Flavour.SLEEPERS,
-    any_free_slot: Flavour.WRITERS,
+    decided_once: Flavour.WRITERS,
 }
 
 
@@ -99,13 +104,36 @@ def commits_before_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TgbWriter, "write", eager)
 
 
+def forgetful_of_grace(patch: pytest.MonkeyPatch) -> None:
+    """A record carries no need but the present one."""
+
+    def present(number: int, record: ControlRecord, **changes: object) -> ControlRecord:
+        following = successor(number, record, **changes)
+        return replace(following, minima=following.minima[-1:])
+
+    patch.setattr(decisions_room, "successor", present)
+    patch.setattr(control_room, "successor", present)
+
+
+def nothing_is_fenced(patch: pytest.MonkeyPatch) -> None:
+    """An equal record is believed, though a request of a former life, or of this one, may still land."""
+    change = Control.change
+
+    async def trusting(control: Control, request: Request) -> ControlRecord:
+        control._unanswered = None
+        return await change(
+            control, replace(request, fences=False) if isinstance(request, Revise) else request
+        )
+
+    patch.setattr(Control, "change", trusting)
+    for kind in (Register, Add, Resume):
+        patch.setattr(kind, "fences", False)
+
+
 FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 costs dozens of clusters
     own_success_is_a_conflict: (28, 13),
     no_epoch_guard: (7,),
-    no_second_look: (76, 30, 38),
-    group_looks_once: (1, 18),
     no_orphans: (33, 43),
-    any_free_slot: (11, 14),
     only_probes_are_checked: (23, 70),
 }
 
@@ -121,15 +149,17 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
         state_expires,
         no_epoch_guard,
         commits_before_durable,
-        no_second_look,
-        pytest.param(group_looks_once, marks=pytest.mark.slow),  # many seeds; t1 has directed tests
-        any_slot,
+        no_compare,
+        groups_unseen,
+        decided_once,
+        late_steps_are_taken,
+        forgetful_of_grace,
+        nothing_is_fenced,
         deletes_first,
         no_snapshot,
         no_orphans,
         impatient_orphans,
         by_record_not_by_floor,
-        any_free_slot,
         only_probes_are_checked,
     ],
     ids=lambda mutate: mutate.__name__,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 import trio
-from stepfs.lake.group_records import list_groups
 
 from stepfs.errors import UsageError
+from stepfs.lake.control import list_groups
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 from stepfs.torch import CheckpointHook, StreamState

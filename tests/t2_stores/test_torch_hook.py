@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import trio
-from stepfs.lake.group_records import list_groups
 
 from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.format.records import ConsumerRecord
+from stepfs.lake.control import list_groups
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.local.local_store import LocalStore
@@ -33,8 +34,8 @@ def lake(file_url: str) -> str:
     return file_url
 
 
-def records(url: str) -> dict[str, ConsumerRecord]:
-    async def read() -> dict[str, ConsumerRecord]:
+def records(url: str) -> Mapping[str, GroupRecord]:
+    async def read() -> Mapping[str, GroupRecord]:
         store = open_store(url)
         return await list_groups(store, await open_lake(store))
 

@@ -12,8 +12,8 @@ import servers
 import trio
 from endings import ENDINGS, assert_nothing_is_left, nodes_of, save
 from realmount import make_lake, mounted, payload, produce, running, until
-from stepfs.lake.group_records import list_groups
 
+from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 

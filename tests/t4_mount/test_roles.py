@@ -9,16 +9,9 @@ from pathlib import Path
 import boto3
 import pytest
 import servers
-import trio
 from realmount import make_lake, mounted, payload, produce, stepfs
-from stepfs.lake.floor import Floor
 
 from stepfs.errors import RefusedError
-from stepfs.format.ids import Step, Version
-from stepfs.format.records import RECORD_ID_BYTES, FloorRecord
-from stepfs.lake.identity import open_lake
-from stepfs.lake.sequence import Mine
-from stepfs.store.opening import open_store
 
 POLICIES = Path(__file__).parents[2] / "scripts/deploy/policies"
 PREFIX = "team/run"  # what the policies allow is below it
@@ -121,27 +114,6 @@ def test_a_mount_with_a_group_needs_and_uses_the_right_to_say_so(lake, become, t
     for command in (["reclaim", lake], ["seal", lake]):
         done = stepfs(*command)
         assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
-
-
-def test_a_mount_with_a_group_may_send_a_reclaimer_back(lake, become):
-    """A checkpoint that is kept again, below what a reclaimer has announced since (hazard 10)."""
-    become("mount-with-group")
-    for checkpoint in ("2", "4"):
-        assert stepfs("checkpoint", lake, "--group", "g", checkpoint).returncode == 0
-
-    async def announce():
-        store = open_store(lake)
-        floor = Floor(store, await open_lake(store))
-        await floor.refresh()
-        record = FloorRecord(bytes(RECORD_ID_BYTES), Version(0), Step(0), Step(4), 0, 0)
-        assert isinstance(await floor.append(record), Mine)
-        await store.aclose()
-
-    become("reclaimer")
-    trio.run(announce)
-    become("mount-with-group")
-    done = stepfs("checkpoint", lake, "--group", "g", "2")
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_reader_cannot_produce_and_is_told_so(lake, become, tmp_path):

@@ -145,26 +145,40 @@ def test_a_damaged_snapshot_needs_nothing(lake, which):
         assert producer.position == STEPS - 1
 
 
-@pytest.mark.logs("cannot follow|is damaged|cannot be read")
-def test_a_damaged_group_record_is_ended_and_recorded_again(lake):
-    spoilt(lake, "consumers", -1)
-    assert stepfs("reclaim", lake.as_uri()).code == 5, "nothing is deleted while nobody knows what is needed"
+def test_a_damaged_newest_control_record_is_continued_by_the_one_before(lake):
+    """It was the reclaim's: what it has deleted stays given up."""
+    key = spoilt(lake, "control", -1)
+    for command in (
+        ["reclaim", lake.as_uri()],
+        ["checkpoint", lake.as_uri(), "--group", "g", STEPS - 4],
+        ["ls", lake.as_uri()],
+    ):
+        ended = stepfs(*command)
+        assert ended.code == 5, "nothing changes while nobody knows what is needed"
+        assert f"stepfs verify {lake.as_uri()} --repair" in ended.err
     [command] = told(lake)
-    assert "--group g" in command
-    assert run(command, "").code == 0
-    assert stepfs("checkpoint", lake.as_uri(), "--group", "g", STEPS - 4).code == 0
-    assert stepfs("verify", lake.as_uri()).code == 0
+    assert command == f"stepfs verify {lake.as_uri()} --repair"
+    ended = run(command, "")
+    assert (
+        f"control record 1 is damaged; record 2 continues the one before: steps from {FIRST} on" in ended.err
+    )
+    assert "groups g" in ended.err
+    assert (ended.code, key in ended.err) == (5, True), "the damaged object is still there"
+    assert told(lake) == []
+    assert "nothing to repair" in run(command, "").err
+    assert stepfs("checkpoint", lake.as_uri(), "--group", "g", STEPS - 4, "--keep", "1").code == 0
     assert stepfs("reclaim", lake.as_uri()).code == 0
     assert contents(lake.as_uri()) == payloads(*range(STEPS - 4, STEPS))
 
 
-def test_a_damaged_floor_record_stops_what_deletes_and_says_so(lake):
-    key = spoilt(lake, "floor", -1)
-    assert stepfs("reclaim", lake.as_uri()).code == 5
-    ended = stepfs("verify", lake.as_uri())
-    assert ended.code == 5
-    assert key in ended.err
-    assert "to do: restore the floor record" in ended.err
+@pytest.mark.parametrize("how", ["flip", "delete"])
+def test_an_older_control_record_needs_nothing(lake, how):
+    spoilt(lake, "control", 0, how)
+    assert told(lake) == []
+    assert contents(lake.as_uri()) == payloads(*range(FIRST, STEPS))
+    assert stepfs("checkpoint", lake.as_uri(), "--group", "g", STEPS - 4, "--keep", "1").code == 0
+    assert stepfs("reclaim", lake.as_uri()).code == 0
+    assert contents(lake.as_uri()) == payloads(*range(STEPS - 4, STEPS))
 
 
 def test_until_damage_of_a_whole_lake_leaves_out_nothing(lake, tmp_path):

@@ -19,10 +19,10 @@ import pytest
 import trio
 from lakes import stepfs
 from realmount import STEPFS, mounted, payload, until
-from stepfs.lake.group_records import list_groups
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import data_prefix
+from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
@@ -57,7 +57,7 @@ class Look:
         self.objects = {entry.key for entry in await store.list(data_prefix(identity.lake_id))}
         groups = await list_groups(store, identity)
         self.committed = log.state.next_step
-        live = [group for group in groups.values() if not group.retired]
+        live = list(groups.values())
         self.kept = live[0].kept if live else ()
         first = min((group.need for group in live), default=Step(0))
         self.needed = {

@@ -108,15 +108,11 @@ class LogState:
         return Step(self.sealed_segments * SEGMENT_STEPS)
 
     def segment_ref(self, index: SegmentIndex) -> tuple[int, bytes]:
-        """(commit time of its last step in ms, first 8 digest bytes) of a referenced segment.
-
-        `CorruptError` below the first: a reclaim gave up its steps, but the record that says so is lost.
-        """
+        """(commit time of its last step in ms, first 8 digest bytes) of a referenced segment; `CorruptError` below them."""
         assert index < self.sealed_segments
-        if index < self.first_segment:
+        if index < self.first_segment:  # the control record that gave up its steps is lost
             raise CorruptError(
-                f"index segment {index} was reclaimed: version {self.version} of the log begins at segment "
-                f"{self.first_segment}, but the newest control record is older; run `stepfs verify`"
+                f"segment {index} was reclaimed, but no control record says so: run `stepfs verify`"
             )
         time_ms, digest = _REF.unpack_from(self.segment_refs, (index - self.first_segment) * REF_BYTES)
         return time_ms, digest

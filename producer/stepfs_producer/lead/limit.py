@@ -172,7 +172,9 @@ class Lead:
                 self._control.store.url,
             )
         else:
-            _log.info("held back by max_lead: group %r needs step %d", self._holder, self._need)
+            _log.info(
+                "held back by max_lead (%s): group %r needs step %d", self._bound, self._holder, self._need
+            )
 
     def note_moving(self) -> None:
         """Note an admitted append: the next hold is logged again, and begins with short pauses."""

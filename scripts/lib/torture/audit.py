@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
-from stepfs.lake.group_records import list_groups
 
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Step
+from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
@@ -155,8 +155,8 @@ async def _audit_objects(run: Run, audit: Audit) -> None:
     identity = await open_lake(store)
     log = await LogReader.open(store, identity)
     groups = await list_groups(store, identity)
-    lake_id, floor, first = identity.lake_id, log.floor.floor, log.first_live_step
-    need = min((group.need for group in groups.values() if not group.retired), default=first)
+    lake_id, floor, first = identity.lake_id, log.control.floor, log.first_live_step
+    need = min((group.need for group in groups.values()), default=first)
     if first != need or log.state.next_step != audit.steps:
         audit.fault(f"live are {first} to {log.state.next_step}, needed {need} to {audit.steps}")
     audit.live = log.state.next_step - first
@@ -167,18 +167,17 @@ async def _audit_objects(run: Run, audit: Audit) -> None:
             audit.fault(
                 f"{producer.producer_id}: the log has {producer.next_seq} records, its last word differs"
             )
-    newest = {keys.group_prefix(lake_id, name): "" for name in groups}
+    controls = []
     for entry in await store.list(""):
         key = entry.key
         audit.probes += key.startswith(PROBES)
-        prefix = f"{key.rpartition('/')[0]}/"
-        if prefix in newest:
-            if newest[prefix]:
-                audit.left_over.append(newest[prefix])  # a record that a newer one has replaced
-            newest[prefix] = key
+        if (number := keys.number_of(keys.control_prefix(lake_id), key)) is not None:
+            controls.append(number)
         elif key not in wanted and not _in_use(lake_id, key, floor=floor, first=first):
             audit.left_over.append(key)
         wanted.discard(key)
+    if sorted(controls) != list(range(len(controls))):
+        audit.fault(f"control records are missing: {sorted(controls)}")
     for key in wanted:
         audit.fault(f"{key} is needed and not there")
     if audit.left_over:
@@ -198,4 +197,4 @@ def _in_use(lake_id: str, key: str, *, floor: int, first: int) -> bool:
         if segment is not None:
             return (segment + 1) * SEGMENT_STEPS > first
     # What a producer killed while it was starting left of its probe has a name of its own and belongs to no lake.
-    return key.startswith((keys.floor_prefix(lake_id), PROBES))
+    return key.startswith(PROBES) or key == keys.reclaim_key(lake_id)

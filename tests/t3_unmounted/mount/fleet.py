@@ -12,7 +12,6 @@ from pathlib import Path
 import trio
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
-from stepfs.lake.floor import Floor
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.changes import Changes
@@ -21,6 +20,7 @@ from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.follower import Follower
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
+from stepfs.lake.control import Control
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
@@ -121,7 +121,8 @@ class OneOfMany:
         self.fleet = FleetInterval(lambda: self.store.counts.throttled)
         self.changes = Changes()
         self.identity = identity
-        reader = LogReader(self.store, identity, Floor(self.store, identity), state)
+        control = Control(self.store, identity, TrioClock())
+        reader = LogReader(self.store, identity, control, state)
         self.follower = Follower(
             reader,
             self.changes,
@@ -130,9 +131,16 @@ class OneOfMany:
             on_change=lambda: None,
             fleet=self.fleet,
         )
-        group = Group.of(self.store, identity, "run", TrioClock())
+        group = Group.on(control, "run")
         tree = Tree(reader, ViewOptions())
-        self._need = GroupFollower(group, tree, lambda: None, checkpoints=None, fleet=self.fleet)
+        self._need = GroupFollower(
+            group,
+            tree,
+            lambda: None,
+            checkpoints=None,
+            fleet=self.fleet,
+            poll_s=lambda: self.follower.pace.interval_s,
+        )
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id

@@ -39,23 +39,24 @@ async def test_a_thousand_idle_mounts_ask_half_as_often_as_alone(autojump_clock,
     await trio.sleep(15)
     settled = await fleet.requests(30)
     assert settled.total() / 30 <= 750
-    dear = settled["put", "nodes"] + settled["list", "nodes"] + settled["list", "consumers"]
+    dear = settled["put", "nodes"] + settled["list", "nodes"]
     assert dear / settled.total() <= 0.1
     assert learning(settled) <= 0.05
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-async def test_ninety_nine_mounts_ask_exactly_as_before(autojump_clock, nursery, waiting):
+async def test_ninety_nine_mounts_ask_exactly_as_often_as_one_each(autojump_clock, nursery, waiting):
+    """Idle: the next version and the next control record, each every two seconds, so one request a second."""
     fleet = await Fleet.of(99)
     fleet.start(nursery, waiting=waiting)
     await trio.sleep(20.5)
     requests = await fleet.requests(10)
-    looks = requests["get", "log"] + requests["get", "floor"] + requests["get", "lake.msgpack"]
-    assert looks == pytest.approx(99 * (100 if waiting else 5), rel=0.02)
+    looks = requests["get", "log"] + requests["get", "control"] + requests["get", "lake.msgpack"]
+    assert looks == pytest.approx(99 * (110 if waiting else 10), rel=0.02)
+    assert requests["get", "control"] == pytest.approx(99 * (12 if waiting else 5), rel=0.03)
     assert requests["put", "nodes"] == 99
-    assert requests["get", "consumers"] == pytest.approx(99 * 10, rel=0.01)
-    assert requests["list", "consumers"] == 99
     assert requests["list", "nodes"] <= 99
+    assert requests.total() == looks + requests["put", "nodes"] + requests["list", "nodes"]
     assert {mount.follower.interval_s for mount in fleet.mounts} == {0.1 if waiting else 2.0}
 
 

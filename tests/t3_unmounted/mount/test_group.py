@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from controlled import newest_control
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 from faketable import FakeTable
@@ -38,8 +39,8 @@ class OneMount:
     opened: int = 0  # one past the greatest step that a reader of it has opened
 
 
-async def group_of() -> Group:
-    store = FaultyStore()
+async def group_of(store: FaultyStore | None = None) -> Group:
+    store = store or FaultyStore()
     return Group.of(store, await create_lake(store, slices=1, clock=TrioClock()), "run", TrioClock())
 
 
@@ -78,15 +79,16 @@ async def test_every_mount_of_the_group_follows_within_a_second(autojump_clock, 
 
 
 async def test_following_costs_one_small_request_a_look(autojump_clock, nursery):
-    group = await group_of()
-    mount = mount_of(group)
+    store = FaultyStore()
+    mount = mount_of(await group_of(store))
     await mount.need.register()
     await nursery.start(mount.need.run)
     await trio.sleep(0.5)
-    before = group.store.counts.requests, group.store.counts.list
+    lists, gets, requests = store.counts.list, store.counts.get, store.counts.requests
     await trio.sleep(100 * INTERVAL_S)
-    assert group.store.counts.list - before[1] <= 11
-    assert group.store.counts.requests - before[0] <= 100 + 11
+    assert store.counts.list == lists
+    assert store.counts.get - gets == store.counts.requests - requests
+    assert 99 <= store.counts.get - gets <= 100
 
 
 def save(directory: Path, counter: int) -> None:
@@ -121,10 +123,10 @@ async def test_a_checkpoint_dropped_by_hand_comes_back_while_the_directory_holds
         save(tmp_path, 8)
         await trio.sleep(5)
         await group.drop(Step(4))
-        dropped, _ = await group.newest()
+        dropped = (await newest_control(group.control.store, group.control.identity)).number
         await trio.sleep(50)
         assert mount.tree.need == 8
-        assert (await group.newest())[0] == dropped
+        assert (await newest_control(group.control.store, group.control.identity)).number == dropped
         await trio.sleep(20)
         assert mount.tree.need == 4
         (tmp_path / "step-4/.metadata").unlink()
@@ -160,14 +162,14 @@ async def test_a_checkpoint_written_again_counts_again_whichever_mounts_saw_the_
 
 @pytest.mark.logs("last checkpoints may not be recorded")
 async def test_an_ending_does_not_wait_for_ever_for_a_store_that_is_away(patient_clock, tmp_path):
-    group = await group_of()
-    mount = mount_of(group, tmp_path)
+    store = FaultyStore()
+    mount = mount_of(await group_of(store), tmp_path)
     mount.opened = 4
     await mount.need.register()
     async with trio.open_nursery() as background:
         await background.start(mount.need.run)
         await trio.sleep(5)
-        group.store.list = forever  # type: ignore[method-assign]
+        store.get = forever  # type: ignore[method-assign, assignment]
         save(tmp_path, 4)
         began = trio.current_time()
         background.cancel_scope.cancel()
@@ -202,34 +204,36 @@ class Beating:
 
 
 async def test_a_mount_speaks_every_ten_seconds_and_is_silent_once_it_ended(autojump_clock):
-    group = await group_of()
-    mount = Beating(group.store)
+    store = FaultyStore()
+    identity = (await group_of(store)).control.identity
+    mount = Beating(store)
     async with trio.open_nursery() as background:
-        await background.start(mount.heartbeat(group.identity).run)
+        await background.start(mount.heartbeat(identity).run)
         await trio.sleep(1)
-        (first,) = await list_nodes(group.store, group.identity)
+        (first,) = await list_nodes(store, identity)
         assert (first.directory, first.frontier, first.last_step) == ("/mnt/run", -1, None)
         mount.table.commit(5)
         mount.meter.last_step = Step(3)
-        puts = group.store.counts.put
+        puts = store.counts.put
         await trio.sleep(10 * BEAT_S)
-        assert group.store.counts.put - puts == 10
-        (record,) = await list_nodes(group.store, group.identity)
+        assert store.counts.put - puts == 10
+        (record,) = await list_nodes(store, identity)
         assert (record.frontier, record.last_step) == (4, 3)
         background.cancel_scope.cancel()
-    assert await list_nodes(group.store, group.identity) == []
-    assert await group.store.list(nodes_prefix(group.identity.lake_id)) == []
+    assert await list_nodes(store, identity) == []
+    assert await store.list(nodes_prefix(identity.lake_id)) == []
 
 
 async def test_a_mount_whose_store_is_away_serves_on_and_ends_in_time(autojump_clock):
-    group = await group_of()
-    mount = Beating(group.store)
+    store = FaultyStore()
+    identity = (await group_of(store)).control.identity
+    mount = Beating(store)
 
     async def away(*_args: object) -> None:
         raise StoreUnreachableError("away")
 
     async with trio.open_nursery() as background:
-        await background.start(mount.heartbeat(group.identity).run)
+        await background.start(mount.heartbeat(identity).run)
         await trio.sleep(1)
         mount.store.put = away  # type: ignore[method-assign]
         await trio.sleep(100)
@@ -262,8 +266,8 @@ def test_the_share_waited_is_of_the_time_and_not_of_the_requests(monkeypatch):
 
 
 async def test_records_of_gone_groups_are_forgotten_and_unreadable_ones_inform_nobody(autojump_clock):
-    group = await group_of()
-    store, identity = group.store, group.identity
+    store = FaultyStore()
+    identity = (await group_of(store)).control.identity
     usual = NodeRecord("run", "a", "/mnt", 1, "1", Step(1), Step(0), 0, 0)
     other = NodeRecord("gone", "b", "/mnt", 1, "1", Step(1), Step(0), 0, 0)
     for record in (usual, other):
@@ -276,8 +280,9 @@ async def test_records_of_gone_groups_are_forgotten_and_unreadable_ones_inform_n
 
 
 async def test_a_reclaim_forgets_them_and_does_not_need_the_right_to(autojump_clock):
-    group = await group_of()
-    store, identity = group.store, group.identity
+    store = FaultyStore()
+    group = await group_of(store)
+    identity = group.control.identity
     await group.register()
     await group.retire()
     await write_node(store, identity, NodeRecord("run", "a", "/mnt", 1, "1", Step(1), Step(0), 0, 0))

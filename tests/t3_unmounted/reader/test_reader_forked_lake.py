@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import trio
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
-from stepfs.format.fork_marker import Cut
 
 from stepfs.clock import SystemClock
+from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.lake.fork import fork
 from stepfs.lake.identity import open_lake

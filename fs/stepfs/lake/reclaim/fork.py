@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from stepfs.clock import Clock
 from stepfs.errors import AbsentError
 from stepfs.lake.groups import Group
@@ -30,9 +32,13 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
     record = await group.read()
     if record is None:
         return
+    # Another reclaimer, or an operator, may retire the group meanwhile: it is not brought back.
     if reader.first_live_step >= parent.end:
-        await group.retire()
+        with suppress(AbsentError):
+            await group.retire()
         return
     need = parent.parent_step(reader.first_live_step)
     if need > record.need:
-        await group.add(need, keep=1)
+        await group.revise(
+            lambda kept: kept if min(kept, default=need) > need else frozenset({need}), revives=False
+        )
