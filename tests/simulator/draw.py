@@ -92,7 +92,7 @@ class Storm(Weighted):
 def scenario(seed: int, *, flavour: Flavour | None = None) -> Scenario:
     """The scenario of a seed; `flavour` None: left to the seed."""
     rng = random.Random(f"scenario/{seed}")
-    flavour = flavour or rng.choices(list(Flavour), [0.76, 0.08, 0.08, 0.08])[0]
+    flavour = flavour or rng.choices(list(Flavour), [0.70, 0.08, 0.08, 0.08, 0.06])[0]
     faults = _faults(rng, lying=rng.random() < 0.08)
     runs = rng.choice(_RUNS)
     plan = Scenario(

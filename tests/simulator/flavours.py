@@ -6,6 +6,7 @@ import enum
 import random
 from dataclasses import replace
 
+from doubles.faults import delayed
 from scenario import (
     Life,
     NodePlan,
@@ -27,6 +28,9 @@ class Flavour(enum.Enum):
     RUSH = "rush"  # starved reclaimers run all the time, and trainers want back what is just going
     SLEEPERS = "sleepers"  # readers start again and again and doze off on the way, and so do producers at their creates
     WRITERS = "writers"  # of one group, many, each dozing off while the others go on
+    LATE = (
+        "late"  # a trainer is killed again and again, and its changes land while the next life makes its own
+    )
 
 
 def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
@@ -47,6 +51,8 @@ def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
             return _sleepers(plan, rng)
         case Flavour.WRITERS:
             return _writers(plan, rng)
+        case Flavour.LATE:
+            return _late(plan, rng)
 
 
 def _sleepers(plan: Scenario, rng: random.Random) -> Scenario:
@@ -87,3 +93,25 @@ def _writers(plan: Scenario, rng: random.Random) -> Scenario:
     keep, rollback, step_s = rng.randint(1, 3), rng.choice((0.0, 0.2)), rng.choice((0.2, 0.5))
     run = WatchedPlan("g0", 1, keep, rollback, step_s, nodes, lives=())
     return replace(plan, trainers=(), watched=(run,))
+
+
+def _late(plan: Scenario, rng: random.Random) -> Scenario:
+    """Nobody else changes a group, so that what lands late finds its slot free."""
+    lives = (Life(killed_sending=("create", "/control/"), restart_s=0.0),) * 8
+    trainer = TrainerPlan(
+        "g0", 1, 1, 0.3, 0.0, begins_s=0.0, step_s=0.1, one_by_one=rng.random() < 0.5, lives=lives
+    )
+    return replace(
+        plan,
+        faults={delayed(3.0, wait_s=0.5): 0.1},
+        lying=False,
+        rots=(),
+        forks=(),
+        watched=(),
+        watchers=(),
+        followers=(),
+        seal=False,
+        producers=tuple(_steady(f"p{n}", Life(), rng) for n in range(2)),
+        trainers=(trainer,),
+        reclaimers=(ReclaimerPlan("r0", every_s=0.3, lives=()),),
+    )
