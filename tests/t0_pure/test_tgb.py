@@ -13,7 +13,6 @@ from t0_pure.strategies import payload_lists
 
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format import tgb
-from stepfs.format.crc import joined
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import BLOCK_BYTES, Epoch, SliceIndex
 
@@ -52,7 +51,7 @@ def test_every_slice_lies_aligned_where_its_descriptor_says(payloads: list[bytes
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_a_checksum_is_joined_from_those_of_the_parts(first: bytes, second: bytes) -> None:
-    assert joined(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+    assert tgb.joined(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
 
 
 def test_large_slices_are_checksummed_in_one_pass() -> None:
