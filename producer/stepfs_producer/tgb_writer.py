@@ -149,7 +149,7 @@ class TgbWriter:
         """Upload one TGB under a name of its own; durable on return. May be repeated with the same key."""
         async with self._limiter:
             image = await self._build(item)
-            await self._store.put(key, image.parts)
+            await self._store.put(key, image.parts, crc32c=image.crc32c)
         return Descriptor(
             origin=0,
             key=key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import pytest
@@ -35,7 +36,7 @@ def descriptor_of(image: tgb.TgbImage) -> Descriptor:
 def test_every_slice_lies_aligned_where_its_descriptor_says(payloads: list[bytes]) -> None:
     image = image_of(payloads)
     data = b"".join(bytes(part) for part in image.parts)
-    assert len(data) == image.size
+    assert (len(data), crc32c(data)) == (image.size, image.crc32c)
     found = descriptor_of(image)
     assert found.slices == len(payloads)
     for number, payload in enumerate(payloads):
@@ -46,6 +47,21 @@ def test_every_slice_lies_aligned_where_its_descriptor_says(payloads: list[bytes
         assert found.length(SliceIndex(number)) == len(payload)
     assert found.payload_bytes == sum(map(len, payloads))
     assert found.records == len(payloads)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_a_checksum_is_joined_from_those_of_the_parts(first: bytes, second: bytes) -> None:
+    assert tgb.joined(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+
+
+def test_large_slices_are_checksummed_in_one_pass() -> None:
+    sizes = 2 * BLOCK_BYTES + 77, 3 << 20, tgb._AGAIN_BYTES_MAX, 1
+    payloads = [random.Random(size).randbytes(size) for size in sizes]
+    image = image_of(payloads)
+    assert crc32c(b"".join(bytes(part) for part in image.parts)) == image.crc32c
+    assert [descriptor_of(image).slice(SliceIndex(number)).crc32c for number in range(4)] == [
+        crc32c(payload) for payload in payloads
+    ]
 
 
 @given(payload_lists)

@@ -19,10 +19,10 @@ def test_an_outage_that_meets_fifty_uploads_is_told_once(caplog: pytest.LogCaptu
         store = world.store("p")
         put, until_s = store.put, trio.current_time() + 60.0
 
-        async def put_when_there_is_room(key: str, parts: Sequence[Buffer]) -> None:
+        async def put_when_there_is_room(key: str, parts: Sequence[Buffer], *, crc32c: int | None) -> None:
             if trio.current_time() < until_s:
                 raise StoreUnreachableError("no space left on device")
-            await put(key, parts)
+            await put(key, parts, crc32c=crc32c)
 
         store.put = put_when_there_is_room  # type: ignore[method-assign]
         async with world.producer("p", store) as producer:

@@ -7,6 +7,7 @@ import os
 import faultproxy
 import pytest
 import trio
+from crc32c import crc32c
 from faultproxy import (
     ERROR_500,
     RESET_AFTER,
@@ -55,6 +56,15 @@ async def test_a_big_upload_survives_trouble_and_is_verified(proxied, direct, fa
     assert await direct.read_into("data/big", 0, memoryview(buffer)) == len(body)
     assert buffer == body
     assert proxied.counts.put == len(fault_proxy.handled)
+
+
+async def test_bytes_that_are_not_those_of_the_checksum_never_become_an_object(direct):
+    """The producer computes it when it builds the object, so memory that rots until the upload is found out, too."""
+    await direct.put("a", [b"some", b" bytes"], crc32c=crc32c(b"some bytes"))
+    assert await direct.get("a") == b"some bytes"
+    with pytest.raises(StoreUnreachableError, match="cannot write b"):
+        await direct.put("b", [b"some", b" bytes"], crc32c=crc32c(b"some bites"))
+    assert await direct.get("b") is None
 
 
 async def test_a_failed_big_upload_is_given_back(proxied, direct, fault_proxy):

@@ -94,8 +94,11 @@ class Store(Protocol):
         """Create `key` only if absent: exactly one attempt, durable when CREATED."""
         ...
 
-    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """Upload the concatenation of `parts` under a name that no other writer uses; retried, durable on return."""
+    async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
+        """Upload the concatenation of `parts` under a name that no other writer uses; retried, durable on return.
+
+        `crc32c`: that of the concatenation, if the caller knows it; a store that verifies what arrives uses it.
+        """
         ...
 
     async def list(

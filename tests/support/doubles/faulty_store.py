@@ -112,7 +112,8 @@ class FaultyStore:
             case _:
                 return Put.UNKNOWN
 
-    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
+        del crc32c
         check_key(key)
         body = b"".join(bytes(part) for part in parts)
 

@@ -63,7 +63,7 @@ class HeldStore:
     async def create(self, key: str, body: bytes) -> Put:
         raise AssertionError(_ONLY_RANGES)
 
-    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         raise AssertionError(_ONLY_RANGES)
 
     async def list(

@@ -86,7 +86,8 @@ class LeanStore:
         await self._ask("get", key)
         return self._server.objects.get(key)
 
-    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
+        del crc32c
         await self._ask("put", key)
         self._server.store(key, b"".join(parts))
 

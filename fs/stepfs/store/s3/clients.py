@@ -5,6 +5,7 @@ success (hazard 2). `commit` sends exactly once and waits longer than the queue 
 server (4 s). `data` retries requests that may be sent twice and gives up on a silent connection early. Threads have
 three budgets, so that following the log or reading the floor never waits for bytes: creates, other control requests,
 and data (bodies of uploads and ranged reads). `data` pools as many connections as control and data threads can use.
+Beside it `direct` reads plain ranges; what it needs to know of the set-up it learns from requests of `data`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ _BUSY: Final = re.compile(rb"http/1\.1 (429|5\d\d) ")
 _CLOSING: Final = re.compile(rb"\r\nconnection:(?! *keep-alive\r)")
 
 
-class _Place(NamedTuple):  # where and how botocore sent its last GET
+class _Place(NamedTuple):
+    """Where and how botocore sent its last GET."""
+
     bucket: SplitResult
     region: str
     agent: str
@@ -65,9 +67,7 @@ class DirectReads:
     timeout_s: float
     on_request: Callable[[str, Mapping[str, Any]], None]
     on_throttled: Callable[[], None]
-    sent: threading.local = field(
-        default_factory=threading.local
-    )  # its `request`: botocore's GET in this thread
+    sent: threading.local = field(default_factory=threading.local)  # its `request` is botocore's
     _place: _Place | None = None
     _doubts: int = 0  # unusual answers in a row, where botocore got a plain one
     _idle: list[tuple[str, socket.socket, float]] = field(default_factory=list)
@@ -80,10 +80,7 @@ class DirectReads:
                 self._read(place, path, offset, target)
             except _UnusualError:
                 doubtful = True
-            except (
-                BotoCoreError,
-                OSError,
-            ):  # before an answer: no connection, no credentials, none that came
+            except (BotoCoreError, OSError):  # also no connection, no credentials: botocore says why
                 if target.answers:
                     raise
             else:
@@ -116,6 +113,7 @@ class DirectReads:
         connection = self._connection(place.bucket)
         keep = False
         try:
+            # The shutdown of the socket itself, also below TLS, whose own would go on in plain text.
             with target.connected(partial(socket.socket.shutdown, connection, socket.SHUT_RDWR)):
                 self.on_request("GetObject", {})
                 connection.sendall(request)

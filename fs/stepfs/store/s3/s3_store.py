@@ -147,7 +147,7 @@ class S3Store:
             return outcome
         return Put.CREATED
 
-    async def put(self, key: str, parts: Sequence[Buffer]) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         name = self._name(key)
         views = byte_views(parts)
         upload = Upload(self.bucket, name, views, encryption())
@@ -157,7 +157,7 @@ class S3Store:
 
         try:
             if upload.length <= SINGLE_BYTES_MAX:
-                await call(lambda: upload.send(self._clients.data()))
+                await call(lambda: upload.send(self._clients.data(), crc32c))
             else:
                 await upload.send_pieces(self._clients.data, call)
         except FAILURES as error:

@@ -111,10 +111,10 @@ def pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         yield piece
 
 
-def checksum(views: Sequence[memoryview]) -> str:
+def checksum(views: Sequence[memoryview], known: int | None = None) -> str:
     """CRC32C of the concatenation, in S3's notation."""
-    value = 0
-    for view in views:
+    value = known or 0
+    for view in views if known is None else ():
         value = crc32c.crc32c(view, value)
     return base64.b64encode(value.to_bytes(4, "big")).decode()
 
@@ -153,13 +153,13 @@ class Upload:
             ChecksumCRC32C=checksum(self._views),
         )
 
-    def send(self, client: S3Client) -> None:
-        """Single PUT."""
+    def send(self, client: S3Client, crc32c: int | None) -> None:
+        """Single PUT. `crc32c` None: not known yet."""
         client.put_object(
             **self._target,
             **self._encryption,
             Body=self._body(self._views),
-            ChecksumCRC32C=checksum(self._views),
+            ChecksumCRC32C=checksum(self._views, crc32c),
         )
 
     async def send_pieces(self, client: Callable[[], S3Client], call: Call) -> None:
