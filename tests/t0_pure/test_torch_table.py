@@ -245,10 +245,10 @@ def test_a_description_that_does_not_fit_the_values_is_refused(changes, reason):
 
 
 def test_an_older_torch_is_refused_for_files_of_others_only(monkeypatch):
-    for installed in ("2.9.1+cu124", "1.13", "unknown"):
+    for installed in ("2.10.0+cu124", "1.13", "unknown"):
         monkeypatch.setattr("stepfs.torch_file.need.version", lambda _, said=installed: said)
         need_torch("this")
-        with pytest.raises(MissingPackageError, match=rf"torch 2\.10 or newer.*{re.escape(installed)}"):
+        with pytest.raises(MissingPackageError, match=rf"torch 2\.11 or newer.*{re.escape(installed)}"):
             need_torch("this", for_foreign_files=True)
-    monkeypatch.setattr("stepfs.torch_file.need.version", lambda _: "2.10.0")
+    monkeypatch.setattr("stepfs.torch_file.need.version", lambda _: "2.11.0")
     need_torch("this", for_foreign_files=True)

@@ -133,7 +133,7 @@ def test_old_steps_cost_one_index_segment_once(long_lake, tmp_path):
         assert mount.step(1000).is_dir()
         assert store_requests(mount) == before  # directories carry the segment's time
         for step in range(600, 1000):
-            assert mount.file(step, 0, ".pt").stat().st_size > 0
+            assert mount.file(step, 0, ".safetensors").stat().st_size > 0
         assert store_requests(mount) - before <= 2
 
 

@@ -10,8 +10,8 @@ from typing import Final
 from stepfs.errors import MissingPackageError
 
 # Older `weights_only` unpicklers can be made to run a file's code: CVE-2025-32434 (before 2.6), CVE-2026-24747
-# (before 2.10).
-_SAFE: Final = (2, 10)
+# (before 2.10). And 2.11 is the first that surely reads no values for the device "meta" (pytorch 170619).
+_SAFE: Final = (2, 11)
 
 
 def need_torch(what: str, *, for_foreign_files: bool = False) -> None:
