@@ -23,6 +23,9 @@ from stepfs.errors import StepfsError, StoreUnreachableError
 
 _log = logging.getLogger("stepfs.data")
 _IN_ORDER_FIRST: Final = 4
+_IN_ORDER_GROWTH: Final = (
+    1.5  # on a full link GETs take no longer than a second request waits for (`fetch.hedge`)
+)
 _MEMORY_POLL_S: Final = 0.05  # memory still seen by a reader or an abandoned thread returns without a signal
 
 
@@ -45,7 +48,7 @@ class BlockLoader:
         self._sources = sources
         self._concurrency = concurrency
         self._in_order = ConcurrencyLimit(
-            concurrency.limit_max, first=_IN_ORDER_FIRST, fixed=concurrency.fixed
+            concurrency.limit_max, first=_IN_ORDER_FIRST, growth=_IN_ORDER_GROWTH, fixed=concurrency.fixed
         )
         self._loaded = loaded
         self._active = 0

@@ -62,8 +62,9 @@ class FetchQueue:
                 if held in block.owners and block.state is State.QUEUED and not block.pinned:
                     self._cache.drop(block)
 
-    def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> None:
-        """Replace the prefetch requests, nearest first; blocks queued for former ones are dropped."""
+    def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> set[SliceKey]:
+        """Replace the prefetch requests, nearest first; blocks queued for former ones are dropped. Returns the slices
+        that are requested."""
         self.prefetch_requests = list(prefetch_requests)
         self._planned = 0
         self._served_since.clear()
@@ -75,6 +76,7 @@ class FetchQueue:
                 and requested.isdisjoint(o.key for o in block.owners)
             ):
                 self._cache.drop(block)
+        return requested
 
     def replan(self) -> None:
         """Something that was at hand, or thought to be, is gone: look at all requests again."""

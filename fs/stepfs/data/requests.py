@@ -25,13 +25,10 @@ class PrefetchRequests:
 
     def replace(self, requests: Iterable[PrefetchRequest]) -> None:
         """Replace the list, nearest first. The slices are fetched as the budget allows."""
-        requests = list(requests)
-        self._queue.prefetch(requests)
-        for entry, indices in requests:
-            for index in indices:
-                held = self._cache.get(entry.step, index)
-                if held is not None and held.role is Role.IDLE:
-                    self._cache.set_role(held, Role.WANTED)
+        requested = self._queue.prefetch(requests)
+        for held in self._cache.opened():
+            if held.role is Role.IDLE and held.key in requested:
+                self._cache.set_role(held, Role.WANTED)
         self._changed()
 
     def listed(self) -> Sequence[PrefetchRequest]:

@@ -129,5 +129,5 @@ def indices(*numbers: int) -> list[SliceIndex]:
 
 
 def processor() -> Callable[[], float]:
-    """A clock of the processor's time by which each plan costs a millisecond."""
-    return itertools.count(0.0, 0.001).__next__
+    """A clock of the processor's time by which each plan costs two milliseconds."""
+    return itertools.count(0.0, 0.002).__next__

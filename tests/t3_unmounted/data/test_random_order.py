@@ -70,7 +70,7 @@ async def test_random_order_is_planned_for_at_each_eighth_step(nursery, autojump
     assert len(plans) <= 400 / 8 + 16, "some steps go on from another by chance"
     plans.clear()
     await read_all(node, range(1000, 1040))
-    assert len(plans) >= 30, "and readers that turned to order are planned for at each step"
+    assert len(plans) >= 12, "in order again: not at each eighth step alone"
     assert node.slices.counts.misses <= 800 + 5, "as many as with a plan at each open"
     nursery.cancel_scope.cancel()
 

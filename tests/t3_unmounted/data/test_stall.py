@@ -117,3 +117,24 @@ async def test_near_the_bandwidth_only_the_first_steps_wait(autojump_clock, byte
     assert fetched <= 1.02 * STEPS * sum(sizes)
     one_s = LATENCY_S + sum(sizes) / bytes_per_s
     assert sum(waits[:BEGINNING]) < 9 * one_s, "what was fetched ahead stood in the way of the first steps"
+
+
+async def test_a_reader_that_is_not_ahead_copies_what_has_landed_while_the_rest_lands(autojump_clock):
+    """A cold file of eight blocks on a link that is full with one GET. Fetched all at once, its first block came with the
+    last one, and link and reader took turns: the sum of both times."""
+    del autojump_clock
+    link, reader, size = 550e6, 780e6, 64 * MIB
+    world = lake(Link(link), [size])
+    slices = Slices(world.store, memory_bytes=256 * MIB)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(slices.run)
+        for step in range(2):
+            began = trio.current_time()
+            handle = slices.reads.open(world.entries[step], SliceIndex(0))
+            for offset in range(0, size, MIB):
+                await handle.read(offset, MIB)
+                await trio.sleep(MIB / reader)
+            handle.close()
+            assert trio.current_time() - began < 0.9 * (LATENCY_S + size / link + size / reader)
+        nursery.cancel_scope.cancel()
+    assert slices.counts.requests == 2 * 8

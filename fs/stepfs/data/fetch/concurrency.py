@@ -27,7 +27,6 @@ CONNECTIONS_LIMIT: Final = 128  # the greatest --connections: each is a thread
 _CONNECTIONS_MIN: Final = 4
 _SAMPLES_MIN: Final = 8
 _LOADED: Final = 0.7  # share of the limit that must be under way during a GET: else its latency is not used
-_UP_FIRST: Final = 2.0
 _UP: Final = 1.5
 _DOWN: Final = 0.75
 _GAIN_SHARE: Final = 0.5  # of the growth promised
@@ -50,9 +49,15 @@ class ConcurrencyLimit:
     """The limit, and the GETs that it is learned from. Plain state, no I/O, no clock."""
 
     def __init__(
-        self, limit_max: int = CONNECTIONS_MAX, *, first: int = CONNECTIONS_FIRST, fixed: bool = False
+        self,
+        limit_max: int = CONNECTIONS_MAX,
+        *,
+        first: int = CONNECTIONS_FIRST,
+        growth: float = 2.0,
+        fixed: bool = False,
     ) -> None:
-        """At most `limit_max` GETs, `first` until more or fewer were learned to be better; `fixed`: exactly `limit_max`."""
+        """At most `limit_max` GETs, `first` until `growth` times as many were learned to be better, or fewer; `fixed`:
+        exactly `limit_max`."""
         self.limit_max = limit_max
         self.limit = limit_max if fixed else min(first, limit_max)
         self.fixed = fixed
@@ -61,7 +66,7 @@ class ConcurrencyLimit:
         self._starts = 0
         self._loaded_at = 0  # number of the last GET that found the limit nearly reached
         self._changes = 0
-        self._factor = _UP_FIRST  # of the next step
+        self._factor = growth  # of the next step
         self._before: tuple[int, Seconds] | None = None  # the limit before the last step, and its latency
         self._hold = 1  # rounds until the next step; in the first all readers wait for their first blocks
         self._round: dict[int, list[float]] = {}
