@@ -1,21 +1,15 @@
-"""`stepfs stats`: sums by producer and hour, as text, JSON and a picture."""
+"""`stepfs stats`: sums by producer and hour, as text and JSON."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import json_schemas
 import pytest
 from lakes import SLICES, commit, payloads, stepfs
 
-from stepfs.cli import stats_picture
 from stepfs.cli.lake_stats import HOUR_MS, LakeStats
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.snapshot import StepEntry
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def entry(step: int, producer: str, time_ms: int, size: int = 100, records: int = 2) -> StepEntry:
@@ -71,24 +65,3 @@ def test_reclaimed_steps_count_in_the_totals_alone(file_url: str) -> None:
     document = stepfs("stats", file_url, "--json").document
     assert (document["first_step"], document["steps"], document["next_step"]) == (3, 2, 5)
     assert document["total_records"] == 5 * SLICES
-
-
-def test_a_picture_is_drawn_and_names_cannot_break_it(file_url: str, tmp_path: Path) -> None:
-    stepfs("init", file_url, "--slices", SLICES)
-    drawn = tmp_path / "empty.png"
-    assert stepfs("stats", file_url, "--png", drawn).code == 0
-    for name in ["$\\bad$", "_hidden", *map(str, range(9))]:
-        commit(file_url, range(1), producer_id=name)
-    assert stepfs("stats", file_url, "--png", tmp_path / "stats.png", "--json").document["steps"] == 11
-    assert all(path.read_bytes().startswith(PNG) for path in (drawn, tmp_path / "stats.png"))
-    refused = stepfs("stats", file_url, "--png", tmp_path / "absent/x.png")
-    assert (refused.code, refused.err.count("\n")) == (4, 1)
-
-
-def test_without_matplotlib_one_line_says_what_to_install(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stats_picture, "find_spec", lambda _name: None)
-    ended = stepfs("stats", file_url, "--png", "x.png")
-    assert (ended.code, "pip install matplotlib" in ended.err) == (2, True)
-    assert json.dumps(ended.out) == '""'

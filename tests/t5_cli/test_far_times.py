@@ -9,17 +9,12 @@ import pytest
 from lakes import SLICES, commit, stepfs
 
 from stepfs.cli.columns import time_text
-from stepfs.cli.lake_stats import HOUR_MS, LakeStats
 from stepfs.cli.live import live_lines
-from stepfs.cli.stats_picture import hours_to_draw, write_picture
 from stepfs.clock import SystemClock
-from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
-from stepfs.format.ids import INTEGER_MAX, Epoch, Step, Version
-from stepfs.format.snapshot import StepEntry
+from stepfs.format.ids import INTEGER_MAX
 
 FAR_MS = 10**15  # 10^12 seconds: the year 33658
 LAST_OF_9999_MS = 253_402_300_799_000
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.parametrize(
@@ -61,37 +56,3 @@ def test_status_stats_and_ls_show_steps_of_a_producer_whose_clock_is_wrong(
     json_schemas.check("stats", document)
     assert document["last_time"] >= FAR_MS / 1000
     assert stepfs("ls", file_url, "--step", 2, "--json").code == 0
-    assert stepfs("stats", file_url, "--png", tmp_path / "wrong.png").code == 0
-
-
-def entry(step: int, hour: int) -> StepEntry:
-    packed, blocks = pack_slices([SliceRef(64, 100, 0, 1, ())])
-    return StepEntry(
-        Step(step), Version(step), hour * HOUR_MS, "p", Epoch(1), Descriptor(0, "k", 9, step, packed, blocks)
-    )
-
-
-@pytest.mark.parametrize(
-    ("hours", "drawn", "undated"),
-    [
-        ([LAST_OF_9999_MS // HOUR_MS], range(1), 1),
-        ([FAR_MS // HOUR_MS, INTEGER_MAX // HOUR_MS], range(1), 2),
-        ([470_000, 470_003, FAR_MS // HOUR_MS], range(470_000, 470_004), 1),
-        ([24 * 365 * 8000 - 1], range(24 * 365 * 8000 - 1, 24 * 365 * 8000), 0),
-        ([0, 10**6], range(10**6 - 335, 10**6 + 1), 0),
-    ],
-)
-def test_a_picture_draws_the_hours_that_have_a_date_and_counts_the_other_steps(
-    hours: list[int], drawn: range, undated: int
-) -> None:
-    stats = LakeStats()
-    for step, hour in enumerate(hours):
-        stats.add(entry(step, hour))
-    assert hours_to_draw(stats) == (drawn, undated)
-
-
-def test_the_last_hour_that_has_a_date_can_be_drawn(tmp_path: Path) -> None:
-    stats = LakeStats()
-    stats.add(entry(0, 24 * 365 * 8000 - 1))
-    write_picture(stats, "lake", tmp_path / "last.png")
-    assert (tmp_path / "last.png").read_bytes().startswith(PNG)

@@ -45,7 +45,6 @@ def test_options_of_lakes_are_refused_for_a_file(tmp_path: Path, option: list[ob
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["stats", "{lake}", "--png", ""], "--png: is empty; name a file"),
         (["show", "{file}", "--tokenizer", ""], "--tokenizer: is empty; give `bytes`, or"),
         (["init", "{lake}", "--slices", 1, "--payload-schema", ""], "--payload-schema: is empty; name a file"),
         (["init", "{lake}", "--slices", 1, "--from-payload", ""], "--from-payload: is empty; name a file"),

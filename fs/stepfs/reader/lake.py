@@ -59,7 +59,6 @@ class Lake:
         memory: str | int | None = None,
         deadline_s: float = DEADLINE_S,
         poll: str | float = 0.1,
-        connections: int | None = None,
         endpoint_url: str | None = None,
     ) -> None:
         """Open a lake. The words mean what they mean to `stepfs mount` (fs/OPERATIONS.md).
@@ -86,7 +85,6 @@ class Lake:
                 group=group,
                 memory=memory,
                 prefetch_steps=prefetch_steps,
-                connections=connections,
                 poll=poll,
                 deadline_s=deadline_s,
             )

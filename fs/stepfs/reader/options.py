@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stepfs.data.fetch.concurrency import CONNECTIONS_LIMIT, CONNECTIONS_MAX
+from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
@@ -36,7 +36,6 @@ class LakeOptions:
     group: str | None = None
     memory_bytes: int | None = None
     prefetch_steps: int | None = None
-    connections: int = CONNECTIONS_MAX  # concurrent GETs of data, at most
     poll_s: float = 0.1
     deadline_s: float = DEADLINE_S
     workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
@@ -49,8 +48,7 @@ class LakeOptions:
     @property
     def store_options(self) -> StoreOptions:
         """How the stores are reached, with this process's part of the connections."""
-        least = min(_CONNECTIONS_MIN, self.connections)
-        return StoreOptions(self.endpoint_url, max(least, self.connections // (self.workers or 1)))
+        return StoreOptions(self.endpoint_url, max(_CONNECTIONS_MIN, CONNECTIONS_MAX // (self.workers or 1)))
 
     @property
     def memory_share(self) -> int:
@@ -75,7 +73,6 @@ def lake_options(
     group: str | None,
     memory: str | int | None,
     prefetch_steps: int | None,
-    connections: int | None,
     poll: str | float,
     deadline_s: float,
 ) -> LakeOptions:
@@ -87,11 +84,6 @@ def lake_options(
         raise UsageError(f"poll is {poll!r}; give at least 1ms")
     if prefetch_steps is not None and check_integer(prefetch_steps, "prefetch_steps") < 0:
         raise UsageError(f"prefetch_steps is {prefetch_steps}; give 0 for none, or leave it out")
-    if connections is None:
-        text = os.environ.get("STEPFS_CONNECTIONS", f"{CONNECTIONS_MAX}")
-        connections = int(text) if text.isascii() and text.isdigit() else 0
-    if not 0 < check_integer(connections, "connections") <= CONNECTIONS_LIMIT:
-        raise UsageError(f"connections is {connections}; give 1 to {CONNECTIONS_LIMIT}")
     return LakeOptions(
         check_text(url, "the lake", "file:///directory"),
         endpoint_url=endpoint_url or os.environ.get("STEPFS_ENDPOINT_URL"),
@@ -103,7 +95,6 @@ def lake_options(
         group=None if group is None else check_text(group, "group", "pretrain"),
         memory_bytes=_memory(memory),
         prefetch_steps=prefetch_steps,
-        connections=connections,
         poll_s=poll_s,
         deadline_s=_seconds(deadline_s, "deadline_s"),
     )

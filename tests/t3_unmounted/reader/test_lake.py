@@ -67,7 +67,6 @@ def test_options_that_a_mount_would_refuse_are_refused(still):
         {"prefetch_steps": -1},
         {"ranks": -1},
         {"ranks": "a"},
-        {"connections": 0},
         {"mesh": "dp"},
         {"group": ""},
     ):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
-from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -23,10 +21,6 @@ _HOURS_SHOWN: Final = 24
 
 def stats(
     target: LakeOrDirectory,
-    png: Annotated[
-        str | None,
-        typer.Option("--png", envvar="STEPFS_PNG", metavar="FILE", help="Draw it too; needs matplotlib."),
-    ] = None,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -36,17 +30,10 @@ def stats(
     """
     import trio
 
-    from stepfs.cli.stats_picture import require_matplotlib, write_picture
     from stepfs.cli.target import lake_of
 
-    if png == "":
-        raise UsageError("--png: is empty; name a file that can be written")
-    if png is not None:
-        require_matplotlib()
     lake, store_options = lake_of(target, StoreOptions(endpoint_url))
     found, facts = trio.run(_counted, lake, store_options)
-    if png is not None:
-        write_picture(found, lake, Path(png))
     typer.echo(json.dumps(_document(found, facts), indent=2) if as_json else "\n".join(_lines(found, facts)))
 
 
