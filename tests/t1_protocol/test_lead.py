@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 from producer_world import World, append, feed, simulate
+from scenarios import scenario
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import consumers_prefix
@@ -64,26 +65,24 @@ def test_held_producers_of_one_process_share_their_looks() -> None:
     assert simulate(scenario) <= 11 * (20 + 90)
 
 
-def test_a_checkpoint_releases_a_producer_that_was_held_for_long() -> None:
-    async def scenario(world: World) -> None:
-        (group,) = await groups(world, 1)
-        async with world.producer("p", max_lead=LEAD) as producer:
-            with trio.move_on_after(600.0):
-                await feed(producer, 100)
-            await group.replace(frozenset({Step(LEAD)}))
-            released_s = trio.current_time()
-            for number in range(producer.next_seq, 2 * LEAD):
-                await append(producer, number)
-            assert trio.current_time() - released_s <= LOOK_S_MAX * (1 + LOOK_JITTER) + 1
-            with trio.move_on_after(5.0):
-                await append(producer, 2 * LEAD)
-            assert producer.next_seq == 2 * LEAD
-            before = looks(world)
-            with trio.move_on_after(5.0):
-                await append(producer, 2 * LEAD)
-            assert looks(world) >= before + 2, "short pauses again"
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_checkpoint_releases_a_producer_that_was_held_for_long(world: World) -> None:
+    (group,) = await groups(world, 1)
+    async with world.producer("p", max_lead=LEAD) as producer:
+        with trio.move_on_after(600.0):
+            await feed(producer, 100)
+        await group.replace(frozenset({Step(LEAD)}))
+        released_s = trio.current_time()
+        for number in range(producer.next_seq, 2 * LEAD):
+            await append(producer, number)
+        assert trio.current_time() - released_s <= LOOK_S_MAX * (1 + LOOK_JITTER) + 1
+        with trio.move_on_after(5.0):
+            await append(producer, 2 * LEAD)
+        assert producer.next_seq == 2 * LEAD
+        before = looks(world)
+        with trio.move_on_after(5.0):
+            await append(producer, 2 * LEAD)
+        assert looks(world) >= before + 2, "short pauses again"
 
 
 def mount(next_step: int, read_to: int, *, directory: str = "/m") -> NodeRecord:
@@ -131,35 +130,31 @@ def test_a_trainer_that_may_still_reach_its_checkpoint_is_no_deadlock(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_look_of_another_thread_is_taken_and_one_from_before_is_not() -> None:
-    async def scenario(world: World) -> None:
-        await groups(world, 1)
-        stores = [FaultyStore(world.shared, actor=f"l{number}") for number in range(3)]
-        first, second = GroupLooks(stores[0], world.identity), GroupLooks(stores[1], world.identity)
-        assert await first.next() == await second.next() == SlowestGroup("g0", Step(0))
-        assert (stores[0].counts.requests, stores[1].counts.requests) == (2, 0)
-        await GroupLooks(stores[2], world.identity).next()
-        assert stores[2].counts.requests == 2
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_look_of_another_thread_is_taken_and_one_from_before_is_not(world: World) -> None:
+    await groups(world, 1)
+    stores = [FaultyStore(world.shared, actor=f"l{number}") for number in range(3)]
+    first, second = GroupLooks(stores[0], world.identity), GroupLooks(stores[1], world.identity)
+    assert await first.next() == await second.next() == SlowestGroup("g0", Step(0))
+    assert (stores[0].counts.requests, stores[1].counts.requests) == (2, 0)
+    await GroupLooks(stores[2], world.identity).next()
+    assert stores[2].counts.requests == 2
 
 
-def test_nobody_waits_for_a_look_that_was_killed_or_hangs() -> None:
-    async def scenario(world: World) -> None:
-        await groups(world, 1)
-        one, two = (GroupLooks(world.store(f"l{number}"), world.identity) for number in range(2))
-        with trio.move_on_after(0.0005):
-            await one.next()
-        assert await two.next() == SlowestGroup("g0", Step(0)), "the killed one holds no claim"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one.next)  # takes the look of `two`
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(one.next)
-            await trio.testing.wait_all_tasks_blocked(0.0001)
-            assert await two.next() is None
-            assert await two.next() is not None
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_nobody_waits_for_a_look_that_was_killed_or_hangs(world: World) -> None:
+    await groups(world, 1)
+    one, two = (GroupLooks(world.store(f"l{number}"), world.identity) for number in range(2))
+    with trio.move_on_after(0.0005):
+        await one.next()
+    assert await two.next() == SlowestGroup("g0", Step(0)), "the killed one holds no claim"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.next)  # takes the look of `two`
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(one.next)
+        await trio.testing.wait_all_tasks_blocked(0.0001)
+        assert await two.next() is None
+        assert await two.next() is not None
 
 
 def test_nothing_is_kept_of_a_lake_without_producers() -> None:
