@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from lakes import stepfs, with_schema
 from payload_samples import npy
-from test_produce_run import PLAN, forked_workers, plan, run
+from test_produce_run import PLAN, plan, run
 from test_produce_text import corpus, own_cache, produce, refused
 
 from stepfs_producer import Producer
 
-__all__ = ["corpus", "forked_workers", "own_cache", "plan"]  # fixtures
+__all__ = ["corpus", "own_cache", "plan"]  # fixtures
 
 SHAPE = ["--slices", 2, "--seq-len", 64, "--batch-size", 3, "--limit-steps", 2]
 
