@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from doubles.faulty_store import FaultyStore
 from producer_world import World, append, feed, simulate
+from scenarios import scenario
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.lake.log.reader import LogReader
@@ -26,40 +27,35 @@ async def requests_of(producer: AsyncProducer, world: World, first: int, count: 
 
 @pytest.mark.parametrize("tgbs", [1, 7, 300])
 @pytest.mark.parametrize("history", [0, 100, 3000])
-def test_an_uncontended_commit_takes_three_requests(tgbs: int, history: int) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("old") as old:
-            await feed(old, history)
-        async with world.producer("p", uploads=1000) as producer:
-            await feed(producer, 1)
-            await producer.flush()
-            before = producer.tally.commits
-            requests = await requests_of(producer, world, 1, tgbs)
-            commits = producer.tally.commits - before
-            assert commits <= 1 + tgbs // 100
-            once = ["get log", "create log", "get control"]
-            hot = [name for name in requests if name in once]
-            snapshots = [name for name in requests if name not in once]
-            assert hot[: 3 * commits] == once * commits
-            assert not snapshots or history % 512 + tgbs > 400, "snapshots come at segment boundaries only"
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_an_uncontended_commit_takes_three_requests(world: World, tgbs: int, history: int) -> None:
+    async with world.producer("old") as old:
+        await feed(old, history)
+    async with world.producer("p", uploads=1000) as producer:
+        await feed(producer, 1)
+        await producer.flush()
+        before = producer.tally.commits
+        requests = await requests_of(producer, world, 1, tgbs)
+        commits = producer.tally.commits - before
+        assert commits <= 1 + tgbs // 100
+        once = ["get log", "create log", "get control"]
+        hot = [name for name in requests if name in once]
+        snapshots = [name for name in requests if name not in once]
+        assert hot[: 3 * commits] == once * commits
+        assert not snapshots or history % 512 + tgbs > 400, "snapshots come at segment boundaries only"
 
 
-def test_two_tgbs_uploaded_out_of_order_are_committed_in_order() -> None:
+@scenario(simulate)
+async def test_two_tgbs_uploaded_out_of_order_are_committed_in_order(world: World) -> None:
     """The first upload is the slowest; nothing overtakes it, and all follow in one commit."""
-
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        slow = iter([5.0, 0.1, 0.2])
-        async with world.producer("p", store) as producer:
-            store._latency = lambda verb, size, rng: next(slow) if verb == "put" else 0.01
-            await feed(producer, 3)
-            await producer.flush()
-            assert producer.tally.commits == 1
-        world.check(p=3)
-
-    simulate(scenario)
+    store = world.store("p")
+    slow = iter([5.0, 0.1, 0.2])
+    async with world.producer("p", store) as producer:
+        store._latency = lambda verb, size, rng: next(slow) if verb == "put" else 0.01
+        await feed(producer, 3)
+        await producer.flush()
+        assert producer.tally.commits == 1
+    world.check(p=3)
 
 
 async def reader_behind(world: World, commits: int) -> tuple[FaultyStore, LogReader]:
@@ -77,66 +73,56 @@ async def reader_behind(world: World, commits: int) -> tuple[FaultyStore, LogRea
 
 
 @pytest.mark.parametrize("commits", [1, 2])
-def test_a_look_shows_what_it_found_before_it_looks_for_more(commits: int) -> None:
+@scenario(simulate)
+async def test_a_look_shows_what_it_found_before_it_looks_for_more(world: World, commits: int) -> None:
     """On a distant store each request is tens of milliseconds for which a reader waits."""
-
-    async def scenario(world: World) -> None:
-        store, reader = await reader_behind(world, commits)
-        store.counts.keys = asked = []
-        shown: list[tuple[int, int]] = []
-        assert await reader.poll(lambda: shown.append((reader.state.next_step, len(asked))))
-        assert shown == [(2, 2)], "the commit and the floor, then it is there"
-        assert reader.state.next_step == 1 + commits
-        rooms = [key.removeprefix(world.identity.lake_id + "/").split("/")[0] for _, key in asked]
-        assert rooms == ["log", "control", *["log"] * commits, *["control"] * (commits - 1)]
-
-    simulate(scenario)
+    store, reader = await reader_behind(world, commits)
+    store.counts.keys = asked = []
+    shown: list[tuple[int, int]] = []
+    assert await reader.poll(lambda: shown.append((reader.state.next_step, len(asked))))
+    assert shown == [(2, 2)], "the commit and the floor, then it is there"
+    assert reader.state.next_step == 1 + commits
+    rooms = [key.removeprefix(world.identity.lake_id + "/").split("/")[0] for _, key in asked]
+    assert rooms == ["log", "control", *["log"] * commits, *["control"] * (commits - 1)]
 
 
-def test_what_a_failing_look_has_found_is_shown_by_the_next() -> None:
+@scenario(simulate)
+async def test_what_a_failing_look_has_found_is_shown_by_the_next(world: World) -> None:
     """It was shown with the next commit, or after fifty looks: minutes, if the stream had ended."""
+    store, reader = await reader_behind(world, 1)
+    get, failed = store.get, []
 
-    async def scenario(world: World) -> None:
-        store, reader = await reader_behind(world, 1)
-        get, failed = store.get, []
+    async def once(key: str, *, bytes_max: int = 1 << 20) -> bytes | None:
+        if "/control/" in key and not failed:
+            failed.append(key)
+            raise StoreUnreachableError("503")
+        return await get(key, bytes_max=bytes_max)
 
-        async def once(key: str, *, bytes_max: int = 1 << 20) -> bytes | None:
-            if "/control/" in key and not failed:
-                failed.append(key)
-                raise StoreUnreachableError("503")
-            return await get(key, bytes_max=bytes_max)
-
-        store.get = once  # type: ignore[method-assign]
-        with pytest.raises(StoreUnreachableError):
-            await reader.poll()
-        assert reader.state.next_step == 1
-        assert await reader.poll()
-        assert reader.state.next_step == 2
-
-    simulate(scenario)
+    store.get = once  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError):
+        await reader.poll()
+    assert reader.state.next_step == 1
+    assert await reader.poll()
+    assert reader.state.next_step == 2
 
 
-def test_nothing_is_asked_while_nothing_is_appended() -> None:
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        async with world.producer("p", store) as producer:
-            await feed(producer, 1)
-            await producer.flush()
-            before = store.counts.requests
-            await world.settle(3600.0)
-            assert store.counts.requests == before
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_nothing_is_asked_while_nothing_is_appended(world: World) -> None:
+    store = world.store("p")
+    async with world.producer("p", store) as producer:
+        await feed(producer, 1)
+        await producer.flush()
+        before = store.counts.requests
+        await world.settle(3600.0)
+        assert store.counts.requests == before
 
 
-def test_a_lead_far_from_its_bound_is_looked_up_now_and_then_only() -> None:
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        async with world.producer("p", store, max_lead=10_000) as producer:
-            await feed(producer, 50, pause_s=TRUST_S / 50)
-            await producer.flush()
-            lists = store.counts.list
-            await feed(producer, 100, pause_s=TRUST_S / 50)
-            assert store.counts.list - lists <= 2
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_lead_far_from_its_bound_is_looked_up_now_and_then_only(world: World) -> None:
+    store = world.store("p")
+    async with world.producer("p", store, max_lead=10_000) as producer:
+        await feed(producer, 50, pause_s=TRUST_S / 50)
+        await producer.flush()
+        lists = store.counts.list
+        await feed(producer, 100, pause_s=TRUST_S / 50)
+        assert store.counts.list - lists <= 2

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from doubles.trio_clock import TrioClock
 from producer_world import World, append, feed, simulate
+from scenarios import scenario
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.commit import Commit
@@ -31,21 +32,19 @@ async def publish(world: World, who: str, *positions: object) -> None:
             await producer.append([b"a", b"b"], position=position)
 
 
-def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(
-    monkeypatch: pytest.MonkeyPatch,
+@scenario(simulate)
+async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(world: World) -> None:
-        await publish(world, "a", 1, 2, 3)
-        before = await read(world)
-        monkeypatch.setattr(rebase, "TOTAL_MAX", before.total_bytes + 1)
-        with pytest.raises(RefusedError, match="the lake is full") as refused:
-            await publish(world, "a", 4)
-        assert refused.value.exit_code == 4
-        after = await read(world)
-        assert (after.next_step, after.total_bytes) == (before.next_step, before.total_bytes)
-        assert after.producers["a"].next_seq == 3
-
-    simulate(scenario)
+    await publish(world, "a", 1, 2, 3)
+    before = await read(world)
+    monkeypatch.setattr(rebase, "TOTAL_MAX", before.total_bytes + 1)
+    with pytest.raises(RefusedError, match="the lake is full") as refused:
+        await publish(world, "a", 4)
+    assert refused.value.exit_code == 4
+    after = await read(world)
+    assert (after.next_step, after.total_bytes) == (before.next_step, before.total_bytes)
+    assert after.producers["a"].next_seq == 3
 
 
 def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(
@@ -74,21 +73,19 @@ def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(
     simulate(scenario)
 
 
-def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(
-    monkeypatch: pytest.MonkeyPatch,
+@scenario(simulate)
+async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(world: World) -> None:
-        for number in range(6):
-            await publish(world, f"p{number}", b"x" * POSITION_BYTES)
-        monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", POSITION_BYTES)
-        monkeypatch.setattr(rebase, "POSITION_BYTES_MAX", POSITION_BYTES + 10)
-        await publish(world, "p0", b"y" * POSITION_BYTES)
-        await publish(world, "p1", b"y")
-        with pytest.raises(RefusedError, match="smaller positions"):
-            await publish(world, "p1", b"y" * 900)
-        assert (await read(world)).next_step == 8
-
-    simulate(scenario)
+    for number in range(6):
+        await publish(world, f"p{number}", b"x" * POSITION_BYTES)
+    monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", POSITION_BYTES)
+    monkeypatch.setattr(rebase, "POSITION_BYTES_MAX", POSITION_BYTES + 10)
+    await publish(world, "p0", b"y" * POSITION_BYTES)
+    await publish(world, "p1", b"y")
+    with pytest.raises(RefusedError, match="smaller positions"):
+        await publish(world, "p1", b"y" * 900)
+    assert (await read(world)).next_step == 8
 
 
 @pytest.mark.parametrize("wrong", [{"total_records": 1 << 50}, {"time_ms": 1 << 54}, {"first_step": Step(9)}])

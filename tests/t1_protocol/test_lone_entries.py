@@ -9,6 +9,7 @@ import trio
 from deterministic import scaled
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
+from scenarios import scenario
 from test_growth import generator, virtually
 
 from stepfs.errors import RefusedError
@@ -46,75 +47,65 @@ async def same(reader: LogReader, shared: ObjectMap, step: int) -> bool:
 
 
 @pytest.mark.parametrize("slices", [1, 64, 256])
-def test_a_step_opened_out_of_order_costs_one_small_read(slices: int) -> None:
-    async def scenario() -> None:
-        shared = await long_lake(slices)
-        store, reader = await follow(shared)
-        for step in (700, 2000, 40, 1300, 120):
-            requests, read = store.counts.requests, store.counts.bytes_read
-            await reader.lone_entry(Step(step))
-            assert store.counts.requests - requests == 1
-            assert store.counts.bytes_read - read <= 24 * slices + 600
-            assert await same(reader, shared, step)
-            await reader.lone_entry(Step(step))
-            assert store.counts.requests - requests == 1, "it is kept"
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_a_step_opened_out_of_order_costs_one_small_read(slices: int) -> None:
+    shared = await long_lake(slices)
+    store, reader = await follow(shared)
+    for step in (700, 2000, 40, 1300, 120):
+        requests, read = store.counts.requests, store.counts.bytes_read
+        await reader.lone_entry(Step(step))
+        assert store.counts.requests - requests == 1
+        assert store.counts.bytes_read - read <= 24 * slices + 600
+        assert await same(reader, shared, step)
+        await reader.lone_entry(Step(step))
+        assert store.counts.requests - requests == 1, "it is kept"
 
 
-def test_a_scan_costs_its_first_step_and_then_whole_segments() -> None:
-    async def scenario() -> None:
-        store, reader = await follow(await long_lake(4))
-        for step in range(600, 1100):
-            await reader.lone_entry(Step(step))
-        assert store.counts.requests <= 4
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_a_scan_costs_its_first_step_and_then_whole_segments() -> None:
+    store, reader = await follow(await long_lake(4))
+    for step in range(600, 1100):
+        await reader.lone_entry(Step(step))
+    assert store.counts.requests <= 4
 
 
-def test_random_order_ends_with_whole_segments_and_never_costs_more_than_its_share() -> None:
-    async def scenario() -> None:
-        store, reader = await follow(await long_lake(4))
-        order = list(range(SEGMENTS * SEGMENT_STEPS))
-        random.Random(3).shuffle(order)
-        for count, step in enumerate(order, start=1):
-            await reader.lone_entry(Step(step))
-            whole = sum(key.split("/")[1] == "index" for _, key in store.counts.keys or ())
-            assert store.counts.bytes_read <= SEGMENT_SHARE_BYTES * (count + 8 * SEGMENTS)
-            assert store.counts.requests - whole <= count
-        assert whole == SEGMENTS, "each once"
-        assert store.counts.requests < len(order) / 10
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_random_order_ends_with_whole_segments_and_never_costs_more_than_its_share() -> None:
+    store, reader = await follow(await long_lake(4))
+    order = list(range(SEGMENTS * SEGMENT_STEPS))
+    random.Random(3).shuffle(order)
+    for count, step in enumerate(order, start=1):
+        await reader.lone_entry(Step(step))
+        whole = sum(key.split("/")[1] == "index" for _, key in store.counts.keys or ())
+        assert store.counts.bytes_read <= SEGMENT_SHARE_BYTES * (count + 8 * SEGMENTS)
+        assert store.counts.requests - whole <= count
+    assert whole == SEGMENTS, "each once"
+    assert store.counts.requests < len(order) / 10
 
 
-def test_where_segments_displace_each_other_steps_stay_alone() -> None:
-    async def scenario() -> None:
-        store, reader = await follow(await long_lake(4))
-        reader.segments.limit(0)  # four are kept all the same
-        order = list(range(0, SEGMENTS * SEGMENT_STEPS, 4)) * 2
-        random.Random(3).shuffle(order)
-        for step in order:
-            await reader.lone_entry(Step(step))
-        whole = [key for _, key in store.counts.keys or () if key.split("/")[1] == "index"]
-        assert len(whole) == len(set(whole)) <= 4
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_where_segments_displace_each_other_steps_stay_alone() -> None:
+    store, reader = await follow(await long_lake(4))
+    reader.segments.limit(0)  # four are kept all the same
+    order = list(range(0, SEGMENTS * SEGMENT_STEPS, 4)) * 2
+    random.Random(3).shuffle(order)
+    for step in order:
+        await reader.lone_entry(Step(step))
+    whole = [key for _, key in store.counts.keys or () if key.split("/")[1] == "index"]
+    assert len(whole) == len(set(whole)) <= 4
 
 
-def test_a_lake_of_an_older_stepfs_is_read_by_segments() -> None:
-    async def scenario() -> None:
-        shared = await long_lake(4)
-        lake_id = (await open_lake(FaultyStore(shared))).lake_id
-        for key in [key for key in shared.objects if key.startswith(entries_prefix(lake_id))]:
-            shared.remove(key)
-        store, reader = await follow(shared)
-        for step in (700, 2000, 710):
-            await reader.lone_entry(Step(step))
-            assert await same(reader, shared, step)
-        assert store.counts.requests == 4, "one look, and one segment, each"
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_a_lake_of_an_older_stepfs_is_read_by_segments() -> None:
+    shared = await long_lake(4)
+    lake_id = (await open_lake(FaultyStore(shared))).lake_id
+    for key in [key for key in shared.objects if key.startswith(entries_prefix(lake_id))]:
+        shared.remove(key)
+    store, reader = await follow(shared)
+    for step in (700, 2000, 710):
+        await reader.lone_entry(Step(step))
+        assert await same(reader, shared, step)
+    assert store.counts.requests == 4, "one look, and one segment, each"
 
 
 def spoil_checksum(key: str, shared: ObjectMap) -> bytes:
@@ -132,62 +123,52 @@ def nothing(key: str, shared: ObjectMap) -> bytes:
 
 
 @pytest.mark.parametrize("spoil", [spoil_checksum, other_steps, nothing])
-def test_a_damaged_or_foreign_entry_is_read_from_the_segment(spoil) -> None:  # type: ignore[no-untyped-def]
-    async def scenario() -> None:
-        shared = await long_lake(4)
-        lake_id = (await open_lake(FaultyStore(shared))).lake_id
-        key = entries_key(lake_id, SegmentIndex(1))
-        body = spoil(key, shared)
-        shared.remove(key)
-        shared.put(key, body)
-        _, reader = await follow(shared)
-        entry = await reader.lone_entry(Step(700))
-        assert entry.step == 700
-        assert await same(reader, shared, 700)
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_a_damaged_or_foreign_entry_is_read_from_the_segment(spoil) -> None:
+    shared = await long_lake(4)
+    lake_id = (await open_lake(FaultyStore(shared))).lake_id
+    key = entries_key(lake_id, SegmentIndex(1))
+    body = spoil(key, shared)
+    shared.remove(key)
+    shared.put(key, body)
+    _, reader = await follow(shared)
+    entry = await reader.lone_entry(Step(700))
+    assert entry.step == 700
+    assert await same(reader, shared, 700)
 
 
-def test_an_entry_of_another_history_is_not_believed() -> None:
+@scenario(virtually)
+async def test_an_entry_of_another_history_is_not_believed() -> None:
     """Sound, of this lake and this step, but not of the segment that the reader's state refers to."""
-
-    async def scenario() -> None:
-        shared = await long_lake(4)
-        _, reader = await follow(shared)
-        time_ms, digest = reader.state.segment_ref(SegmentIndex(1))
-        assert await reader.lone_entries.load(Step(700), (time_ms, bytes(8))) is None
-        fresh = (await follow(shared))[1]
-        assert await fresh.lone_entries.load(Step(700), (time_ms, digest)) is not None
-
-    virtually(scenario)
+    shared = await long_lake(4)
+    _, reader = await follow(shared)
+    time_ms, digest = reader.state.segment_ref(SegmentIndex(1))
+    assert await reader.lone_entries.load(Step(700), (time_ms, bytes(8))) is None
+    fresh = (await follow(shared))[1]
+    assert await fresh.lone_entries.load(Step(700), (time_ms, digest)) is not None
 
 
-def test_what_arrives_after_a_reopen_is_not_kept() -> None:
+@scenario(virtually)
+async def test_what_arrives_after_a_reopen_is_not_kept() -> None:
     """A zombie's history may have been read meanwhile: only what was asked for since is of this one."""
+    shared = await long_lake(4)
+    _, reader = await follow(shared)
 
-    async def scenario() -> None:
-        shared = await long_lake(4)
-        _, reader = await follow(shared)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(reader.lone_entries.load, Step(700), reader.state.segment_ref(SegmentIndex(1)))
-            await trio.lowlevel.checkpoint()
-            reader.lone_entries.clear()
-        assert reader.lone_entries.get(Step(700)) is None
-
-    virtually(scenario)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.lone_entries.load, Step(700), reader.state.segment_ref(SegmentIndex(1)))
+        await trio.lowlevel.checkpoint()
+        reader.lone_entries.clear()
+    assert reader.lone_entries.get(Step(700)) is None
 
 
-def test_memory_is_bounded() -> None:
-    async def scenario() -> None:
-        _, reader = await follow(await long_lake(64))
-        lone = LoneEntries(reader.store, reader.identity, bytes_max=100_000)
-        for step in range(0, 2048, 5):
-            await lone.load(Step(step), reader.state.segment_ref(SegmentIndex(step // SEGMENT_STEPS)))
-        kept = sum(lone.get(Step(step)) is not None for step in range(2048))
-        assert kept == 100_000 // (1024 + 64 * 24)
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_memory_is_bounded() -> None:
+    _, reader = await follow(await long_lake(64))
+    lone = LoneEntries(reader.store, reader.identity, bytes_max=100_000)
+    for step in range(0, 2048, 5):
+        await lone.load(Step(step), reader.state.segment_ref(SegmentIndex(step // SEGMENT_STEPS)))
+    kept = sum(lone.get(Step(step)) is not None for step in range(2048))
+    assert kept == 100_000 // (1024 + 64 * 24)
 
 
 def test_a_store_that_refuses_the_entries_does_not_stop_the_snapshot() -> None:
@@ -217,21 +198,19 @@ def test_a_store_that_refuses_the_entries_does_not_stop_the_snapshot() -> None:
     virtually(scenario)
 
 
-def test_producers_write_the_entries_beside_each_segment() -> None:
-    async def scenario() -> None:
-        shared = ObjectMap()
-        identity = await create_lake(FaultyStore(shared), slices=2, clock=TrioClock())
-        with scaled(SEGMENT_STEPS=4):
-            async with AsyncProducer(
-                "memory://", producer_id="p", store=FaultyStore(shared), clock=TrioClock()
-            ) as producer:
-                for step in range(10):
-                    await producer.append([b"x" * step] * 2, position=None)
-                    await producer.flush()
-            store, reader = await follow(shared)
-            entry = await reader.lone_entry(Step(6))
-            assert entry.tgb.length(SliceIndex(1)) == 6
-            assert [key.split("/")[1] for _, key in store.counts.keys or ()] == ["entries"]
-            assert segment_key(identity.lake_id, SegmentIndex(0)) in shared.objects
-
-    virtually(scenario)
+@scenario(virtually)
+async def test_producers_write_the_entries_beside_each_segment() -> None:
+    shared = ObjectMap()
+    identity = await create_lake(FaultyStore(shared), slices=2, clock=TrioClock())
+    with scaled(SEGMENT_STEPS=4):
+        async with AsyncProducer(
+            "memory://", producer_id="p", store=FaultyStore(shared), clock=TrioClock()
+        ) as producer:
+            for step in range(10):
+                await producer.append([b"x" * step] * 2, position=None)
+                await producer.flush()
+        store, reader = await follow(shared)
+        entry = await reader.lone_entry(Step(6))
+        assert entry.tgb.length(SliceIndex(1)) == 6
+        assert [key.split("/")[1] for _, key in store.counts.keys or ()] == ["entries"]
+        assert segment_key(identity.lake_id, SegmentIndex(0)) in shared.objects

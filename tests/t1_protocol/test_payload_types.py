@@ -13,6 +13,7 @@ import pytest
 import trio
 from doubles.faulty_store import FaultyStore
 from producer_world import SLICES, World, simulate
+from scenarios import scenario
 
 from stepfs.errors import UsageError
 from stepfs.lake.identity import create_lake
@@ -40,15 +41,15 @@ def npy(value: int) -> bytes:
         None,
     ],
 )
-def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(payload: Any) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p") as producer:
-            with pytest.raises(TypeError, match=r"payload 1 .*getvalue\(\).*stepfs\.torch\.dump") as raised:
-                await producer.append([b"x", payload], position=1)
-            assert isinstance(raised.value, UsageError)  # what callers caught before
-            assert producer.next_seq == 0
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(
+    world: World, payload: Any
+) -> None:
+    async with world.producer("p") as producer:
+        with pytest.raises(TypeError, match=r"payload 1 .*getvalue\(\).*stepfs\.torch\.dump") as raised:
+            await producer.append([b"x", payload], position=1)
+        assert isinstance(raised.value, UsageError)  # what callers caught before
+        assert producer.next_seq == 0
 
 
 @pytest.mark.parametrize(
@@ -66,14 +67,12 @@ def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(payload:
         (ctypes.c_ubyte * 3)(),
     ],
 )
-def test_every_one_dimensional_buffer_of_bytes_is_a_payload(payload: Any) -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
-        async with world.producer("p") as producer:
-            await producer.append([payload, b"x"], position=1)
-            await producer.flush()
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_every_one_dimensional_buffer_of_bytes_is_a_payload(world: World, payload: Any) -> None:
+    world.shared.watch = None
+    async with world.producer("p") as producer:
+        await producer.append([payload, b"x"], position=1)
+        await producer.flush()
 
 
 def test_a_lake_that_promises_its_kind_of_file_looks_at_the_first_batch_of_each_incarnation() -> None:

@@ -11,6 +11,7 @@ from doubles.trio_clock import TrioClock
 from ledger import payload
 from process_store import ProcessStore
 from producer_world import SLICES, World, append, feed, simulate
+from scenarios import scenario
 
 from stepfs.errors import FencedError, SealedError, UsageError
 from stepfs.lake.log.append import seal
@@ -97,42 +98,37 @@ def test_a_zombie_frozen_at_any_await_publishes_nothing_after_its_successor() ->
     assert freeze_at > 30
 
 
-def test_a_fenced_producer_says_so_in_append_and_flush_for_ever() -> None:
-    async def scenario(world: World) -> None:
-        with pytest.raises(FencedError, match="epoch 2 has taken over from epoch 1"):
-            async with world.producer("p") as old:
-                await append(old, 0)
-                await old.flush()
-                async with world.producer("p", world.store("new")) as new:
-                    await feed(new, 2)
-                    await new.flush()
-                    await append(old, 1)
-                    with pytest.raises(FencedError):
-                        await old.flush()
-                    with pytest.raises(FencedError):
-                        await append(old, 2)
-                    await feed(new, 3)
-                await old.flush()
-        world.check(p=3)
-
-    simulate(scenario)
-
-
-def test_a_failure_waits_for_the_caller_and_cancels_nothing_of_its_own() -> None:
-    """The caller may be in the middle of anything; it learns of the failure from the producer, not by cancellation."""
-
-    async def scenario(world: World) -> None:
-        with pytest.raises(FencedError):
-            async with world.producer("p") as old:
-                async with world.producer("p", world.store("new")):
-                    await append(old, 0)
-                    await trio.sleep(30.0)
-                    assert old._running._failure is not None
-                    await trio.sleep(30.0)
-                await trio.sleep(30.0)
+@scenario(simulate)
+async def test_a_fenced_producer_says_so_in_append_and_flush_for_ever(world: World) -> None:
+    with pytest.raises(FencedError, match="epoch 2 has taken over from epoch 1"):
+        async with world.producer("p") as old:
+            await append(old, 0)
+            await old.flush()
+            async with world.producer("p", world.store("new")) as new:
+                await feed(new, 2)
+                await new.flush()
                 await append(old, 1)
+                with pytest.raises(FencedError):
+                    await old.flush()
+                with pytest.raises(FencedError):
+                    await append(old, 2)
+                await feed(new, 3)
+            await old.flush()
+    world.check(p=3)
 
-    simulate(scenario)
+
+@scenario(simulate)
+async def test_a_failure_waits_for_the_caller_and_cancels_nothing_of_its_own(world: World) -> None:
+    """The caller may be in the middle of anything; it learns of the failure from the producer, not by cancellation."""
+    with pytest.raises(FencedError):
+        async with world.producer("p") as old:
+            async with world.producer("p", world.store("new")):
+                await append(old, 0)
+                await trio.sleep(30.0)
+                assert old._running._failure is not None
+                await trio.sleep(30.0)
+            await trio.sleep(30.0)
+            await append(old, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -160,65 +156,57 @@ def test_of_racing_starts_exactly_one_lives(seed: int) -> None:
     simulate(scenario, seed=seed)
 
 
-def test_an_exception_abandons_what_is_pending_and_a_clean_end_does_not() -> None:
-    async def scenario(world: World) -> None:
-        with pytest.raises(KeyError, match="mine"):
-            async with world.producer("p") as producer:
-                await feed(producer, 1)
-                await producer.flush()
-                await append(producer, 1)
-                raise KeyError("mine")
-        await world.settle()
-        world.check(p=1)
+@scenario(simulate)
+async def test_an_exception_abandons_what_is_pending_and_a_clean_end_does_not(world: World) -> None:
+    with pytest.raises(KeyError, match="mine"):
         async with world.producer("p") as producer:
-            assert producer.position == 1
-            await feed(producer, 2)
-        world.check(p=2)
+            await feed(producer, 1)
+            await producer.flush()
+            await append(producer, 1)
+            raise KeyError("mine")
+    await world.settle()
+    world.check(p=1)
+    async with world.producer("p") as producer:
+        assert producer.position == 1
+        await feed(producer, 2)
+    world.check(p=2)
 
-    simulate(scenario)
+
+@scenario(simulate)
+async def test_retiring_flushes_fences_and_can_be_undone_by_a_restart(world: World) -> None:
+    async with world.producer("p") as producer:
+        await feed(producer, 2)
+        await producer.retire()
+        with pytest.raises(UsageError, match="closed"):
+            await append(producer, 2)
+    state = world.ledger.state.producers["p"]
+    assert (state.retired, state.epoch, state.next_seq) == (True, 2, 2)
+    async with world.producer("p") as producer:
+        assert (producer.position, producer.epoch) == (2, 3)
+        await feed(producer, 3)
+    world.check(p=3)
 
 
-def test_retiring_flushes_fences_and_can_be_undone_by_a_restart() -> None:
-    async def scenario(world: World) -> None:
+@scenario(simulate)
+async def test_a_sealed_lake_ends_producers_and_lets_no_new_ones_start(world: World) -> None:
+    with pytest.raises(SealedError, match="no more steps"):
         async with world.producer("p") as producer:
-            await feed(producer, 2)
-            await producer.retire()
-            with pytest.raises(UsageError, match="closed"):
-                await append(producer, 2)
-        state = world.ledger.state.producers["p"]
-        assert (state.retired, state.epoch, state.next_seq) == (True, 2, 2)
-        async with world.producer("p") as producer:
-            assert (producer.position, producer.epoch) == (2, 3)
-            await feed(producer, 3)
-        world.check(p=3)
-
-    simulate(scenario)
+            await feed(producer, 1)
+            await producer.flush()
+            assert await seal(await LogReader.open(world.store("operator"), world.identity), TrioClock())
+            await append(producer, 1)
+    with pytest.raises(SealedError):
+        async with world.producer("q"):
+            raise AssertionError("started")
+    world.check(p=1)
 
 
-def test_a_sealed_lake_ends_producers_and_lets_no_new_ones_start() -> None:
-    async def scenario(world: World) -> None:
-        with pytest.raises(SealedError, match="no more steps"):
-            async with world.producer("p") as producer:
-                await feed(producer, 1)
-                await producer.flush()
-                assert await seal(await LogReader.open(world.store("operator"), world.identity), TrioClock())
-                await append(producer, 1)
-        with pytest.raises(SealedError):
-            async with world.producer("q"):
-                raise AssertionError("started")
-        world.check(p=1)
-
-    simulate(scenario)
-
-
-def test_payloads_reused_by_the_caller_do_not_reach_the_log() -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p") as producer:
-            for number in range(3):
-                buffers = [bytearray(payload("p", number, index)) for index in range(SLICES)]
-                await producer.append(buffers, position=number + 1)
-                for buffer in buffers:
-                    buffer[:] = b"\0" * len(buffer)
-        world.check(p=3)
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_payloads_reused_by_the_caller_do_not_reach_the_log(world: World) -> None:
+    async with world.producer("p") as producer:
+        for number in range(3):
+            buffers = [bytearray(payload("p", number, index)) for index in range(SLICES)]
+            await producer.append(buffers, position=number + 1)
+            for buffer in buffers:
+                buffer[:] = b"\0" * len(buffer)
+    world.check(p=3)

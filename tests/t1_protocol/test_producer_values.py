@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from ledger import payload
 from producer_world import SLICES, World, feed, simulate
+from scenarios import scenario
 
 from stepfs.errors import UsageError
 from stepfs.format.ids import POSITION_BYTES_MAX, SliceIndex, Step
@@ -55,16 +56,14 @@ def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> 
         ([b"x" * 500, b"x" * 501], "1001 bytes exceeds max_pending_bytes=1000"),
     ],
 )
-def test_a_bad_batch_is_refused_and_changes_nothing(batch: Any, message: str) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p", max_pending_bytes=1000) as producer:
-            with pytest.raises(UsageError, match=message):
-                await producer.append(batch, position=1)
-            assert producer.next_seq == 0
-            await feed(producer, 1)
-        world.check(p=1)
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_bad_batch_is_refused_and_changes_nothing(world: World, batch: Any, message: str) -> None:
+    async with world.producer("p", max_pending_bytes=1000) as producer:
+        with pytest.raises(UsageError, match=message):
+            await producer.append(batch, position=1)
+        assert producer.next_seq == 0
+        await feed(producer, 1)
+    world.check(p=1)
 
 
 @pytest.mark.parametrize(
@@ -81,52 +80,44 @@ def test_a_bad_batch_is_refused_and_changes_nothing(batch: Any, message: str) ->
         ({"a": {1, 2}}, "msgpack"),
     ],
 )
-def test_a_bad_position_is_refused(position: object, message: str) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p") as producer:
-            with pytest.raises(UsageError, match=message):
-                await producer.append(BATCH, position=position)
-            assert producer.next_seq == 0
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_bad_position_is_refused(world: World, position: object, message: str) -> None:
+    async with world.producer("p") as producer:
+        with pytest.raises(UsageError, match=message):
+            await producer.append(BATCH, position=position)
+        assert producer.next_seq == 0
 
 
 @pytest.mark.parametrize("position", [None, 0, "é", b"\0", 1.5, [1, [2]], {"a": {"b": 1}, 3: None}, 2**63])
-def test_any_msgpack_value_is_a_position(position: object) -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None  # this source's positions are not the ledger's
-        async with world.producer("p") as producer:
-            assert producer.position is None
-            await producer.append(BATCH, position=position)
-            await producer.flush()
-            assert producer.position == position
-        async with world.producer("p") as producer:
-            assert producer.position == position
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_any_msgpack_value_is_a_position(world: World, position: object) -> None:
+    world.shared.watch = None  # this source's positions are not the ledger's
+    async with world.producer("p") as producer:
+        assert producer.position is None
+        await producer.append(BATCH, position=position)
+        await producer.flush()
+        assert producer.position == position
+    async with world.producer("p") as producer:
+        assert producer.position == position
 
 
 @pytest.mark.parametrize("records", [(1,), (1, 2, 3), (1, -1), (1, True), (1, 1.5), (1, 2**32)])
-def test_bad_record_counts(records: Any) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p") as producer:
-            with pytest.raises(UsageError, match="record counts"):
-                await producer.append(BATCH, position=0, records=records)
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_bad_record_counts(world: World, records: Any) -> None:
+    async with world.producer("p") as producer:
+        with pytest.raises(UsageError, match="record counts"):
+            await producer.append(BATCH, position=0, records=records)
 
 
-def test_record_counts_reach_the_log() -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
-        async with world.producer("p") as producer:
-            await producer.append(BATCH, position=0, records=(3, 4))
-            await producer.append(BATCH, position=1)
-        reader = await LogReader.open(world.store("r"), world.identity)
-        assert reader.state.total_records == 7 + SLICES
-        assert (await reader.entry(Step(0))).tgb.slice(SliceIndex(1)).records == 4
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_record_counts_reach_the_log(world: World) -> None:
+    world.shared.watch = None
+    async with world.producer("p") as producer:
+        await producer.append(BATCH, position=0, records=(3, 4))
+        await producer.append(BATCH, position=1)
+    reader = await LogReader.open(world.store("r"), world.identity)
+    assert reader.state.total_records == 7 + SLICES
+    assert (await reader.entry(Step(0))).tgb.slice(SliceIndex(1)).records == 4
 
 
 @pytest.mark.parametrize(
@@ -139,18 +130,16 @@ def test_record_counts_reach_the_log() -> None:
         lambda data: memoryview(data + data)[::2],
     ],
 )
-def test_any_buffer_is_a_payload(make: Callable[[bytes], Any]) -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
-        data = payload("p", 0, 0)
-        async with world.producer("p") as producer:
-            await producer.append([make(data), b""], position=0)
-        store = world.store("r")
-        entry = await (await LogReader.open(store, world.identity)).entry(Step(0))
-        ref = entry.tgb.slice(SliceIndex(0))
-        stored = await store.get(entry.tgb.key)
-        assert stored is not None
-        assert stored[ref.offset : ref.offset + ref.length] == bytes(make(data))
-        assert entry.tgb.length(SliceIndex(1)) == 0
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_any_buffer_is_a_payload(world: World, make: Callable[[bytes], Any]) -> None:
+    world.shared.watch = None
+    data = payload("p", 0, 0)
+    async with world.producer("p") as producer:
+        await producer.append([make(data), b""], position=0)
+    store = world.store("r")
+    entry = await (await LogReader.open(store, world.identity)).entry(Step(0))
+    ref = entry.tgb.slice(SliceIndex(0))
+    stored = await store.get(entry.tgb.key)
+    assert stored is not None
+    assert stored[ref.offset : ref.offset + ref.length] == bytes(make(data))
+    assert entry.tgb.length(SliceIndex(1)) == 0

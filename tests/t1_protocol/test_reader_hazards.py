@@ -14,6 +14,7 @@ import trio
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
+from scenarios import scenario
 from small_world import SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError
@@ -85,22 +86,19 @@ def test_hazard_01_a_reader_wakes_after_a_reclaim(variant: dict[str, bool]) -> N
     small(partial(hazard_01, **variant), on=grow)
 
 
-def test_a_segment_that_a_zombie_completed_leaves_with_its_commit() -> None:
+@scenario(small, on=grow)
+async def test_a_segment_that_a_zombie_completed_leaves_with_its_commit(world: World) -> None:
     """The reader remembered it when it read the slot; its steps are others than those that were committed."""
-
-    async def scenario(world: World) -> None:
-        reader = await LogReader.open(process(world, "reader"), world.identity)
-        sealed = range(reader.state.first_segment, reader.state.next_step // SEGMENT)
-        index = next(index for index in map(SegmentIndex, sealed) if reader.segments.get(index) is None)
-        real = await reader.load_segment(index)
-        entries = tuple(replace(entry, producer_id="zombie") for entry in real.entries)
-        reader.segments.remember(replace(real, digest=b"?" * len(real.digest), entries=entries))
-        await reader.reopen()
-        for step in range(reader.first_live_step, reader.state.next_step):
-            world.ledger.check_entry("reader", await reader.entry(Step(step)))
-        assert not world.ledger.broken, world.ledger.broken
-
-    small(scenario, on=grow)
+    reader = await LogReader.open(process(world, "reader"), world.identity)
+    sealed = range(reader.state.first_segment, reader.state.next_step // SEGMENT)
+    index = next(index for index in map(SegmentIndex, sealed) if reader.segments.get(index) is None)
+    real = await reader.load_segment(index)
+    entries = tuple(replace(entry, producer_id="zombie") for entry in real.entries)
+    reader.segments.remember(replace(real, digest=b"?" * len(real.digest), entries=entries))
+    await reader.reopen()
+    for step in range(reader.first_live_step, reader.state.next_step):
+        world.ledger.check_entry("reader", await reader.entry(Step(step)))
+    assert not world.ledger.broken, world.ledger.broken
 
 
 async def hazard_01_anywhere(world: World, store: ProcessStore) -> None:
@@ -169,15 +167,13 @@ def test_mutant_01_is_found(
         small(partial(hazard_01, **variant), on=grow)
 
 
-def test_a_digest_that_does_not_match_is_corruption_when_the_floor_stands_still() -> None:
-    async def scenario(world: World) -> None:
-        reader = await LogReader.open(process(world, "reader"), world.identity)
-        other = ownerless(replace(reader.head, digest=b"?" * 32), CommitKind.SEAL, TrioClock())
-        world.shared.put(numbered(log_prefix(world.identity.lake_id), other.version), encode_commit(other))
-        with pytest.raises(CorruptError, match="does not continue"):
-            await reader.poll()
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_digest_that_does_not_match_is_corruption_when_the_floor_stands_still(world: World) -> None:
+    reader = await LogReader.open(process(world, "reader"), world.identity)
+    other = ownerless(replace(reader.head, digest=b"?" * 32), CommitKind.SEAL, TrioClock())
+    world.shared.put(numbered(log_prefix(world.identity.lake_id), other.version), encode_commit(other))
+    with pytest.raises(CorruptError, match="does not continue"):
+        await reader.poll()
 
 
 async def hazard_07(world: World) -> None:
@@ -246,16 +242,14 @@ def test_mutant_11_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.logs("unreadable, using an older one")
-def test_a_damaged_snapshot_costs_time_and_nothing_else() -> None:
-    async def scenario(world: World) -> None:
-        newest = max(
-            key for key in world.shared.objects if key.startswith(snapshot_prefix(world.identity.lake_id))
-        )
-        world.shared.put(newest, world.shared.objects[newest][:-3])
-        reader = await LogReader.open(process(world, "reader"), world.identity)
-        assert reader.state.digest == world.ledger.state.digest
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_damaged_snapshot_costs_time_and_nothing_else(world: World) -> None:
+    newest = max(
+        key for key in world.shared.objects if key.startswith(snapshot_prefix(world.identity.lake_id))
+    )
+    world.shared.put(newest, world.shared.objects[newest][:-3])
+    reader = await LogReader.open(process(world, "reader"), world.identity)
+    assert reader.state.digest == world.ledger.state.digest
 
 
 async def writes_a_snapshot(world: World, store: ProcessStore) -> None:

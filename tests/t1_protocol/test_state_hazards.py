@@ -8,6 +8,7 @@ import pytest
 import trio
 from ledger import payload
 from producer_world import SLICES, World, append, caught, feed, reclaim_below, simulate
+from scenarios import scenario
 
 from stepfs.errors import RefusedError
 from stepfs.format import snapshot as snapshot_format
@@ -81,17 +82,15 @@ def test_hazard_07_mutant_that_never_looks_again(monkeypatch: pytest.MonkeyPatch
         simulate(hazard_07)
 
 
-def test_hazard_07_a_dropped_lake_is_noticed() -> None:
-    async def scenario(world: World) -> None:
-        operator = world.store("operator")
-        with pytest.raises(Exception, match="not a lake") as caught:
-            async with world.producer("p") as producer:
-                await operator.delete([LAKE])
-                await trio.sleep(IDENTITY_CHECK_S)
-                await append(producer, 0)
-        assert type(caught.value).__name__ == "AbsentError"
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_hazard_07_a_dropped_lake_is_noticed(world: World) -> None:
+    operator = world.store("operator")
+    with pytest.raises(Exception, match="not a lake") as caught:
+        async with world.producer("p") as producer:
+            await operator.delete([LAKE])
+            await trio.sleep(IDENTITY_CHECK_S)
+            await append(producer, 0)
+    assert type(caught.value).__name__ == "AbsentError"
 
 
 def test_hazard_08_no_two_uploads_share_a_name() -> None:
@@ -106,16 +105,13 @@ def test_hazard_08_no_two_uploads_share_a_name() -> None:
     assert len(simulate(scenario)) == 2
 
 
-def test_hazard_11_a_snapshot_is_of_a_committed_state_only() -> None:
+@scenario(simulate)
+async def test_hazard_11_a_snapshot_is_of_a_committed_state_only(world: World) -> None:
     """What is handed to the snapshot writer is the state after a commit that passed the floor check."""
-
-    async def scenario(world: World) -> None:
-        async with world.producer("p") as producer:
-            await feed(producer, 1100)
-        store = world.store("reader")
-        snapshots = await store.list(f"{world.identity.lake_id}/snapshot/")
-        assert snapshots
-        reader = await LogReader.open(store, world.identity)
-        assert reader.state.digest == world.ledger.digests[-1]
-
-    simulate(scenario)
+    async with world.producer("p") as producer:
+        await feed(producer, 1100)
+    store = world.store("reader")
+    snapshots = await store.list(f"{world.identity.lake_id}/snapshot/")
+    assert snapshots
+    reader = await LogReader.open(store, world.identity)
+    assert reader.state.digest == world.ledger.digests[-1]

@@ -174,26 +174,6 @@ def test_a_mapping_of_a_file_that_was_looked_up_before_its_commit(lake, tmp_path
             assert bytes(mapped) == payload(2, 1)
 
 
-def test_with_stat_waits_sizes_are_true_and_wait_for_their_step(lake, tmp_path):
-    with mounted(lake, tmp_path / "m", "--steps", "0:10", "--stat-waits") as mount:
-        assert sorted(os.listdir(mount.step(7))) == [
-            "rank-00000.bin",
-            "rank-00001.bin",
-        ]  # at once all the same
-        asked = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import os, sys; print(os.path.getsize(sys.argv[1]))",
-                str(mount.file(2, 1)),
-            ],
-            stdout=subprocess.PIPE,
-        )
-        until(lambda: mount.status()["waiting"] == 1, 20, "it does not wait")
-        commit_one_more(lake, 2)
-        assert int(asked.communicate(timeout=30)[0]) == len(payload(2, 1))
-
-
 def test_steps_beyond_the_end_of_a_sealed_lake_are_refused(lake, tmp_path):
     stepfs("seal", lake).check_returncode()
     (tmp_path / "m").mkdir()

@@ -1,4 +1,4 @@
-"""`stepfs stats`: sums by producer and hour, as text, JSON and a picture."""
+"""`stepfs stats`: sums by producer and hour, as text and JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from stepfs.cli.lake_stats import HOUR_MS, LakeStats
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.snapshot import StepEntry
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def entry(step: int, producer: str, time_ms: int, size: int = 100, records: int = 2) -> StepEntry:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tools
 import typer
-from test_produce_run import PLAN, forked_workers, plan, run  # noqa: F401  (fixtures)
+from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 from typer.testing import CliRunner
 
 from stepfs_producer.cli.app import app

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_produce_run import forked_workers, plan, run  # noqa: F401  (fixtures)
+from test_produce_run import plan, run  # noqa: F401  (fixtures)
 from test_produce_text import committed
 
 from stepfs.errors import AbsentError, RefusedError, UsageError

@@ -12,7 +12,7 @@ import json_schemas
 import pytest
 from test_cli_check import check, names_in
 from test_json_page import SECTIONS
-from test_produce_run import PLAN, forked_workers, plan, run  # noqa: F401  (fixtures)
+from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 from typer.testing import CliRunner
 
 from stepfs_producer.cli.app import app

@@ -19,7 +19,6 @@ import pytest
 import safetensors.numpy
 import torch
 import trio
-from forkedworkers import forked_workers
 from typer.testing import CliRunner
 
 from stepfs.format.ids import SliceIndex, Step
@@ -29,8 +28,6 @@ from stepfs.store.opening import open_store
 from stepfs_producer.cli.app import app
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run import session
-
-__all__ = ["forked_workers"]  # a fixture
 
 PROGRAM = str(Path(sysconfig.get_path("scripts")) / "stepfs-produce")
 END, PADDING = 256, 257

@@ -129,17 +129,21 @@ def test_scripts_and_files_it_names_exist(page):
         assert not anchor or anchor in headings(linked), target
 
 
-def test_every_option_of_a_mount_is_in_the_manual():
-    command = typer.main.get_group(app).commands["mount"]
-    options = {
-        name
-        for parameter in command.params
-        for name in (*parameter.opts, *parameter.secondary_opts)
-        if name.startswith("--")
-    }
-    assert len(options) > 20
-    undocumented = {name for name in options if not re.search(rf"`{name}\b", OPERATIONS)}
-    assert undocumented == {"--prime", "--daemon"}, "the defaults of the two switches"
+def option_row(option):
+    """The row of the manual's table that an option's declaration amounts to."""
+    flag = "/".join([*option.opts, *option.secondary_opts]) + (f" {option.metavar}" if option.metavar else "")
+    default = (
+        "" if option.default is None or isinstance(option.default, bool) else f" Default: {option.default}."
+    )
+    return f"| `{flag}` | {option.help}{default} |"
+
+
+def test_the_manual_says_of_each_option_of_a_mount_what_its_declaration_says():
+    options = [
+        each for each in typer.main.get_group(app).commands["mount"].params if each.opts[0].startswith("--")
+    ]
+    table = OPERATIONS.partition("## Mounts\n\n| option | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert table == "\n".join(map(option_row, options))
 
 
 def test_exit_codes_are_those_of_the_errors():

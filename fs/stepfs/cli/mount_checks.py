@@ -27,20 +27,18 @@ def warn_of_memory(options: MountOptions) -> None:
         )
 
 
-def check_watching(
-    checkpoint_dir: str | None, group: str | None, next_step: str | None, *, trusts: bool
-) -> None:
+def check_watching(options: MountOptions) -> None:
     """Check that the options belong together; warn of a directory that does not exist: a typo, or not made yet."""
     from stepfs.checkpoints.formats import Place
 
-    if checkpoint_dir is None:
-        if next_step is not None or trusts:
-            option = "--next-step" if next_step is not None else "--trust-checkpoints"
+    if options.checkpoint_dir is None:
+        if options.next_step != "N" or options.trust_checkpoints:
+            option = "--next-step" if options.next_step != "N" else "--trust-checkpoints"
             raise UsageError(f"{option} needs --checkpoint-dir: where are the checkpoints that it is about?")
         return
-    if group is None:
+    if options.group is None:
         raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")
-    place = Place.parse(checkpoint_dir)
+    place = Place.parse(options.checkpoint_dir)
     if not place.directory.is_dir():
         typer.echo(
             f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does",

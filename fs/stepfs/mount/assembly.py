@@ -11,7 +11,7 @@ from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.clock import SystemClock
 from stepfs.data.cache.disk import DiskCache
-from stepfs.data.fetch.concurrency import ConcurrencyLimit
+from stepfs.data.fetch.concurrency import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory.pressure import MemoryGovernor
 from stepfs.data.pagecache.primer import Primer
 from stepfs.data.prefetch.prefetcher import Prefetcher
@@ -44,6 +44,7 @@ from stepfs.mount.status.heartbeat import Heartbeat
 from stepfs.mount.status.reports import Machine, ReportedParts, Reports
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
+from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import RankMap, rank_map
@@ -109,7 +110,7 @@ class Assembly:
             memory_bytes=self.machine.memory_bytes,
             disk=disk,
             deadline_s=self.options.deadline_s,
-            concurrency=ConcurrencyLimit(self.options.connections),
+            concurrency=ConcurrencyLimit(CONNECTIONS_MAX),
             origin_store=self._origin_store,
             opened_are_kept=self.options.group is not None,
         )
@@ -263,15 +264,12 @@ class Assembly:
 
 
 def _tree_of(options: MountOptions, reader: LogReader) -> Tree:
-    view = ViewOptions(
-        options.steps, options.show_last, wait=options.wait_s is not None, stat_waits=options.stat_waits
-    )
-    return Tree(reader, view)
+    return Tree(reader, ViewOptions(options.steps, options.show_last, wait=options.wait_s is not None))
 
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
     """A store that this mount reads."""
-    return open_store(url, options=options.store_options, silence=silence)
+    return open_store(url, options=StoreOptions(options.endpoint_url, CONNECTIONS_MAX), silence=silence)
 
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:

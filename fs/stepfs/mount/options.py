@@ -9,13 +9,22 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
+from stepfs.declared_option import Opt
+from stepfs.format.arguments import parse_duration, parse_interval, parse_size
 from stepfs.redact import redact_url
-from stepfs.store.options import StoreOptions
+from stepfs.view.selection import parse_ranks, parse_steps
 
 DEADLINE_S: Final = 300.0
+
+
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
+
+
+def _absolute_name(text: str) -> str:
+    return str(Path(text).absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +33,127 @@ class MountOptions:
 
     lake: str
     directory: Path
-    endpoint_url: str | None = None
-    ranks: tuple[int, ...] | None = None  # a hint for prefetching; hides nothing
-    world: int | None = None
-    mesh: str | None = None
-    steps: range | None = None
-    wait_s: float | None = None
-    stat_waits: bool = False  # under `steps`: names and attributes of future steps wait, too
-    group: str | None = None
-    cache_dir: Path | None = None
-    cache_bytes: int | None = None  # on disk under `cache_dir`; without one, in memory
-    memory_bytes: int | None = None
-    prefetch_steps: int | None = None
-    connections: int = CONNECTIONS_MAX  # concurrent GETs of data, at most
-    poll_s: float = 0.1
-    show_last: int | None = None
-    checkpoint_dir: str | None = None  # a directory, or a path with {N} in it
-    next_step: str = "N"
-    trust_checkpoints: bool = False  # record checkpoints that no reader has reached, too
-    allow_other: bool = False
-    metrics_port: int | None = None
-    metrics_address: str = "127.0.0.1"
-    prime: bool = True
+    ranks: Annotated[
+        tuple[int, ...] | None,
+        Opt(
+            "--ranks",
+            "Ranks of this node: their files are fetched ahead. It hides nothing.",
+            "0-7",
+            parse=parse_ranks,
+        ),
+    ] = None
+    world: Annotated[
+        int | None,
+        Opt("--world", "Show N ranks where several read one slice; a multiple of the slices.", "N"),
+    ] = None
+    mesh: Annotated[
+        str | None,
+        Opt(
+            "--mesh",
+            "Show the ranks of this device mesh, slowest dimension first; dp, fsdp and cp choose the slice.",
+            "pp=2,dp=4,tp=2",
+        ),
+    ] = None
+    steps: Annotated[
+        range | None,
+        Opt(
+            "--steps",
+            "Show exactly steps A to B-1 from the start; opening one that is not committed yet waits.",
+            "A:B",
+            parse=parse_steps,
+        ),
+    ] = None
+    wait_s: Annotated[
+        float | None,
+        Opt(
+            "--wait",
+            "Opening a file of a step that is not committed yet waits that long for it, instead of ENOENT.",
+            "SECONDS",
+            parse=parse_duration,
+        ),
+    ] = None
+    show_last: Annotated[int | None, Opt("--show-last", "List only the newest N steps.", "N", least=1)] = None
+    group: Annotated[str | None, Opt("--group", "The training run that reads here.", "NAME")] = None
+    checkpoint_dir: Annotated[  # a directory, or a path with {N} in it
+        str | None,
+        Opt(
+            "--checkpoint-dir",
+            "Record the trainer's checkpoints from its own directory.",
+            "DIR",
+            parse=_absolute_name,
+        ),
+    ] = None
+    next_step: Annotated[
+        str, Opt("--next-step", "Which step a checkpoint with counter N resumes at.", "EXPR")
+    ] = "N"
+    trust_checkpoints: Annotated[
+        bool,
+        Opt(
+            "--trust-checkpoints",
+            "Record a checkpoint at once, though no reader of the group has opened the step before its next.",
+        ),
+    ] = False
+    memory_bytes: Annotated[
+        int | None,
+        Opt(
+            "--memory-size",
+            "For slices in memory, page cache included (default: a quarter of what is free, beyond 8G a sixteenth).",
+            "8G",
+            parse=parse_size,
+        ),
+    ] = None
+    cache_dir: Annotated[
+        Path | None,
+        Opt(
+            "--cache-dir",
+            "Keep fetched slices on this disk, too; the next mount after a crash adopts them.",
+            "DIR",
+            parse=_absolute,
+        ),
+    ] = None
+    cache_bytes: Annotated[
+        int | None,
+        Opt(
+            "--cache-size",
+            "For slices on the disk of --cache-dir (default: 8G); without one, the same as --memory-size.",
+            "8G",
+            parse=parse_size,
+        ),
+    ] = None
+    prefetch_steps: Annotated[
+        int | None,
+        Opt("--prefetch", "Steps to fetch ahead; 0 fetches nothing ahead.", "STEPS", least=0),
+    ] = None
+    prime: Annotated[bool, Opt("--prime/--no-prime", "Push fetched steps into the kernel's page cache.")] = (
+        True
+    )
+    poll_s: Annotated[
+        float,
+        Opt(
+            "--poll",
+            "Shortest interval between two looks at the log.",
+            "100ms",
+            parse=parse_interval,
+            given="100ms",
+        ),
+    ] = 0.1
+    metrics_port: Annotated[
+        int | None,
+        Opt("--metrics-port", "Serve Prometheus /metrics, and /healthz.", "PORT", least=1, most=65535),
+    ] = None
+    metrics_address: Annotated[
+        str, Opt("--metrics-address", "Serve them on this address (0.0.0.0: on all).", "ADDRESS")
+    ] = "127.0.0.1"
+    allow_other: Annotated[bool, Opt("--allow-other", "Let other users read, too.")] = False
+    endpoint_url: Annotated[
+        str | None,
+        Opt(
+            "--endpoint-url",
+            "S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
+            "URL",
+        ),
+    ] = None
     deadline_s: float = DEADLINE_S
-
-    @property
-    def store_options(self) -> StoreOptions:
-        """How this mount reaches its stores."""
-        return StoreOptions(self.endpoint_url, self.connections)
 
     def to_json(self) -> str:
         """The options as text, for the pipe to the daemon."""

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import trio
 
-from stepfs.data.fetch.concurrency import ConcurrencyLimit
+from stepfs.data.fetch.concurrency import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory.pressure import MemoryGovernor
 from stepfs.data.prefetch.order_hint import Hint
 from stepfs.data.prefetch.prefetcher import Prefetcher
@@ -72,7 +72,7 @@ class Assembly:
             store,
             memory_bytes=memory_bytes - memory_bytes // LENT_SHARE,
             deadline_s=options.deadline_s,
-            concurrency=ConcurrencyLimit(options.store_options.connections or options.connections),
+            concurrency=ConcurrencyLimit(options.store_options.connections or CONNECTIONS_MAX),
             origin_store=self._origin_store,
         )
         self.prefetcher = Prefetcher(

@@ -20,7 +20,7 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.reader.assembly import Assembly
 from stepfs.reader.background import BackgroundLoop, generation
 from stepfs.reader.lake_step import LakeStep
-from stepfs.reader.options import DEADLINE_S, LakeOptions, lake_options
+from stepfs.reader.options import DEADLINE_S, LakeOptions
 from stepfs.reader.session import open_reader
 from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.view.naming import STEP_MAX
@@ -59,7 +59,6 @@ class Lake:
         memory: str | int | None = None,
         deadline_s: float = DEADLINE_S,
         poll: str | float = 0.1,
-        connections: int | None = None,
         endpoint_url: str | None = None,
     ) -> None:
         """Open a lake. The words mean what they mean to `stepfs mount` (fs/OPERATIONS.md).
@@ -74,23 +73,8 @@ class Lake:
 
         `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`.
         """
-        self._setup(
-            lake_options(
-                url,
-                endpoint_url=endpoint_url,
-                ranks=ranks,
-                world=world,
-                mesh=mesh,
-                steps=steps,
-                wait=wait,
-                group=group,
-                memory=memory,
-                prefetch_steps=prefetch_steps,
-                connections=connections,
-                poll=poll,
-                deadline_s=deadline_s,
-            )
-        )
+        words = {name: value for name, value in locals().items() if name not in {"self", "url"}}
+        self._setup(LakeOptions.of(url, words))
         identity = self._parts().log.identity
         self.lake_id, self.slices, self.ext = identity.lake_id, identity.slices, identity.ext
         self._ranks = self._parts().ranks

@@ -6,11 +6,11 @@ Only these travel to another process: they contain no credentials, which come fr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Any, Final, get_type_hints
 
-from stepfs.data.fetch.concurrency import CONNECTIONS_LIMIT, CONNECTIONS_MAX
+from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
@@ -20,93 +20,6 @@ from stepfs.view.selection import parse_ranks, parse_steps
 
 DEADLINE_S: Final = 300.0
 _CONNECTIONS_MIN: Final = 8  # of one worker among many
-
-
-@dataclass(frozen=True, slots=True)
-class LakeOptions:
-    """Every option of a `Lake`. Sizes in bytes, times in seconds, steps half-open."""
-
-    url: str
-    endpoint_url: str | None = None
-    ranks: tuple[int, ...] = ()  # what this process reads: a hint for prefetching, hides nothing
-    world: int | None = None
-    mesh: str | None = None
-    steps: range | None = None
-    wait_s: float | None = None
-    group: str | None = None
-    memory_bytes: int | None = None
-    prefetch_steps: int | None = None
-    connections: int = CONNECTIONS_MAX  # concurrent GETs of data, at most
-    poll_s: float = 0.1
-    deadline_s: float = DEADLINE_S
-    workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether siblings read what this process does not: it fetches ahead nothing but what was announced to it."""
-        return self.workers is not None
-
-    @property
-    def store_options(self) -> StoreOptions:
-        """How the stores are reached, with this process's part of the connections."""
-        least = min(_CONNECTIONS_MIN, self.connections)
-        return StoreOptions(self.endpoint_url, max(least, self.connections // (self.workers or 1)))
-
-    @property
-    def memory_share(self) -> int:
-        """Bytes for this process: its part of the whole budget."""
-        whole = self.memory_bytes or default_memory_bytes(read_memory())
-        return max(MEMORY_BYTES_MIN, whole // (self.workers or 1))
-
-    def of_worker(self, workers: int) -> LakeOptions:
-        """The same for one of `workers` processes, which together keep to one budget."""
-        return replace(self, workers=workers)
-
-
-def lake_options(
-    url: str,
-    *,
-    endpoint_url: str | None,
-    ranks: str | int | Iterable[int] | None,
-    world: int | None,
-    mesh: str | None,
-    steps: str | range | None,
-    wait: str | float | None,
-    group: str | None,
-    memory: str | int | None,
-    prefetch_steps: int | None,
-    connections: int | None,
-    poll: str | float,
-    deadline_s: float,
-) -> LakeOptions:
-    """`UsageError` for what `stepfs mount` would refuse."""
-    if not _seconds(deadline_s, "deadline_s") > 0:
-        raise UsageError(f"deadline_s is {deadline_s!r}; give seconds above 0")
-    poll_s = _seconds(poll, "poll")
-    if poll_s < INTERVAL_S_MIN:
-        raise UsageError(f"poll is {poll!r}; give at least 1ms")
-    if prefetch_steps is not None and check_integer(prefetch_steps, "prefetch_steps") < 0:
-        raise UsageError(f"prefetch_steps is {prefetch_steps}; give 0 for none, or leave it out")
-    if connections is None:
-        text = os.environ.get("STEPFS_CONNECTIONS", f"{CONNECTIONS_MAX}")
-        connections = int(text) if text.isascii() and text.isdigit() else 0
-    if not 0 < check_integer(connections, "connections") <= CONNECTIONS_LIMIT:
-        raise UsageError(f"connections is {connections}; give 1 to {CONNECTIONS_LIMIT}")
-    return LakeOptions(
-        check_text(url, "the lake", "file:///directory"),
-        endpoint_url=endpoint_url or os.environ.get("STEPFS_ENDPOINT_URL"),
-        ranks=_ranks(ranks),
-        world=None if world is None else check_integer(world, "world"),
-        mesh=None if mesh is None else check_text(mesh, "mesh", "dp=4,tp=2"),
-        steps=_steps(steps),
-        wait_s=None if wait is None else _seconds(wait, "wait"),
-        group=None if group is None else check_text(group, "group", "pretrain"),
-        memory_bytes=_memory(memory),
-        prefetch_steps=prefetch_steps,
-        connections=connections,
-        poll_s=poll_s,
-        deadline_s=_seconds(deadline_s, "deadline_s"),
-    )
 
 
 def _seconds(value: str | float, what: str) -> float:
@@ -119,9 +32,39 @@ def _seconds(value: str | float, what: str) -> float:
     return seconds
 
 
-def _ranks(value: str | int | Iterable[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
+def _text(what: str, example: str) -> Callable[[object], str]:
+    return lambda value: check_text(value, what, example)
+
+
+def _world(value: int) -> int:
+    return check_integer(value, "world")
+
+
+def _wait(value: str | float) -> float:
+    return _seconds(value, "wait")
+
+
+def _interval(value: str | float) -> float:
+    seconds = _seconds(value, "poll")
+    if seconds < INTERVAL_S_MIN:
+        raise UsageError(f"poll is {value!r}; give at least 1ms")
+    return seconds
+
+
+def _deadline(value: str | float) -> float:
+    seconds = _seconds(value, "deadline_s")
+    if not seconds > 0:
+        raise UsageError(f"deadline_s is {value!r}; give seconds above 0")
+    return seconds
+
+
+def _prefetch(value: int) -> int:
+    if check_integer(value, "prefetch_steps") < 0:
+        raise UsageError(f"prefetch_steps is {value}; give 0 for none, or leave it out")
+    return value
+
+
+def _ranks(value: str | int | Iterable[int]) -> tuple[int, ...]:
     if isinstance(value, str):
         return parse_ranks(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -133,19 +76,78 @@ def _ranks(value: str | int | Iterable[int] | None) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _steps(value: str | range | None) -> range | None:
-    if value is None:
-        return None
+def _steps(value: str | range) -> range:
     steps = parse_steps(value) if isinstance(value, str) else value
     if not isinstance(steps, range) or steps.step != 1 or not 0 <= steps.start < steps.stop <= STEP_MAX + 1:
         raise UsageError(f"steps is {value!r}: give 'A:B' or range(A, B) with A < B")
     return steps
 
 
-def _memory(value: str | int | None) -> int | None:
-    if value is None:
-        return None
+def _memory(value: str | int) -> int:
     size = parse_size(value) if isinstance(value, str) else check_integer(value, "memory")
     if size < MEMORY_BYTES_MIN:
         raise UsageError(f"memory of {size} bytes: give at least {MEMORY_BYTES_MIN >> 20}M")
     return size
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The word of `Lake(url, word=…)` for a field, and the check that makes the field's value of it."""
+
+    name: str
+    checked: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LakeOptions:
+    """Every option of a `Lake`. Sizes in bytes, times in seconds, steps half-open."""
+
+    url: Annotated[str, Word("url", _text("the lake", "file:///directory"))]
+    endpoint_url: Annotated[str | None, Word("endpoint_url", str)] = None
+    # What this process reads: a hint for prefetching, hides nothing.
+    ranks: Annotated[tuple[int, ...], Word("ranks", _ranks)] = ()
+    world: Annotated[int | None, Word("world", _world)] = None
+    mesh: Annotated[str | None, Word("mesh", _text("mesh", "dp=4,tp=2"))] = None
+    steps: Annotated[range | None, Word("steps", _steps)] = None
+    wait_s: Annotated[float | None, Word("wait", _wait)] = None
+    group: Annotated[str | None, Word("group", _text("group", "pretrain"))] = None
+    memory_bytes: Annotated[int | None, Word("memory", _memory)] = None
+    prefetch_steps: Annotated[int | None, Word("prefetch_steps", _prefetch)] = None
+    poll_s: Annotated[float, Word("poll", _interval)] = 0.1
+    deadline_s: Annotated[float, Word("deadline_s", _deadline)] = DEADLINE_S
+    workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
+
+    @classmethod
+    def of(cls, url: str, words: Mapping[str, Any]) -> LakeOptions:
+        """From the words of `Lake`; None leaves the default. `UsageError` for what `stepfs mount` would refuse."""
+        endpoint_url = words.get("endpoint_url") or os.environ.get("STEPFS_ENDPOINT_URL") or None
+        every = {**words, "endpoint_url": endpoint_url}
+        given = {"url": url} | {word: value for word, value in every.items() if value is not None}
+        return cls(
+            **{
+                field: word.checked(given[word.name])
+                for field, hint in get_type_hints(cls, include_extras=True).items()
+                for word in getattr(hint, "__metadata__", ())
+                if word.name in given
+            }
+        )
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether siblings read what this process does not: it fetches ahead nothing but what was announced to it."""
+        return self.workers is not None
+
+    @property
+    def store_options(self) -> StoreOptions:
+        """How the stores are reached, with this process's part of the connections."""
+        return StoreOptions(self.endpoint_url, max(_CONNECTIONS_MIN, CONNECTIONS_MAX // (self.workers or 1)))
+
+    @property
+    def memory_share(self) -> int:
+        """Bytes for this process: its part of the whole budget."""
+        whole = self.memory_bytes or default_memory_bytes(read_memory())
+        return max(MEMORY_BYTES_MIN, whole // (self.workers or 1))
+
+    def of_worker(self, workers: int) -> LakeOptions:
+        """The same for one of `workers` processes, which together keep to one budget."""
+        return replace(self, workers=workers)

@@ -51,7 +51,6 @@ class ViewOptions:
     steps: range | None = None  # --steps A:B: exactly these, from the start
     show_last: int | None = None  # --show-last N: trims listings, never lookups
     wait: bool = False  # --wait: names just beyond the frontier resolve
-    stat_waits: bool = False  # --stat-waits: under --steps, names and attributes wait like opening
 
     def __post_init__(self) -> None:
         assert self.steps is None or (self.steps.step == 1 and 0 <= self.steps.start <= self.steps.stop)
@@ -99,8 +98,7 @@ class Tree:
         """
         if self.options.steps is None:
             return False
-        pending = self.presence(step) is Presence.PENDING
-        return self.released(step) or (pending and not self.options.stat_waits)
+        return self.released(step) or self.presence(step) is Presence.PENDING
 
     def released(self, step: Step) -> bool:
         """Whether the step is listed under `--steps` although it lies behind the checkpoints."""

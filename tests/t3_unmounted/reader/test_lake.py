@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import threading
+from typing import get_type_hints
 
 import pytest
 from beside import WAIT_S, background_threads, in_thread, is_waiting, until
@@ -11,6 +13,7 @@ from shelf import SMALL, commit_on_disk, lake_on_disk, payload, seal_on_disk
 
 from stepfs.errors import AbsentError, NoSuchStepError, UsageError, WrongTypeError
 from stepfs.reader import Lake
+from stepfs.reader.options import LakeOptions
 from stepfs.torch import CheckpointHook, StreamState
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -67,13 +70,21 @@ def test_options_that_a_mount_would_refuse_are_refused(still):
         {"prefetch_steps": -1},
         {"ranks": -1},
         {"ranks": "a"},
-        {"connections": 0},
         {"mesh": "dp"},
         {"group": ""},
     ):
         with pytest.raises(UsageError):
             Lake(still, **options)
     assert not background_threads()
+
+
+def test_each_word_of_a_lake_is_declared_by_one_field_of_its_options():
+    declared = [
+        word.name
+        for hint in get_type_hints(LakeOptions, include_extras=True).values()
+        for word in getattr(hint, "__metadata__", ())
+    ]
+    assert sorted(declared) == sorted(inspect.signature(Lake).parameters)
 
 
 def test_a_lake_that_is_not_there_says_so(tmp_path):

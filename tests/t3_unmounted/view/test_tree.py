@@ -177,19 +177,12 @@ def test_what_is_not_there_yet_or_any_more_is_still_a_directory_under_steps(pres
     assert attributes.step_directory(table, tree, Step(1)).mode == 0o040555
 
 
-@pytest.mark.parametrize("stat_waits", [False, True])
-def test_under_steps_files_keep_their_names_behind_checkpoints_but_not_beyond_the_end(stat_waits):
+def test_under_steps_files_keep_their_names_behind_checkpoints_but_not_beyond_the_end():
     table = FakeTable()
     table.commit(3)
-    tree = Tree(table, ViewOptions(steps=range(5), stat_waits=stat_waits))
+    tree = Tree(table, ViewOptions(steps=range(5)))
     tree.need = Step(2)
-    assert [tree.names_known(Step(step)) for step in range(6)] == [
-        True,
-        True,
-        False,
-        *[not stat_waits] * 2,
-        False,
-    ]
+    assert [tree.names_known(Step(step)) for step in range(6)] == [True, True, False, True, True, False]
     table.seal()
     assert [tree.names_known(Step(step)) for step in range(6)] == [True, True, *[False] * 4]
     plain = Tree(table, ViewOptions())

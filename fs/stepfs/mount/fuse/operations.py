@@ -171,7 +171,7 @@ class StepOperations(pyfuse3.Operations):
         return handle
 
     async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
-        # Listing never waits under --steps, not even with --stat-waits: the names are known.
+        # Listing never waits under --steps: the names are known.
         pending = self._tree.options.steps is not None and self._tree.presence(step) is Presence.PENDING
         if pending or self._tree.released(step):
             return OpenNames(partial(self._known.unopenable, step), self._parts.ranks, self._ext)

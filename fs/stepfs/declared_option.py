@@ -1,0 +1,44 @@
+"""An option, declared once: as the annotation of a dataclass's field.
+
+    ranks: Annotated[tuple[int, ...] | None, Opt("--ranks", "ranks of this node", "0-7", parse=parse_ranks)] = None
+
+The command's option, its help, its variable `STEPFS_RANKS` and the value's type derive from it (`cli.declared_options`);
+tests hold the manual's tables against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Opt:
+    """One option. `flag` may be a switch (`--prime/--no-prime`). `given` is the default as a user would write it."""
+
+    flag: str
+    help: str
+    metavar: str | None = None
+    parse: Callable[[str], Any] | None = (
+        None  # from text to the field's value; None: as the field's type says
+    )
+    given: str | None = None
+    least: int | None = None
+    most: int | None = None
+
+    @property
+    def variable(self) -> str:
+        """`STEPFS_RANKS` of `--ranks`."""
+        return "STEPFS_" + self.flag.partition("/")[0].removeprefix("--").replace("-", "_").upper()
+
+
+def declared(options: type) -> dict[str, tuple[type, Opt]]:
+    """Field → its type and its option, for those fields of a dataclass that declare one."""
+    hints = get_type_hints(options, include_extras=True)
+    return {
+        name: (hint.__origin__, opt)
+        for name, hint in hints.items()
+        for opt in getattr(hint, "__metadata__", ())
+        if isinstance(opt, Opt)
+    }
