@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-_LOADED = ["_trio_parallel_workers", "stepfs_producer.roles.constructor", "stepfs_producer.roles.loader"]
+_LOADED = ["_trio_parallel_workers", "stepfs_producer.payloads.encode", "stepfs_producer.transforms.records"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -41,8 +41,9 @@ def begin(parent: int) -> bool:
 
 def preload(directory: str) -> None:
     """In a new worker: import what tasks need, and find the user's modules beside the plan."""
-    import stepfs_producer.roles.constructor  # noqa: PLC0415
-    import stepfs_producer.roles.loader  # noqa: F401, PLC0415
+    import stepfs_producer.payloads.encode  # noqa: PLC0415
+    import stepfs_producer.sources.reading  # noqa: PLC0415
+    import stepfs_producer.transforms.records  # noqa: F401, PLC0415
 
     find_modules_in(directory)
 

@@ -19,11 +19,12 @@ from stepfs.errors import RefusedError
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.failover import WorkersDiedError, carry_out, culprit
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.roles.loader import read, timed_transform
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer
 from stepfs_producer.sources.block import Block, BlockAddress, Records
 from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.tokenised import Tokenised
 
@@ -138,7 +139,7 @@ class SourceLoader:
                 self.reading = True
                 files = ", ".join(sorted({self._file(one.file) for one in task.fragments})[:3])
                 what = f"reading block {tuple(place)} of {files}"
-                block = await self._carry_out(what, read, self._source.spec, task)
+                block = await self._carry_out(what, read_block, self._source.spec, task)
                 self.reading = False
                 self.block_bytes += len(block.records.data)
                 await sender.send(block)

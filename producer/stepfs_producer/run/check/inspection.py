@@ -17,14 +17,15 @@ from stepfs.errors import RefusedError, StepfsError
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.order import record_key
-from stepfs_producer.roles.loader import read, transform
 from stepfs_producer.run.compile import source_specs, tokenizer_spec
 from stepfs_producer.sources.block import BlockAddress, Records
 from stepfs_producer.sources.corpus import Listing, list_corpus
 from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer
+from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.tokenised import BAD
 from stepfs_producer.transforms.user import function_of
@@ -133,7 +134,7 @@ def _sampled(
     small = replace(spec, block_bytes=_SAMPLE_BLOCK_BYTES, epochs=None)
     layout = Layout(small, listing)
     for task in _tasks(layout):
-        records = read(small, task).records
+        records = read_block(small, task).records
         if not len(records):
             continue
         count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
