@@ -23,7 +23,7 @@ from stepfs_producer.payloads.torch_zip import torch_bytes
 
 STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
 TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
-_WIDE: Final = frozenset({"input_ids", "labels"})  # what torch's losses and most embeddings expect as int64
+_WIDE: Final = frozenset({"input_ids", "labels"})  # torch's losses and most embeddings expect int64
 _DTYPES: Final = {np.dtype("<i8"): "I64", np.dtype("<i4"): "I32"}
 _HEADER_ALIGNMENT: Final = 8
 

@@ -51,7 +51,7 @@ def torch_bytes(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object])
 
 
 def _plain(value: object) -> bytes:
-    """The opcodes that push a plain value. Without a memo, which would tell one object twice from two equal ones."""
+    """The opcodes that push a plain value. Without a memo, because with one the bytes depend on which values are one object."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 2)
     pickler.fast = True

@@ -79,7 +79,7 @@ class StepBuilder:
         nursery.start_soon(self._make, making, groups)
 
     def no_more(self) -> None:
-        """`run` returns once what was started is appended."""
+        """`run` returns once all started steps are appended."""
         self._sender.close()
 
     async def run(self) -> None:

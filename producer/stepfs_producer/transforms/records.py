@@ -39,7 +39,7 @@ def timed_transform(
 def transform(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> Tokenised:
     """Samples of consecutive records; `keys` are the records' own, one each.
 
-    A record that cannot become a sample because of what it holds is bad, with the reason. `UsageError`, `AbsentError`,
+    A record whose content gives no sample is bad, with the reason. `UsageError`, `AbsentError`,
     `RefusedError` if the tokenizer or the function cannot be used; `StepfsError` if the function met an error that
     is not the record's.
     """
@@ -73,7 +73,7 @@ class _Work:
         }[records.kind]
 
     def take(self, index: int, key: bytes) -> None:
-        """`UnfitRecordError` if the record gives no sample because of what it holds."""
+        """`UnfitRecordError` if the content of the record gives no sample."""
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, self._records.data[begin : self._ends[index]])
         if self._call is not None:

@@ -1,7 +1,7 @@
 """A plan's sources as they are now: every file listed, a few records of each source read, nothing written.
 
-Whatever is wrong with them is told at once, with its place in the plan. How many tokens an epoch has is estimated from
-the records read: a compressed file does not say how long its text is.
+All mistakes are reported at once, each with its place in the plan. How many tokens an epoch has is estimated from
+the records read: the length of the text in a compressed file is not known.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SourceFacts:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was found."""
+    """Facts and mistakes."""
 
     facts: dict[str, SourceFacts] = field(default_factory=dict)
     findings: list[CheckProblem] = field(default_factory=list)
