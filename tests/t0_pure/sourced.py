@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepfs_producer.roles.loader import read
 from stepfs_producer.sources.block import Block, BlockAddress, Kind
 from stepfs_producer.sources.corpus import Listing, list_corpus
 from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 
 
@@ -26,7 +26,7 @@ def blocks(spec: SourceSpec, layout: Layout | None = None, *, epochs: int = 1) -
     place = BlockAddress(0, 0, 0)
     while place.epoch < epochs and (task := layout.task(place)) is not None:
         assert task.place == place
-        found.append(read(spec, task))
+        found.append(read_block(spec, task))
         place = found[-1].follows
         assert len(found) < 100_000
     return found

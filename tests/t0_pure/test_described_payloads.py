@@ -20,8 +20,8 @@ from stepfs_producer.payloads.described import (
     refuse_other_arrays,
     tokenizer_facts,
 )
+from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.roles.constructor import construct
 from stepfs_producer.transforms.model_tokenizer import open_tokenizer
 from stepfs_producer.transforms.spec import TokenizerSpec
 

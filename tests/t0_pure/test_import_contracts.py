@@ -83,7 +83,7 @@ PLANTED = {
             "import stepfs_producer.commit",
             f"stepfs_producer.{room}.commits -> stepfs_producer.commit",
         )
-        for room in ("payloads", "plan", "roles", "sources", "transforms")
+        for room in ("payloads", "plan", "sources", "transforms")
     ],
     "committing knows nothing of what it commits": [
         (

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from step_tasks import EXAMPLE, tasks
 
 from stepfs.errors import UsageError
+from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.rank_arrays import RankArrays, rank_arrays
 from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.roles.constructor import construct
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 TASK = EXAMPLE
@@ -101,7 +101,7 @@ def test_safetensors_of_any_step_are_read_by_the_library(drawn) -> None:
 def test_another_process_makes_the_same_bytes(ext: str) -> None:
     program = (
         "import sys, hashlib; from step_tasks import EXAMPLE; from stepfs_producer.payloads.step_task import PayloadSpec;"
-        "from stepfs_producer.roles.constructor import construct;"
+        "from stepfs_producer.payloads.encode import construct;"
         f"print(hashlib.sha256(b''.join(construct(PayloadSpec({ext!r}, True, 0, 11), EXAMPLE)[0])).hexdigest())"
     )
     other = subprocess.run(

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
 
-from stepfs_producer.roles.loader import read
 from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.corpus import CorpusFile, Listing
 from stepfs_producer.sources.layout import Layout, identity_text, range_bytes
 from stepfs_producer.sources.lines import lines_between, split_lines
+from stepfs_producer.sources.reading import read_block
 
 LINES = st.lists(
     st.sampled_from(["", " \t", "a", "grüße", "日本語" * 7, "x" * 90, "\r", '{"text": "y"}', "\u2028z"]),
@@ -162,7 +162,7 @@ def test_a_block_that_is_read_again_or_out_of_turn_is_the_same(tmp_path) -> None
     for one in (found[7], found[3], found[9], found[3], found[0]):
         task = layout.task(one.place)
         assert task is not None
-        again = read(spec, task)
+        again = read_block(spec, task)
         assert (values([again]), again.follows) == (values([one]), one.follows)
 
 

@@ -16,11 +16,11 @@ from pyarrow import parquet
 from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import CorruptError, StepfsError, UsageError
-from stepfs_producer.roles.loader import read
 from stepfs_producer.sources import compressed, reading
 from stepfs_producer.sources import parquet as parquet_format
 from stepfs_producer.sources.block import Kind
 from stepfs_producer.sources.corpus import list_corpus
+from stepfs_producer.sources.reading import read_block
 
 TEXTS = [f"{number} " + "grüße 日本 " * (number % 7) for number in range(300)]
 BYTES = [text.encode() for text in TEXTS]
@@ -81,7 +81,7 @@ def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(
         for one in [found[8], found[2], found[9], *found]:
             task = layout.task(one.place)
             assert task is not None
-            again = read(spec, task)
+            again = read_block(spec, task)
             assert (values([again]), again.follows) == (values([one]), one.follows)
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepfs.errors import StepfsError, UsageError
-from stepfs_producer.roles.loader import transform
 from stepfs_producer.sources.block import Kind, Records
+from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.tokenised import BAD, Tokenised
 

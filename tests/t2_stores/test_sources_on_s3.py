@@ -18,11 +18,11 @@ from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.s3.read_only import ReadOnlyBucket
-from stepfs_producer.roles.loader import read
 from stepfs_producer.sources.block import Block, BlockAddress
 from stepfs_producer.sources.corpus import Listing, from_shards, list_corpus
 from stepfs_producer.sources.files.objects import bucket_of
 from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 
 STRANGE = [
@@ -72,7 +72,7 @@ def texts(spec: SourceSpec, listing: Listing | None = None) -> list[str]:
     layout = Layout(spec, listing or list_corpus(spec), range_bytes_min=64)
     place, found = BlockAddress(0, 0, 0), []
     while place.epoch == 0 and (task := layout.task(place)) is not None:
-        block: Block = read(spec, task)
+        block: Block = read_block(spec, task)
         found += [block.records.part(n, n + 1).data.decode() for n in range(len(block.records))]
         place = block.follows
     return found
@@ -124,7 +124,7 @@ def test_a_range_of_lines_is_one_request(root, put, monkeypatch) -> None:
         asked.clear()
         place, count = BlockAddress(0, 0, 0), 0
         while place.epoch == 0:
-            block = read(spec, layout.task(place))
+            block = read_block(spec, layout.task(place))
             place, count = block.follows, count + len(block.records)
         assert (len(asked), count) == (requests, 3000)
 

@@ -1,4 +1,4 @@
-"""`stepfs-produce check`: whether a plan is right, and what it amounts to."""
+"""`stepfs-produce check`: whether a plan is right, and its figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing."""
+    """Report every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing."""
     from stepfs.errors import UsageError  # noqa: PLC0415
     from stepfs_producer.plan.packages import plan_packages  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`stepfs-produce simulate`: what the first steps of a plan will be like."""
+"""`stepfs-produce simulate`: shares, fill and balance of the first steps of a plan."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where the functions of `roles` run: `api` is the face, `local` runs them in processes of this machine."""
+"""Workers: `api` is the face of an engine, `local` runs tasks in processes of this machine, `failover` carries them out."""

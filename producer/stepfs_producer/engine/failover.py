@@ -2,7 +2,7 @@
 
 A worker that dies may have been killed, or may have been killed by its task: out of memory, a fault in a library. So a
 task gets three workers. An error of the operating system or of a store is never a property of the data, so it is
-waited out; whatever else a task raises is, and ends the run.
+waited out; any other error of a task ends the run.
 """
 
 from __future__ import annotations
@@ -74,5 +74,8 @@ async def culprit(
 async def _kills(engine: Engine, function: Callable[..., object], *arguments: object) -> bool:
     try:
         return isinstance(await engine.submit(function, *arguments), WorkerDied)
-    except (StepfsError, OSError):  # of another record; it would have been told already, had the worker lived
+    except (
+        StepfsError,
+        OSError,
+    ):  # of another record; it would have ended the run already, had the worker lived
         return False

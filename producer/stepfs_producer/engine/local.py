@@ -66,7 +66,7 @@ class LocalEngine:
                 nursery.start_soon(self._warm_one)
 
     async def _warm_one(self) -> None:
-        # Beyond the limiter: this is what starts one more than may work at a time.
+        # Beyond the limiter, so one more worker is up than may work at a time.
         try:
             await self._context.run_sync(self._preload, kill_on_cancel=True, limiter=trio.CapacityLimiter(1))
         except trio_parallel.BrokenWorkerError as error:
@@ -79,7 +79,7 @@ async def local_engine(
 ) -> AsyncIterator[LocalEngine]:
     """An engine of `workers` processes and a spare; leaving ends them all.
 
-    `preload` runs in each new worker before its first task, to import what tasks need.
+    `preload` runs in each new worker before its first task, to import the modules of tasks.
     """
     if workers < 1:
         raise UsageError(f"--workers {workers}: use at least 1")
@@ -101,7 +101,7 @@ async def local_engine(
             finally:
                 nursery.cancel_scope.cancel()
     except trio_parallel.BrokenWorkerError as error:
-        # Of an idle worker, when all of them are told to end. It took the place of the error that ended the run.
+        # An idle worker had died; ending all workers raises this in place of the error that ended the run.
         _log.debug("an idle worker had been killed: %s", error)
         if failure is not None:
             raise failure from None

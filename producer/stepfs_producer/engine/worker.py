@@ -1,4 +1,4 @@
-"""How a worker process begins, and what it loads before its first task.
+"""How a worker process begins, and the modules that it loads before its first task.
 
 A worker imports this module, so nothing here may need trio: that costs half of its start.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 _STDERR: Final = 2
-_PIPE_BYTES: Final = 1 << 20  # what users without rights may ask for
+_PIPE_BYTES: Final = 1 << 20  # the most that a user without rights gets
 
 
 def begin(parent: int) -> bool:
@@ -40,9 +40,10 @@ def begin(parent: int) -> bool:
 
 
 def preload(directory: str) -> None:
-    """In a new worker: import what tasks need, and find the user's modules beside the plan."""
-    import stepfs_producer.roles.constructor  # noqa: PLC0415
-    import stepfs_producer.roles.loader  # noqa: F401, PLC0415
+    """In a new worker: import the modules of tasks, and find the user's beside the plan."""
+    import stepfs_producer.payloads.encode  # noqa: PLC0415
+    import stepfs_producer.sources.reading  # noqa: PLC0415
+    import stepfs_producer.transforms.records  # noqa: F401, PLC0415
 
     find_modules_in(directory)
 

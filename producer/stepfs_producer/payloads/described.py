@@ -19,7 +19,7 @@ _SHORT_VOCABULARY: Final = 1 << 16
 
 
 class _Ids(Protocol):
-    """What is known of a tokenizer."""
+    """A tokenizer's name and size."""
 
     @property
     def identity(self) -> str: ...

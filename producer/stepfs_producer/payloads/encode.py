@@ -1,4 +1,4 @@
-"""A rank's arrays of a planned step → the bytes of its file, by the lake's extension. PAYLOADS.md has the shapes.
+"""A planned step with its tokens → the bytes of each rank's file, by the lake's extension. PAYLOADS.md has the shapes.
 
 The bytes are a function of the arrays alone, since runs are compared by checksums. So `.safetensors` are written here:
 the library keeps its metadata in a hash map, whose order differs from process to process.
@@ -19,15 +19,30 @@ from numpy.typing import NDArray
 from stepfs.errors import UsageError
 from stepfs.torch_file.need import need_torch
 from stepfs.torch_file.save import torch_bytes
-from stepfs_producer.payloads.rank_arrays import RankArrays
+from stepfs_producer.payloads.rank_arrays import RankArrays, rank_arrays
+from stepfs_producer.payloads.step_task import PayloadSpec, StepTask
 
 STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
 TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
-_WIDE: Final = frozenset({"input_ids", "labels"})  # what torch's losses and most embeddings expect as int64
+_WIDE: Final = frozenset({"input_ids", "labels"})  # torch's losses and most embeddings expect int64
 _DTYPES: Final = {np.dtype("<i8"): "I64", np.dtype("<i4"): "I32"}
 _HEADER_ALIGNMENT: Final = 8
 
 Encoder = Callable[[RankArrays], bytes]
+
+
+def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]]:
+    """The payload of each rank, and the number of spans (documents, or parts of them) in each.
+
+    The same task gives the same bytes in every process. `UsageError` for an unknown extension.
+    """
+    encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
+    if len(task.ids):
+        assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
+    arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)
+    payloads = [encode(rank) for rank in arrays]
+    records = np.bincount(task.spans[:, 0], minlength=task.shape[0])
+    return payloads, records.tolist()
 
 
 def encoder_for(ext: str, *, vocabulary: int) -> Encoder:

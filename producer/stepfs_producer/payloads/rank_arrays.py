@@ -31,7 +31,7 @@ _ADDRESS: Final = SPAN_COLUMNS.index("source")
 
 @dataclass(frozen=True, slots=True)
 class RankArrays:
-    """What one rank gets of a step. `micro` micro-batches of `tokens` tokens, padding included."""
+    """The arrays of one rank's file. `micro` micro-batches of `tokens` tokens, padding included."""
 
     input_ids: Ids  # [micro, tokens]; padding at the end of a row
     labels: Ids  # IGNORED where the loss does not look

@@ -1,6 +1,6 @@
 """Planning: which samples of which sources stand in which row of which step, as a pure function in integers.
 
-`planner` joins the rooms in the order of a step: `schedule` (weights, lengths) → `samples` (what follows the cursors) →
+`planner` joins the rooms in the order of a step: `schedule` (weights, lengths) → `samples` (from the cursors on) →
 `mix` (draw) → `pack` (rows), `spans` → `cost`, `balance` (micro-batches and ranks) → `step` (the result) and `state`
 (where the next step begins). `rules` is the plan, `order` the sequence that a source is.
 

@@ -1,8 +1,8 @@
 """Which source gives the next sample: the one with the greatest debt, ties to the smaller name.
 
-A source's debt is what its share of all tokens so far lacks, times 2**32. It is accounted for what a step *keeps*: for
-what was drawn, a share is off by 0.2 to 0.8 %; for what was kept, by 0.005 to 0.015 %. Debts sum to zero exactly. A source
-that has no share, or no sample left, hands its debt to the others by their shares.
+A source's debt is the number of tokens that its share of all tokens so far lacks, times 2**32. A step charges the tokens
+that it *keeps*: shares are off by 0.005 to 0.015 % then, and by 0.2 to 0.8 % if drawn tokens are charged. Debts sum to zero
+exactly. A source that has no share, or no sample left, hands its debt to the others by their shares.
 
 A greatest debt is not a deadline (debts grow at different rates), so no heap helps: few sources are compared in a
 loop, many by numpy. Both give the same draws.

@@ -1,6 +1,6 @@
 """The order of a source: fragments within an epoch, records within a block. Nothing else in a plan is random.
 
-A key is a hash of what it orders, so any piece of the order can be computed without the pieces before it. Records are
+A key is a hash of the thing that it orders, so any piece of the order can be computed without the pieces before it. Records are
 sorted by raw bits of Philox: numpy keeps raw bit streams across versions, but not the methods of `Generator` (NEP 19).
 """
 

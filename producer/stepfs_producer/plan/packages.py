@@ -13,7 +13,7 @@ _PACKAGES: Final = {"pydantic": "pydantic", "trio_parallel": "trio-parallel", "y
 
 @contextmanager
 def plan_packages() -> Iterator[None]:
-    """Around the imports of what needs plans. `MissingPackageError` for a package that is not installed."""
+    """Around imports that plans need. `MissingPackageError` for a package that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

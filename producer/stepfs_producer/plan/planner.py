@@ -1,4 +1,4 @@
-"""The planner: `next(state, ahead)` is a step, what it needs to decide one, or the end. It never waits.
+"""The planner: `next(state, ahead)` returns the next step, the samples that it lacks, or the end. It never waits.
 
 A step is decided only when nothing that arrives later could change it, so how samples were grouped, and when they came,
 cannot show. More of `ahead` than the step takes changes nothing either.
@@ -51,7 +51,7 @@ class Planner:
         return State(self._rules.digest, 0 if state is None else state.step, known, REVISION)
 
     def next(self, state: State, ahead: Mapping[str, Ahead]) -> StepPlan | Need | End:
-        """The step of `state`. `ahead` holds, per source, what is known from its cursor on."""
+        """The step of `state`. `ahead` holds, per source, the known records from its cursor on."""
         rules = self._rules
         if rules.steps_max is not None and state.step >= rules.steps_max:
             return End("the number of steps is reached")
@@ -80,7 +80,7 @@ class Planner:
     def _weights(
         self, state: State, shares: Sequence[int], live: Sequence[bool]
     ) -> tuple[list[int], list[int]]:
-        """Shares and debts of this step; what sources without a share owe, former ones too, is handed on."""
+        """Shares and debts of this step; debts of sources without a share, former ones too, are handed on."""
         debts = [state.sources[name].debt for name in self._names]
         former = sum(source.debt for name, source in state.sources.items() if name not in self._rules.sources)
         weights, moved = with_live_debts([*shares, 0], [*debts, former], [*live, False])
@@ -150,7 +150,7 @@ def _live(samples: Sequence[Samples], shares: Sequence[int], *, first: bool) -> 
 
 
 def _need(drawn: Drawn, samples: Sequence[Samples], shares: Sequence[int], tokens_max: int) -> Need:
-    """What the step is likely to take of each source, by its share and the lengths known; more than known of one."""
+    """How many samples the step is likely to take of each source, by its share and the lengths known; more than known of one."""
     wanted = {}
     for index, (one, share) in enumerate(zip(samples, shares, strict=True)):
         known = len(one.tokens)
@@ -173,7 +173,7 @@ def _after(
     spans: Packed,
     samples: Sequence[Samples],
 ) -> tuple[State, dict[str, int]]:
-    """The state behind what was kept, and the tokens lost on the way, by source."""
+    """The state behind the kept samples, and the tokens lost on the way, by source."""
     last = spans.kept - 1
     given = int(spans.tokens[spans.sample == last].sum())
     cut = given if given < drawn.tokens[last] else None

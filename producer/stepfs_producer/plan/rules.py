@@ -1,4 +1,4 @@
-"""What the planner is told once: sources, mix, shape of a step, and how it is packed and balanced."""
+"""Configuration of the planner: sources, mix, shape of a step, and how it is packed and balanced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Exhausted(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceRule:
-    """What the planner knows of a source besides its samples."""
+    """A source for the planner, besides its samples."""
 
     identity: str
     listing: str = ""

@@ -1,7 +1,7 @@
-"""What follows a source's cursor, as far as it is known: metadata of records → the samples that can be drawn.
+"""The records that follow a source's cursor, as far as they are known: metadata of records → the samples that can be drawn.
 
 A record may be no sample (skipped because it is bad, dropped by a transform), one, or several (longer than the stage's
-sequence length and split). The loader knows nothing of stages, so the splitting is done here.
+sequence length and split). Loaders have no stages, so the splitting is done here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SKIPS_MIN: Final = 10  # bad records that a budget always allows
 
 
 class Long(StrEnum):
-    """What becomes of a document that is longer than the sequence length."""
+    """The treatment of a document that is longer than the sequence length."""
 
     SPLIT = "split"
     TRUNCATE = "truncate"
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is known of a source from its cursor on. `ended`: nothing follows the pieces."""
+    """The known records of a source from its cursor on. `ended`: nothing follows the pieces."""
 
     pieces: Sequence[Piece] = ()
     ended: bool = False
@@ -62,7 +62,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The samples that follow a cursor: arrays of one entry per sample, or per record where it says so."""
+    """The samples that follow a cursor: arrays of one entry per sample, or per record where noted."""
 
     name: str
     state: SourceState

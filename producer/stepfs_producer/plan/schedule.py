@@ -1,6 +1,6 @@
 """Weights and sequence lengths by step: parsed from text, normalised once, interpolated in integers.
 
-Weights are shares of tokens out of `ONE`. What rounding leaves over goes to the largest remainders, ties to the
+Weights are shares of tokens out of `ONE`. The rest of rounding goes to the largest remainders, ties to the
 smaller name, so the shares of a step always sum to `ONE` exactly.
 """
 

@@ -1,4 +1,4 @@
-"""What the planner decides for one step: which tokens of which samples stand where, and where the next step begins."""
+"""The planner's decision on one step: which tokens of which samples stand where, and where the next step begins."""
 
 from __future__ import annotations
 

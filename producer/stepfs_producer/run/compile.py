@@ -1,4 +1,4 @@
-"""A plan → what each room needs of it: rules for the planner, specs for loaders, settings for constructors."""
+"""A plan → rules for the planner, specs for loaders, settings for constructors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CompiledPlan:
     labels_shifted: bool
 
     def payload_spec(self, *, padding: int, vocabulary: int) -> PayloadSpec:
-        """How payloads are written, with ids that the loaded tokenizer knows."""
+        """How payloads are written, with ids of the loaded tokenizer."""
         return PayloadSpec(self.ext, self.labels_shifted, padding, vocabulary)
 
 
@@ -76,7 +76,7 @@ def compile_plan(
 
 
 def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> dict[str, SourceSpec]:
-    """What finds, reads and orders the records of each source; enough to list its files."""
+    """How to find, read and order the records of each source; enough to list its files."""
     return {
         name: _source_spec(plan, name, source, held_out, directory)
         for name, source in with_defaults(plan).items()

@@ -1,7 +1,7 @@
 """A running plan: loaders, the planner, constructors and a sink for their steps, until something ends it.
 
 Nothing here decides what a step holds. The planner does, from the committed position and the sources alone, so this
-loop may be killed between any two awaits: what is not committed is planned again, and gives the same bytes.
+loop may be killed between any two awaits: the next start plans uncommitted steps again, and makes the same bytes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Conductor:
         )
 
     def stop(self) -> None:
-        """End as soon as what is appended is committed."""
+        """End as soon as all appended steps are committed."""
         self._stop.set()
 
     def _loaded(self) -> None:

@@ -1,7 +1,7 @@
-"""How much memory a run uses: the least it needs, and what it may hold ahead of the planner.
+"""How much memory a run uses: the least it needs, and how much it may hold ahead of the planner.
 
 Least: the largest block of every source and a group of it, the steps under way, and room for pending uploads. Samples
-held ahead and more pending uploads share what lies above.
+held ahead and more pending uploads share the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run needs to know beside its plan, and how its progress is shown."""
+"""The options of a run beside its plan, and how its progress is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Progress = Callable[[str, int | None], AbstractContextManager[Show]]  # of a pro
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run needs to know beside its plan."""
+    """The options of a run, beside its plan."""
 
     lake: str
     producer_id: str = "plan"

@@ -1,4 +1,4 @@
-"""Deciding the next step as soon as enough samples are here, and telling the loaders what the coming steps will take."""
+"""Decides the next step as soon as enough samples have arrived, and gives loaders their marks for the coming steps."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ TOLD_AFTER_S: Final = 60.0  # of waiting for a source; its tasks are made to tak
 STEPS_AHEAD: Final = (
     3  # of samples: the step that is planned, and those while its successors' blocks are read
 )
-_SHARES_SEEN: Final = (
-    2  # of a step, that the planner looks at first; what a step does not reach cannot change it
-)
+_SHARES_SEEN: Final = 2  # of a step, that the planner sees at first; samples beyond a step cannot change it
 _BYTES_PER_TOKEN: Final = 8  # held: an id, and what a short record's address costs
 
 
@@ -49,7 +47,7 @@ class PlannerTask:
         self.seconds = 0.0  # of the last plan, waiting not included
 
     def changed(self) -> None:
-        """A loader has brought something in."""
+        """A loader has added a group."""
         self._changed.set()
 
     def set_marks(self, step: int) -> None:
@@ -64,7 +62,7 @@ class PlannerTask:
             loading.want(tokens=mark, parallel=1 + -(-self._workers * share // ONE))
 
     async def next(self, state: State) -> StepPlan | End:
-        """The step of `state`, decided as soon as what is here suffices."""
+        """The step of `state`, as soon as the samples that have arrived decide it."""
         self.set_marks(state.step)
         seen = self._seen(state.step)
         while True:

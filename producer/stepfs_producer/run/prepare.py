@@ -40,11 +40,11 @@ _LISTED_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class LocatedPlan:
-    """A plan, and what its file's place and the command line add to it."""
+    """A plan, the directory of its file, and the side of holdout to produce."""
 
     plan: Plan
     directory: str = ""  # that relative names of files are below
-    held_out: bool = False  # produce what the plan holds out
+    held_out: bool = False  # produce the records that the plan holds out
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
 
 
 def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
-    """A plan with the listings of its sources. `UsageError` for what no lake could make right."""
+    """A plan with the listings of its sources. `UsageError` for a mistake that concerns no lake."""
     spec = tokenizer_spec(place.plan, directory=place.directory)
     if spec.file is not None:
         spec = replace(spec, digest=tokenizer_digest(spec.file))  # a worker refuses a file replaced meanwhile
@@ -103,7 +103,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
     found = compile_plan(
         place.plan,
         listings={name: listing.digest for name, listing in listings.items()},
-        tokenizer_digest=tokenizer.identity,  # more than the file's: it tells which tokens end documents, too
+        tokenizer_digest=tokenizer.identity,  # more than the file's: it names the tokens that end documents, too
         held_out=place.held_out,
         directory=place.directory,
     )

@@ -1,4 +1,4 @@
-"""What a run or a simulation came to: shares, fill, balance, losses, and the JSON documents that commands print of them."""
+"""Results of a run or a simulation: shares, fill, balance, losses, and the JSON documents that commands print of them."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class SampleBuffer:
 
 @dataclass(frozen=True, slots=True)
 class GatheredTokens:
-    """The tokens of the spans of a step, end to end, and what stands beside them."""
+    """The tokens of the spans of a step, end to end, with their masks, successors and places."""
 
     ids: NDArray[np.int32]
     mask: NDArray[np.uint8] | None

@@ -23,7 +23,7 @@ _EVERY_S: Final = 60.0
 
 
 class SkipLog:
-    """One object of one incarnation, written again when there is more to say."""
+    """One object of one incarnation, written again when there are more records."""
 
     def __init__(self, store: Store, key: str, totals: PlanTotals) -> None:
         self.key = key
@@ -32,7 +32,7 @@ class SkipLog:
         self._written = 0
 
     async def run(self) -> None:
-        """Write what is new once a minute, for ever."""
+        """Write new records once a minute, for ever."""
         while True:
             await trio.sleep(_EVERY_S)
             await self.write()

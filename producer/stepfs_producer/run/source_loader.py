@@ -2,7 +2,7 @@
 
 Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
 for them in order. The first two stop at the marks, which follow the source's share of the coming steps. How many groups
-are under way, how large they are and when they come never shows in what is held.
+are under way, how large they are and when they come never shows in the sample buffer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from stepfs.errors import RefusedError
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.failover import WorkersDiedError, carry_out, culprit
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.roles.loader import read, timed_transform
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer
 from stepfs_producer.sources.block import Block, BlockAddress, Records
 from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.tokenised import Tokenised
 
@@ -36,7 +37,7 @@ GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """One source and what loads it."""
+    """A source with its transform and its layout."""
 
     spec: SourceSpec
     transform: TransformSpec
@@ -98,12 +99,12 @@ class SourceLoader:
             self._notice()
 
     def need(self) -> None:
-        """The planner waits for more than is here: bring at least one group, whatever the marks say."""
+        """The planner waits: bring at least one group, even above the marks."""
         self._starved = True
         self._notice()
 
     def advance(self, cursor: SourceState) -> None:
-        """The planner took what lies before `cursor`."""
+        """The planner took the samples before `cursor`."""
         self.held.forget_before(cursor)
         self._notice()
 
@@ -138,7 +139,7 @@ class SourceLoader:
                 self.reading = True
                 files = ", ".join(sorted({self._file(one.file) for one in task.fragments})[:3])
                 what = f"reading block {tuple(place)} of {files}"
-                block = await self._carry_out(what, read, self._source.spec, task)
+                block = await self._carry_out(what, read_block, self._source.spec, task)
                 self.reading = False
                 self.block_bytes += len(block.records.data)
                 await sender.send(block)
@@ -234,7 +235,7 @@ class SourceLoader:
         if last > first:
             self._mean_tokens = max(len(tokenised.ids) / (last - first), 1.0)
         if last == len(records) and block.ended:
-            self.held.ended = True  # told with the last group, so that no step waits for more
+            self.held.ended = True  # with the last group, so that no step waits for more
         self._changed()
 
     def _wants_more(self) -> bool:

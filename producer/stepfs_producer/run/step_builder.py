@@ -13,9 +13,9 @@ import trio
 
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.failover import carry_out
+from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.roles.constructor import construct
 from stepfs_producer.run.sample_buffer import Group, task_of
 
 STEPS_PER_WORKER: Final = 2
@@ -79,7 +79,7 @@ class StepBuilder:
         nursery.start_soon(self._make, making, groups)
 
     def no_more(self) -> None:
-        """`run` returns once what was started is appended."""
+        """`run` returns once all started steps are appended."""
         self._sender.close()
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
-"""What a source gives at a time: the place of a block, what must be read for it, and its records in block order.
+"""Blocks: the address of a block in its source, and its records in block order.
 
-A block is what is *ordered* at once (8 MiB by default), a fragment what is *read* at once, and a group of records (a
-part of a block) what is transformed at once. `planning` terms: see producer/PLANNING.md.
+A source is *ordered* by blocks (8 MiB by default), *read* by fragments, and transformed by groups of records (parts of a
+block). `planning` terms: see producer/PLANNING.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BlockAddress(NamedTuple):
 
 
 class Kind(StrEnum):
-    """What the bytes of a record are."""
+    """The content of a record."""
 
     TEXT = "text"  # UTF-8, still to be tokenised
     JSON = "json"  # a JSON object in UTF-8, for a transform of the user's

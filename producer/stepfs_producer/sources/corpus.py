@@ -1,7 +1,7 @@
-"""The listing of a source: its files, and what must be known of them to enumerate fragments without opening them.
+"""The listing of a source: its files, and their parts, so that fragments are enumerated without opening a file.
 
-A listing is frozen at the first start, as shards of bytes under `<lake_id>/sources/<digest>/`. It says nothing of where
-the corpus lies; `located` finds its files among those that are there now, and refuses by name what is gone or changed.
+A listing is frozen at the first start, as shards of bytes under `<lake_id>/sources/<digest>/`. It has no
+locations; `located` finds its files among those of today, and refuses by name a file that is gone or changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CorpusFile:
     head: str  # digest of the first 64 KiB of a local file; "" of an object
     parts: tuple[
         tuple[int, int], ...
-    ]  # (records, bytes) of what the format reads at once; () if any byte range is
+    ]  # (records, bytes) of each part that the format reads at once; () if it reads byte ranges
     location: str = ""  # absolute path, or s3://bucket/key
 
 

@@ -45,7 +45,7 @@ class Raw(NamedTuple):
 
 
 def kind_of(spec: SourceSpec) -> Kind:
-    """What records of JSON objects and rows become."""
+    """The kind of records made of JSON objects and rows."""
     if spec.tokens_field is not None:
         return Kind.TOKENS
     return Kind.JSON if spec.whole_records else Kind.TEXT

@@ -1,4 +1,4 @@
-"""Formats of sources: which files they take, what of a file is read at once, and its records."""
+"""Formats of sources: the files that they take, the fragments of a file, and its records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Format(Protocol):
     def kind(self, spec: SourceSpec) -> Kind: ...
 
     def entries(self, files: Sequence[str]) -> Sequence[str]:
-        """What to look for, given the plan's `files`."""
+        """The entries to search, given the plan's `files`."""
         ...
 
     def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
@@ -42,7 +42,7 @@ class Format(Protocol):
     def unit(self, name: str) -> Unit: ...
 
     def beside(self, name: str) -> str:
-        """The file that says where the records of `name` lie; "" if it says so itself."""
+        """The file with the places of the records of `name`; "" if it has them itself."""
         ...
 
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:

@@ -116,7 +116,7 @@ class Layout:
         return largest
 
     def task(self, place: BlockAddress) -> BlockTask | None:
-        """What must be read for the block at `place`; None: the source has ended there.
+        """The task of reading the block at `place`; None: the source has ended there.
 
         `ValueError` if no fragment of an epoch stands there.
         """
@@ -181,7 +181,7 @@ def _ref(file: CorpusFile) -> FileRef:
 
 
 def identity_text(spec: SourceSpec) -> str:
-    """What a cursor's numbers depend on, except the listing, the transform and the tokenizer."""
+    """All that a cursor's numbers depend on, except the listing, the transform and the tokenizer."""
     fields = [
         spec.format,
         repr(spec.text_field if spec.tokens_field is None and not spec.whole_records else ""),

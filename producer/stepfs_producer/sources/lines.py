@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 def lines_between(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[Line]:
     """Non-blank lines of a file of `size` bytes that begin in [begin, end)."""
-    inside = begin > 0  # the byte before tells whether a line begins here
+    inside = begin > 0  # the byte before decides whether a line begins here
     return split_lines(reads_from(read, begin - inside, end, size), begin - inside, end, inside=inside)
 
 

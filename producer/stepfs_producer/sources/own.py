@@ -34,7 +34,7 @@ from stepfs_producer.sources.task import Fragment, Unit
 
 
 class OwnReader(Protocol):
-    """What the class must have. `suffixes`, `kind` and `parts` may be left out."""
+    """The methods that the class must have. `suffixes`, `kind` and `parts` may be left out."""
 
     def records(self, file: BinaryIO, part: int) -> Iterator[tuple[int, Any]]: ...
 

@@ -1,4 +1,4 @@
-"""One source as a plan declares it: what a process needs to find, read and order its records."""
+"""One source as a plan declares it: how to find, read and order its records."""
 
 from __future__ import annotations
 

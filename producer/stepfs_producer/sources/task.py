@@ -1,4 +1,4 @@
-"""What a worker needs to read one block, without the listing: small and picklable."""
+"""The task of reading one block, without the listing: small and picklable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stepfs_producer.sources.block import BlockAddress
 
 
 class Unit(Enum):
-    """What of a file is read at once: a fragment."""
+    """The fragments of a file."""
 
     RANGES = "byte ranges"
     PARTS = "parts, as listed"
@@ -29,7 +29,7 @@ class FileRef(NamedTuple):
 
 
 class Fragment(NamedTuple):
-    """What is read at once."""
+    """A part of a file that is read at once."""
 
     file: int  # number in the listing
     ref: FileRef
@@ -37,7 +37,7 @@ class Fragment(NamedTuple):
     end: int
     part: int = -1  # number of the part in its file; -1: the byte range itself
     first_record: int = 0  # of a part: records of the file before it
-    beside: FileRef | None = None  # the file beside it that says where records lie
+    beside: FileRef | None = None  # the file beside it with the places of its records
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def pieces_between(read: Callable[[int, int], bytes], begin: int, end: int, size
     """The pieces of a file of `size` bytes whose MiB begins in [begin, end)."""
     first = -(-begin // PIECE_BYTES) * PIECE_BYTES
     if first < min(end, size):
-        before = max(first - 1, 0)  # the byte before tells whether a line begins here
+        before = max(first - 1, 0)  # the byte before decides whether a line begins here
         yield from split_pieces(reads_from(read, before, end, size), first, min(end, size))
 
 

@@ -19,7 +19,7 @@ Mask = NDArray[np.uint8]
 
 
 class UnfitRecordError(Exception):
-    """This record gives no sample because of what it holds; the message says why."""
+    """The content of this record gives no sample; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The tokenizer of a plan: bytes, or a model's tokenizer.json as it comes.
 
 A model's file may have any normaliser, pre-tokenizer and vocabulary; text becomes the ids that the model was made for,
-without the template that its post-processor would add. See `model_file` for what is changed, `special_tokens` for how
+without the template that its post-processor would add. See `model_file` for the changes, `special_tokens` for how
 the ends of documents are found, and `documents` for where they are put.
 
 Ids of a text do not depend on the texts beside it: workers get groups of any size.
@@ -129,7 +129,7 @@ def _signature(file: str) -> tuple[int, ...]:
 
 
 class _Encoder(ABC):
-    """What all kinds share: documents closed by the special tokens."""
+    """Base of all kinds: documents closed by the special tokens."""
 
     identity: str
     vocabulary: int

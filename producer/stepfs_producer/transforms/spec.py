@@ -29,7 +29,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class TransformSpec:
-    """What a loader does with a record."""
+    """How a record becomes a sample."""
 
     tokenizer: TokenizerSpec
     call: str | None = None  # `module:function` of the user

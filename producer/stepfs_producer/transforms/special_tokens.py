@@ -1,6 +1,6 @@
 """Which tokens of a model begin and end a document and fill up a row: by the name given, else by usual names.
 
-A tokenizer.json lists control tokens but does not say what they are for. Where the end of a document cannot be found
+A tokenizer.json lists control tokens without their purpose. Where the end of a document cannot be found
 without doubt it must be named: a wrong guess, such as the end of a chat's turn, would only show in a trained model.
 """
 

@@ -47,13 +47,13 @@ class UserFunction:
         self._call = function_of(name)
         try:
             self._wants_key = "key" in inspect.signature(self._call).parameters
-        except (TypeError, ValueError):  # some functions written in C do not say
+        except (TypeError, ValueError):  # some functions written in C have no signature
             self._wants_key = False
 
     def __call__(self, record: object, key: bytes, vocabulary: int) -> Made:
-        """What the function makes of a record: text, or ids below `vocabulary` and their mask.
+        """The result of the function for a record: text, or ids below `vocabulary` and their mask.
 
-        `UnfitRecordError` if it raises or returns something else. Errors of the operating system say nothing about
+        `UnfitRecordError` if it raises or returns something else. Errors of the operating system are not about
         the record, so they end the task: `StepfsError`.
         """
         try:

@@ -24,11 +24,10 @@ from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
 from stepfs_producer.engine.local import SPARES, local_engine
 from stepfs_producer.engine.worker import preload
+from stepfs_producer.payloads.encode import construct
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need
-from stepfs_producer.roles.constructor import construct
-from stepfs_producer.roles.loader import read, transform
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.memory import memory_of
@@ -36,8 +35,10 @@ from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, pl
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, task_of
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.block import BlockAddress
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
+from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TransformSpec
 
 BLOCKS_AHEAD = 3  # of each source, in the Pool
@@ -97,7 +98,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
 
 def load(spec: SourceSpec, how: TransformSpec, task: BlockTask) -> tuple[Group, bool]:
     """In the Pool: a block, read and transformed."""
-    block = read(spec, task)
+    block = read_block(spec, task)
     records = block.records
     tokenised = transform(how, records, [b""] * len(records))
     group = Group(block.place, 0, len(records), block.follows, tokenised, records.files, records.offsets)

@@ -76,13 +76,13 @@ async def test_an_idle_worker_that_was_killed_costs_at_most_the_next_task() -> N
 
 LOADED = """\
 __import__("stepfs_producer.engine.worker").engine.worker.preload(".") or [
-    name for name in ("stepfs_producer.roles.loader", "trio", "typer") if name in __import__("sys").modules
+    name for name in ("stepfs_producer.transforms.records", "trio", "typer") if name in __import__("sys").modules
 ]"""
 
 
 async def test_a_worker_loads_what_its_tasks_need_and_no_trio() -> None:
     async with local_engine(1, preload=partial(preload, ".")) as engine:
-        assert await engine.submit(eval, LOADED) == ["stepfs_producer.roles.loader"]
+        assert await engine.submit(eval, LOADED) == ["stepfs_producer.transforms.records"]
 
 
 async def test_no_worker_is_left() -> None:

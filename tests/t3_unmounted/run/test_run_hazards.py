@@ -14,15 +14,15 @@ from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write
 
 from stepfs.errors import StoreUnreachableError
 from stepfs_producer.engine.api import WorkerDied
+from stepfs_producer.payloads.encode import construct
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.state import State, read_position
-from stepfs_producer.roles.constructor import construct
-from stepfs_producer.roles.loader import read
 from stepfs_producer.run import sample_buffer, source_loader, step_builder
 from stepfs_producer.run.sample_buffer import task_of
 from stepfs_producer.sources.block import Block
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
 
@@ -89,7 +89,7 @@ class PassingErrors(HereEngine):
         self._draw = Random(seed)
 
     async def submit(self, function, *arguments):
-        if function in {read, sloppy_read} and self._draw.random() < 0.3:
+        if function in {read_block, sloppy_read} and self._draw.random() < 0.3:
             self.failed += 1
             arguments = (function, arguments, self.error)
             function = failing
@@ -104,7 +104,7 @@ def failing(function, arguments, error: Exception) -> Block:
 
 def sloppy_read(spec: SourceSpec, task: BlockTask, error: Exception | None = None) -> Block:
     """P6: records that cannot be read this time are bad ones."""
-    block = read(spec, task)
+    block = read_block(spec, task)
     if error is None:
         return block
     bad = dict.fromkeys(range(len(block.records)), str(error))
@@ -130,7 +130,7 @@ async def test_an_error_that_passes_costs_no_record(corpus, error, patient_clock
 
 
 async def test_a_reader_that_takes_it_for_bad_records_is_noticed(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(source_loader, "read", sloppy_read)
+    monkeypatch.setattr(source_loader, "read_block", sloppy_read)
     budget = SkipBudget(Fraction(1), 10_000)
     lenient = rules(
         MIX,

@@ -8,8 +8,8 @@ import pytest
 import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
-from stepfs_producer.roles.loader import timed_transform
 from stepfs_producer.run import source_loader
+from stepfs_producer.transforms.records import timed_transform
 
 
 class MeetingEngine(HereEngine):

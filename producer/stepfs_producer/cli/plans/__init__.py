@@ -1,1 +1,1 @@
-"""What the commands about plans do: `check_report` looks at one, `simulate_plan` plans its first steps."""
+"""Reports of commands about plans, and the plan of `stepfs-produce text`: one file per command."""

@@ -1,4 +1,4 @@
-"""What people see of a running plan: a bar on a terminal, and the totals at its end as a line or a JSON document."""
+"""Progress and result of a run on a terminal: a bar on a terminal, and the totals at its end as a line or a JSON document."""
 
 from __future__ import annotations
 

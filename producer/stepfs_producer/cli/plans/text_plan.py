@@ -23,7 +23,7 @@ _SOME: Final = 1 << 31
 
 
 class LakeShape(NamedTuple):
-    """What a step of a lake consists of."""
+    """Slices of a step, and the extension of their files."""
 
     slices: int
     ext: str

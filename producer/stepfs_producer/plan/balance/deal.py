@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 
 
 class Over(StrEnum):
-    """What is balanced."""
+    """The units that are balanced."""
 
     MICRO_BATCHES = "micro_batches"
     RANKS = "ranks"

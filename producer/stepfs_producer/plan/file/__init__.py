@@ -1,5 +1,5 @@
-"""The plan file: one schema for YAML and Python, every error with its place, and what of a plan makes its digest.
+"""The plan file: one schema for YAML and Python, every error with its place, and the digest of a plan.
 
-`yaml_file` reads text into `schema.Plan`, `checks` are what no field can see alone, `digest` says what a plan is once its
-defaults are filled in, `diff` what changed between two. Only here are pydantic and PyYAML known; nothing here opens a file.
+`yaml_file` reads text into `schema.Plan`, `checks` compares fields, `digest` fills in the
+defaults, `diff` lists the changes between two plans. Only here are pydantic and PyYAML known; nothing here opens a file.
 """

@@ -1,4 +1,4 @@
-"""What no field of a plan can see alone: names that must exist, steps in order, lengths that divide, bounds of the whole.
+"""Checks over several fields of a plan: names that must exist, steps in order, lengths that divide, bounds of the whole.
 
 Each check needs some of the fields, so it also runs while others are wrong: a user learns of all mistakes at once.
 """

@@ -1,4 +1,4 @@
-"""What changed between two plans, for a person who must accept it before anybody is fenced."""
+"""The changes between two plans, for a person to accept before a run is fenced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLACES: Final = ("files", "endpoint_url", "profile")
 
 
 class PlanChangedError(RefusedError):
-    """The plan is not the one of the steps so far. The lines say what changed: accept it, or undo it."""
+    """The plan is not the one of the steps so far. The lines are the changes: accept or undo them."""
 
     several_lines: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What a plan is: its text with all defaults filled in, and the digest of that text.
+"""The text of a plan with all defaults filled in, and the digest of that text.
 
 Two plan files that mean the same have the same text. The text is itself a plan, so a kept one can be read again.
 """
@@ -121,7 +121,7 @@ def _source(source: AnySource) -> dict[str, Any]:
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not set: text has no null, and YAML would read the word."""
+    """Without unset keys: text has no null, and YAML would read the word."""
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -33,7 +33,7 @@ class Mesh:
 
 
 def parse_mesh(value: object) -> Mesh:
-    """`pp=2, dp=4, tp=2` → mesh. `ValueError` says what is wrong."""
+    """`pp=2, dp=4, tp=2` → mesh. `ValueError` names the mistake."""
     if isinstance(value, Mesh):
         return value
     items = (

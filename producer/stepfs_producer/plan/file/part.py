@@ -1,4 +1,4 @@
-"""What all parts of a plan have in common: frozen, no unknown keys, and errors that say what to do."""
+"""The base of all parts of a plan: frozen, no unknown keys, and errors with advice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Part(BaseModel):
         return part
 
     def own_problems(self) -> list[Problem]:
-        """What no field can see alone."""
+        """Problems between fields."""
         return []
 
     @classmethod
@@ -72,7 +72,7 @@ class Part(BaseModel):
 
     @classmethod
     def parsed_alone(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of `data` that can be parsed, whatever the others hold; those that are absent have their default."""
+        """The fields of `data` that can be parsed, also beside wrong ones; those that are absent have their default."""
         found: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
             key = str(field.validation_alias or name)

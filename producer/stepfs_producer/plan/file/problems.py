@@ -1,4 +1,4 @@
-"""What is wrong with a plan: all of it at once, each problem with its place."""
+"""The problems of a plan: all at once, each with its place."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Where = tuple[str | int, ...]  # keys and indices from the top of the plan
 
 
 class Problem(NamedTuple):
-    """One thing to mend. `what` is a line that says how."""
+    """One thing to mend. `what` is a line with the advice."""
 
     where: Where
     what: str
-    of_key: bool = False  # the key itself is wrong, not what it holds
+    of_key: bool = False  # the key itself is wrong, not its value
 
 
 class PlanError(UsageError):

@@ -1,6 +1,6 @@
-"""What a single value of a plan may be. Each field parses its own text, exactly: no value passes through a float.
+"""Single values of a plan. Each field parses its own text, exactly: no value passes through a float.
 
-In YAML every scalar arrives as text, so `no`, `on` and `1_000` mean what the field makes of them. Python callers may also
+In YAML every scalar arrives as text, so `no`, `on` and `1_000` mean whatever their field parses. Python callers may also
 give integers, and floats, which count as the decimal that Python prints for them.
 """
 
@@ -166,7 +166,7 @@ def choice(what: str, known: Iterable[str] | type[StrEnum]) -> Parsed:
 
 
 def tokenizer_kind() -> Parsed:
-    """A `choice` that knows what a file name in its place means."""
+    """A `choice` with advice for a file name in its place."""
     known = choice("kind of tokenizer", ("bytes", "huggingface"))
 
     def parse(value: object) -> object:

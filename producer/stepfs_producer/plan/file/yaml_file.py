@@ -26,7 +26,7 @@ Spot = tuple[int, int]  # line and column, from 1 on
 
 
 class _TooMuchError(Exception):
-    """The file is refused as a whole; the message says why."""
+    """The file is refused as a whole, for the reason in the message."""
 
 
 class _Loader(yaml.BaseLoader):
@@ -120,7 +120,7 @@ class Places:
         return spot, (f"{shown}: " if shown else "") + problem.what
 
     def _found(self, problem: Problem) -> tuple[Spot, Where]:
-        """The place, and the path as it is in the file: a shorthand has fewer keys than what it stands for."""
+        """The place, and the path as it is in the file: a shorthand has fewer keys than its long form."""
         where: Where = ()
         for part in problem.where:
             if (*where, part) in self.values:
@@ -149,7 +149,7 @@ def read_plan(data: bytes, name: str) -> PlanFile:
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """What a schema error consists of."""
+    """The parts of a schema error."""
     return [
         Problem(details["loc"], details["msg"], of_key=details["type"] == OF_KEY)
         for details in error.errors(include_url=False, include_input=False)

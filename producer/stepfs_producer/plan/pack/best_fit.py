@@ -1,6 +1,6 @@
 """Best fit decreasing over a prefix of the draws (arXiv 2404.10830).
 
-What does not fit must not be kept for the next step: a step takes prefixes of its sources, so the *last drawn* samples
+Samples that do not fit must not wait for the next step: a step takes prefixes of its sources, so the *last drawn* samples
 are dropped, at least as many tokens as did not fit, and the rest is packed again. The fullest row that has room takes a
 document; among rows equally full, the one that became so last. Free lengths are few, so a bisection over the distinct
 ones replaces a search over rows.
@@ -69,7 +69,7 @@ def best_fit(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list
 def _decreasing(
     lengths: Sequence[int], rows: int, sequence_length: int
 ) -> tuple[tuple[list[int], _Rows], int | None]:
-    """Rows of the samples and what is free; the tokens that did not fit, None if all did."""
+    """Rows of the samples, and the free rows; the tokens that did not fit, None if all did."""
     free = _Rows(rows, sequence_length)
     take = free.take
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()

@@ -1,4 +1,4 @@
-"""What a plan amounts to, from its text alone: slices, tokens of a step, shares, and the tokens that each source gives."""
+"""Figures of a plan, from its text alone: slices, tokens of a step, shares, and the tokens that each source gives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PlanEstimate:
 
 
 def estimate_plan(plan: Plan) -> PlanEstimate:
-    """What the plan alone says."""
+    """The figures of a plan."""
     names = sorted(plan.sources)
     schedule = schedule_of(plan)
     steps_of_mix = [

@@ -1,7 +1,7 @@
 """A plan's sources as they are now: every file listed, a few records of each source read, nothing written.
 
-Whatever is wrong with them is told at once, with its place in the plan. How many tokens an epoch has is estimated from
-the records read: a compressed file does not say how long its text is.
+All mistakes are reported at once, each with its place in the plan. How many tokens an epoch has is estimated from
+the records read: the length of the text in a compressed file is not known.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from stepfs.errors import RefusedError, StepfsError
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.order import record_key
-from stepfs_producer.roles.loader import read, transform
 from stepfs_producer.run.compile import source_specs, tokenizer_spec
 from stepfs_producer.sources.block import BlockAddress, Records
 from stepfs_producer.sources.corpus import Listing, list_corpus
 from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer
+from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.tokenised import BAD
 from stepfs_producer.transforms.user import function_of
@@ -57,7 +58,7 @@ class SourceFacts:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was found."""
+    """Facts and mistakes."""
 
     facts: dict[str, SourceFacts] = field(default_factory=dict)
     findings: list[CheckProblem] = field(default_factory=list)
@@ -133,7 +134,7 @@ def _sampled(
     small = replace(spec, block_bytes=_SAMPLE_BLOCK_BYTES, epochs=None)
     layout = Layout(small, listing)
     for task in _tasks(layout):
-        records = read(small, task).records
+        records = read_block(small, task).records
         if not len(records):
             continue
         count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)

@@ -129,7 +129,7 @@ def head_of(file: OpenFile) -> str:
 
 
 class Stream(io.RawIOBase):
-    """An open file as a binary stream, for libraries. `failed` is what reading raised: libraries rename exceptions."""
+    """An open file as a binary stream, for libraries. `failed` is the error of reading: libraries rename exceptions."""
 
     def __init__(self, file: OpenFile) -> None:
         self._file = file

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
 from stepfs.errors import UsageError
+from stepfs_producer.plan.order import record_key
 from stepfs_producer.sources.block import Kind, Records
 from stepfs_producer.transforms.documents import Documents, Ids, Mask, UnfitRecordError, documents_of
 from stepfs_producer.transforms.model_tokenizer import Tokenizer, load_tokenizer
@@ -20,8 +22,27 @@ _REASON_CHARACTERS_MAX: Final = 300
 _NOTHING: Final = np.empty(0, np.int32)
 
 
-def tokenised(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> Tokenised:
-    """See `loader.transform`."""
+def timed_transform(
+    spec: TransformSpec, seed: int, epoch: int, name: str, records: Records
+) -> tuple[Tokenised, float]:
+    """`transform`, and its seconds. A record's key is made only for a function that may use it."""
+    began = time.perf_counter()
+    keys = [b""] * len(records)
+    if spec.call is not None:
+        keys = [
+            record_key(seed, epoch, name, file, offset)
+            for file, offset in zip(records.files.tolist(), records.offsets.tolist(), strict=True)
+        ]
+    return transform(spec, records, keys), time.perf_counter() - began
+
+
+def transform(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> Tokenised:
+    """Samples of consecutive records; `keys` are the records' own, one each.
+
+    A record whose content gives no sample is bad, with the reason. `UsageError`, `AbsentError`,
+    `RefusedError` if the tokenizer or the function cannot be used; `StepfsError` if the function met an error that
+    is not the record's.
+    """
     assert len(keys) == len(records)
     tokenizer = load_tokenizer(spec.tokenizer)
     work = _Work(records, tokenizer, None if spec.call is None else user_function(spec.call))
@@ -52,7 +73,7 @@ class _Work:
         }[records.kind]
 
     def take(self, index: int, key: bytes) -> None:
-        """`UnfitRecordError` if the record gives no sample because of what it holds."""
+        """`UnfitRecordError` if the content of the record gives no sample."""
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, self._records.data[begin : self._ends[index]])
         if self._call is not None:
