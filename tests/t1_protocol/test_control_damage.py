@@ -176,6 +176,30 @@ def test_without_the_newest_record_nothing_changes_until_it_is_repaired(spoil: S
     small(scenario, on=aged)
 
 
+def test_who_has_not_read_the_damaged_record_keeps_what_it_has_until_the_repair() -> None:
+    """New commits are not shown: nobody knows whether the floor has passed them."""
+
+    async def scenario(world: World) -> None:
+        follower = await LogReader.open(process(world, "follower"), world.identity)
+        async with world.producer("d") as producer:
+            await feed(producer, 1)
+            await producer.flush()
+            await checkpoint(world, "late", NEED + 4)
+            flipped(world, control_keys(world.shared, world.identity)[-1])
+            for _ in range(3):
+                with pytest.raises(CorruptError, match=r"verify .*--repair"):
+                    await follower.poll()
+                assert follower.state.next_step == STEPS
+                world.ledger.check_entry("follower", await follower.entry(Step(NEED)))
+            await repaired(world)
+            await checkpoint(world, "late", NEED + 4)
+            assert await follower.poll()
+            assert follower.state.next_step == STEPS + 1
+        await all_goes_on(world)
+
+    small(scenario, on=aged)
+
+
 def test_a_newest_record_of_a_newer_stepfs_asks_for_an_upgrade_and_is_not_repaired() -> None:
     async def scenario(world: World) -> None:
         of_a_newer_format(world, control_keys(world.shared, world.identity)[-1])

@@ -115,13 +115,11 @@ def test_hazard_01_inside_every_await_of_opening_and_following() -> None:
     assert inside_everywhere(grow, hazard_01_anywhere, zombies_everywhere, _nothing) > 10
 
 
-async def _nothing(world: World) -> None:
-    del world
+async def _nothing(_world: World) -> None: ...
 
 
 async def _trust(reader: LogReader) -> bool:
-    """It learns of the groups, which a reclaimer needs, and draws no conclusion from the floor."""
-    await reader.control.refresh()
+    await reader.control.refresh()  # for the groups, which a reclaimer needs
     reader.state = reader.head
     return True
 
@@ -134,8 +132,7 @@ def no_probe_on_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     confirm = LogReader.confirm
 
     async def only_after_hits(reader: LogReader) -> bool:
-        moved = reader.head.version != reader.state.version
-        return await (confirm if moved else _trust)(reader)
+        return await (_trust if reader.head.version == reader.state.version else confirm)(reader)
 
     monkeypatch.setattr(LogReader, "confirm", only_after_hits)
 

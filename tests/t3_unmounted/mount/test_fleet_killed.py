@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 
-import pytest
 import trio
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
@@ -36,7 +35,7 @@ async def test_mounts_killed_under_ever_new_host_names_slow_nobody_for_long(
     requests = await fleet.requests(20)
     assert {mount.follower.interval_s for mount in fleet.mounts} == {2.0}
     assert requests["put", "nodes"] == 2 * PODS
-    assert requests["get", "control"] == pytest.approx(PODS * 10, rel=0.03)
+    assert PODS * 10 <= requests["get", "control"] <= PODS * 11
 
 
 async def test_mounts_that_speak_rarely_are_counted_all_the_same(autojump_clock, nursery):
