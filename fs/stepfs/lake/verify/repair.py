@@ -2,7 +2,8 @@
 
 The damaged record was one change. If a group changed, that change is lost, and is reported. If a reclaimer gave steps up,
 it may have deleted some: their data or their log versions are gone, and nothing up to the last of them can be promised.
-It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim.
+It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim. No reclaim may run
+meanwhile: one that has read the damaged record while it was sound would delete what is found here (control.pml, mutant 11).
 """
 
 from __future__ import annotations
