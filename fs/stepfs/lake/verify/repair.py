@@ -61,7 +61,9 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord) -> Step:
     while page := await reader.store.list(prefix, after=after, limit=_PAGE):
         present |= {entry.key for entry in page}
         after = page[-1].key
-    named = Step(reader.state.first_segment * SEGMENT_STEPS)  # a snapshot names no segment without a live step
+    named = Step(
+        reader.state.first_segment * SEGMENT_STEPS
+    )  # a snapshot names no segment without a live step
     first = step = max(base.first_live_step, named)
     end = min(base.need, reader.state.next_step)
     while step < end:
