@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import trio
+from deterministic import scaled
 from doubles.faults import ERROR_500, delayed
 from doubles.faulty_store import FaultyStore
-from doubles.trio_clock import TrioClock
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step, Version
@@ -18,7 +18,10 @@ from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import Advance
 from stepfs.lake.groups import Group
+from stepfs.lake.identity import create_lake
+from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify.repair import repair_control
+from stepfs_producer import AsyncProducer
 
 LAKE = LakeIdentity("0" * 32, 1, ".bin", 0)
 LATE_S = 100.0
@@ -203,3 +206,32 @@ async def test_a_repair_continues_the_record_before(autojump_clock):
     control = await control_of(store)
     assert (control.number, control.groups["run"].kept) == (2, (5,))
     assert control.record.minima == ((2, 0), (3, 5))
+
+
+async def grown(store, identity, until):
+    async with AsyncProducer("memory://", producer_id="a", store=store, clock=TrioClock()) as producer:
+        start = producer.position
+        for number in range(start if isinstance(start, int) else 0, until):
+            await producer.append([b"%d" % number], position=number + 1)
+            await producer.flush()
+
+
+async def test_a_repair_begins_where_a_snapshot_shows_that_steps_were_given_up(autojump_clock):
+    """The snapshot after an advance names no segment below it: a step there cannot be promised, nor looked for."""
+    with scaled(SEGMENT_STEPS=4, _VERSIONS_MAX=4):
+        store = FaultyStore()
+        identity = await create_lake(store, slices=1, clock=TrioClock())
+        await grown(store, identity, 14)
+        await Group.of(store, identity, "run", TrioClock()).add(Step(9), keep=1)
+        await reclaim(store, identity, clock=TrioClock())
+        await grown(store, identity, 17)
+        control = Control(store, identity)
+        await control.refresh()
+        assert control.first_live_step == 9
+        key = control.key(control.number)
+        store.shared.put(key, store.shared.objects[key][:-1])
+        await repair_control(store, identity)
+        repaired = Control(store, identity)
+        await repaired.refresh()
+        assert repaired.first_live_step == 9
+        assert repaired.groups == control.groups

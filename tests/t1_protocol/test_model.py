@@ -131,6 +131,7 @@ class Verifier:
                 tool("gcc"),
                 "-O1",
                 "-w",
+                "-DPRINTF",  # of the table of decisions
                 "-DSAFETY",
                 "-DCOLLAPSE",
                 f"-DMEMLIM={MEMORY_MAX_MIB}",

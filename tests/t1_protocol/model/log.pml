@@ -4,7 +4,7 @@
    with everything else. A process may stand still for ever at any point: that is how it is killed or frozen.
 
    processes  incarnation  producer/stepfs_producer/{recovery,commit,rebase}.py over fs/stepfs/log/{reader,snapshots}.py
-              reclaimer    fs/stepfs/lake/reclaim/run.py, of which only what touches the log; groups.pml has the other half
+              reclaimer    fs/stepfs/lake/reclaim/run.py, of which only what touches the log; control.pml has the other half
               network      requests whose caller gave up on them, and which land later or never
    numbers    slots, versions and the floor count from 1 here (from 0 in the code); head 0 is the genesis state
    mutants    `mutant` is set at the start from the environment; 0 is the protocol as it stands

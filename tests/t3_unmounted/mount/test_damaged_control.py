@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import trio
 from controlled import control_keys
+from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 from test_group import group_of, mount_of, save
 
-from stepfs.clock import TrioClock
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.verify.repair import repair_control
-from stepfs.testing.faulty_store import FaultyStore
 
 
 @pytest.mark.logs("cannot read the record of group 'run'.*--repair", "checkpoint not recorded.*--repair")

@@ -41,7 +41,7 @@ def verify(
         typer.Option(
             "--repair",
             envvar="STEPFS_REPAIR",
-            help="First write a sound control record after one that is damaged, if that is the newest.",
+            help="First write a sound control record after one that is damaged, if that is the newest. Stop reclaims before.",
         ),
     ] = False,
     as_json: Json = False,

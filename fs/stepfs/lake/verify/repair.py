@@ -2,7 +2,8 @@
 
 The damaged record was one change. If a group changed, that change is lost, and is reported. If a reclaimer gave steps up,
 it may have deleted some: their data or their log versions are gone, and nothing up to the last of them can be promised.
-It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim.
+It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim. No reclaim may run
+meanwhile: one that has read the damaged record while it was sound would delete what is found here (control.pml, mutant 11).
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord) -> Step:
     while page := await reader.store.list(prefix, after=after, limit=_PAGE):
         present |= {entry.key for entry in page}
         after = page[-1].key
-    first = step = base.first_live_step
+    named = Step(
+        reader.state.first_segment * SEGMENT_STEPS
+    )  # a snapshot names no segment without a live step
+    first = step = max(base.first_live_step, named)
     end = min(base.need, reader.state.next_step)
     while step < end:
         segment_end = Step(min((step // SEGMENT_STEPS + 1) * SEGMENT_STEPS, end))
