@@ -207,4 +207,4 @@ def test_a_record_in_which_a_group_needs_what_is_given_up_is_never_written():
 def test_which_requests_fence():
     """What a trainer relies on when it returns takes a slot; what gives something up need not."""
     fencing = {name for name, request in vars(decisions).items() if getattr(request, "fences", False) is True}
-    assert fencing == {"Add", "Resume"}
+    assert fencing == {"Add", "Register", "Resume"}

@@ -54,6 +54,13 @@ PLANTED = {
     "rooms of stepfs.reader, highest first": [
         ("stepfs/reader/unnamed.py", "", "- stepfs.reader.unnamed"),
     ],
+    "rooms of stepfs.data.prefetch, highest first": [
+        (
+            "stepfs/data/prefetch/unnamed.py",
+            "",
+            "- stepfs.data.prefetch.unnamed",
+        ),
+    ],
     "rooms of stepfs.data, highest first": [
         (
             "stepfs/data/fetch/upwards.py",

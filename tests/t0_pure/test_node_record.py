@@ -16,14 +16,7 @@ def test_the_interval_comes_back() -> None:
     assert decode_node(encode_node(LAKE, RECORD), "x") == (LAKE, RECORD)
 
 
-def test_a_record_of_a_writer_that_says_no_interval_means_ten_seconds() -> None:
-    body = msgpack.unpackb(encode_node(LAKE, RECORD)[16:])
-    del body["interval"]
-    _, record = decode_node(encode(Kind.NODE, body), "x")
-    assert record.interval_ms == 10_000
-
-
-def test_the_format_stays_the_one_that_older_readers_know() -> None:
+def test_readers_go_by_name() -> None:
     encoded = encode_node(LAKE, RECORD)
     assert encoded[7] == 1
     assert decode(Kind.NODE, encoded, "x").integer("time") == 99  # they read by name and ignore the rest

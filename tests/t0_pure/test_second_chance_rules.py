@@ -40,7 +40,6 @@ def record(*minima: tuple[int, int], first_live: int = 3) -> ControlRecord:
             {2: 10.0, 3: 5000.0, 4: 5000.0},
             5,
         ),  # by a store whose ages are wrong
-        ([(2, 1), (5, 20)], {2: 10.0}, 3),  # what is gone cannot be had
     ],
 )
 def test_a_need_counts_until_the_record_that_ended_it_is_as_old_as_the_grace(

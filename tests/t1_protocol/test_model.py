@@ -274,7 +274,7 @@ def test_a_change_of_the_models_decisions_is_seen(mutant: int, verifiers: Callab
         (retention, "set_to", lambda order, _: order),
         (decisions, "_check", lambda *_: None),
         (decisions.Add, "fences", False),
-        (decisions.Register, "fences", True),
+        (decisions.Register, "fences", False),
     ],
 )
 def test_a_change_of_the_codes_decisions_is_seen(

@@ -3,10 +3,9 @@
 The fork first registers a group in its parent, so the parent's reclaimers keep the objects that the fork names; the
 group carries the fork's place and cut, so that a killed fork is found (unfinished_fork.py). Its own log starts with one
 *origin* commit and the snapshot that belongs to it. Its identity is written last, and only after a look that the group
-still stands, so a half-made or undone fork is no lake. Steps before STEP keep the parent's numbers: a checkpoint taken
-before the spike resumes in the fork unchanged. Producers find their seq and position in the snapshot and continue where
-the parent's stood; they do not produce again the steps that `skip` and `until` leave out. In the fork of a damaged
-parent they continue from its last good commit and produce the later steps again.
+still stands, so a half-made or undone fork is no lake. Steps before STEP keep the parent's numbers: a checkpoint from
+before the spike resumes in the fork. Producers continue at their seq and position in the snapshot, and do not produce
+again what `skip` and `until` leave out; in the fork of a damaged parent they produce what followed its last good commit.
 """
 
 from __future__ import annotations
@@ -82,16 +81,14 @@ async def fork(
 ) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
-    `payload_schema`: in place of the parent's.
-
-    An earlier fork to the same place that was killed is finished or undone. If the parent was opened with
-    `until_damage`, the fork has the steps before the damage.
+    `payload_schema`: in place of the parent's. An earlier fork to the same place that was killed is finished or undone.
+    If the parent was opened with `until_damage`, the fork has the steps before the damage.
     """
     schema = parent.identity.payload_schema if payload_schema is None else payload_schema
     finished = await _finish_former(parent, store, cut)
-    if finished is not None and finished.payload_schema != schema:
-        await refuse_existing(store)
     if finished is not None:
+        if finished.payload_schema != schema:
+            await refuse_existing(store)
         return finished
     # Report mistakes before anything is written.
     parent_steps(cut, parent.first_live_step, parent.state.next_step)
@@ -144,10 +141,7 @@ async def _finish_former(parent: LogReader, store: Store, cut: Cut) -> LakeIdent
 
 
 async def _clear(parent: LogReader, store: Store, identity: LakeIdentity) -> None:
-    """Remove the leftovers of killed forks to this place: `identity` is the lake here, so theirs can never become one.
-
-    A failure here does not fail the fork; the next start tries again.
-    """
+    """Remove the leftovers of killed forks to this place, where `identity` is the lake. A failure fails no fork."""
     try:
         await undo_others(store, identity.lake_id, parent.control)
         with suppress(AbsentError):  # another lake's, or let go already

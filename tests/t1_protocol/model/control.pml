@@ -40,7 +40,7 @@ byte promised[2], promised_start[2];        /* of a group: what calls returned f
 #define need(r) least_of(need_of(r, 0), need_of(r, 1), r)
 #define max(a, b) ((a) > (b) -> (a) : (b))
 #define takes (op >= ADD && op <= DROP)
-#define fences(op) (op >= ADD && op <= REPLACE)
+#define fences(op) (op <= REPLACE)
 #define drops(op, what) (op == REGISTER || op == OPENED -> 0 : (op == ADD || op == RESUME -> 8 : (op == RETIRE -> 15 : \
     8 | (op == HOOK -> (what) - 1 : (op == DROP -> (what) : 7 & ~(what))))))
 #define ID(call) (4 * me + call + 1)

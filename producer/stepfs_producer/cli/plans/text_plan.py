@@ -16,7 +16,7 @@ from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan, parsed_plan
 from stepfs_producer.sources.files.found import find_files
 
-_EXT: Final = ".pt"  # of a new lake
+_EXT: Final = ".safetensors"  # of a new lake
 _JSON_LINES: Final = (".jsonl", ".ndjson")
 _COMPRESSED: Final = (".gz", ".zst")
 _SOME: Final = 1 << 31
