@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgpack
-
-from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.codec import Kind, decode
 from stepfs.format.ids import Step
 from stepfs.format.node import NodeRecord, decode_node, encode_node
 

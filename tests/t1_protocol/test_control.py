@@ -10,6 +10,7 @@ import trio
 from deterministic import scaled
 from doubles.faults import ERROR_500, delayed
 from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step, Version
