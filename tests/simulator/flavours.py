@@ -6,7 +6,6 @@ import enum
 import random
 from dataclasses import replace
 
-from doubles.faults import delayed
 from scenario import (
     Life,
     NodePlan,
@@ -96,14 +95,16 @@ def _writers(plan: Scenario, rng: random.Random) -> Scenario:
 
 
 def _late(plan: Scenario, rng: random.Random) -> Scenario:
-    """Nobody else changes a group, so that what lands late finds its slot free."""
-    lives = (Life(killed_sending=("create", "/control/"), restart_s=0.0),) * 8
-    trainer = TrainerPlan(
-        "g0", 1, 1, 0.3, 0.0, begins_s=0.0, step_s=0.1, one_by_one=rng.random() < 0.5, lives=lives
+    """A run is ended and begun again, and killed in between: what was sent lands while its next life registers. Another
+    run goes on, so that nothing but the first one's promise keeps the steps."""
+    lives = tuple(
+        Life(killed_sending=("create", "/control/", rng.choice((1, 2, 3))), restart_s=0.0) for _ in range(10)
     )
+    dies = TrainerPlan("g0", 2, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=lives, retires=0.7)
+    lives_on = TrainerPlan("g1", 4, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=())
     return replace(
         plan,
-        faults={delayed(3.0, wait_s=0.5): 0.1},
+        faults={},
         lying=False,
         rots=(),
         forks=(),
@@ -112,6 +113,6 @@ def _late(plan: Scenario, rng: random.Random) -> Scenario:
         followers=(),
         seal=False,
         producers=tuple(_steady(f"p{n}", Life(), rng) for n in range(2)),
-        trainers=(trainer,),
+        trainers=(dies, lives_on),
         reclaimers=(ReclaimerPlan("r0", every_s=0.3, lives=()),),
     )

@@ -46,7 +46,8 @@ class ProcessStore(FaultyStore):
         self.freeze_s = 0.0
         self.stalls, self.stall_s = 0.0, 1.0
         self.stalls_before: tuple[str, str] | None = None
-        self.killed_sending: tuple[str, str] | None = None
+        self.killed_sending: tuple[str, str, int] | None = None
+        self._sent = 0
         self._stalling = random.Random(f"stalls/{actor}/{seed}")
         self.on_freeze: Callable[[], None] | None = None
         self.inside: dict[int, Callable[[], Awaitable[None]]] = {}
@@ -71,12 +72,11 @@ class ProcessStore(FaultyStore):
             and self.stalls_before[1] in keys[0]
         ):
             self._maybe_stall()
-        if (
-            self.killed_sending is not None
-            and verb == self.killed_sending[0]
-            and self.killed_sending[1] in keys[0]
-        ):
-            self.kill_at = self.pauses + 1
+        if self.killed_sending is not None:
+            kind, part, nth = self.killed_sending
+            self._sent += verb == kind and part in keys[0]
+            if self._sent == nth:
+                self.kill_at = self.pauses + 1
         return await super()._attempt(verb, keys, effect, size, crc)
 
     def _maybe_stall(self) -> None:

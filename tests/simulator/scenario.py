@@ -22,9 +22,7 @@ class Life:
     stalls_before: tuple[str, str] | None = (
         None  # only before requests of this verb for keys that contain this
     )
-    killed_sending: tuple[str, str] | None = (
-        None  # its first request of this verb for a key that contains this
-    )
+    killed_sending: tuple[str, str, int] | None = None  # its nth request of this verb for such a key
     locked_out_s: tuple[float, float] | None = None  # from when to when after its start it has no credentials
     restart_s: float = 1.0
 

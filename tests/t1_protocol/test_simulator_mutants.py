@@ -49,6 +49,7 @@ LEANS = {  # these windows are one request wide: ordinary seeds meet them once i
     late_steps_are_taken: Flavour.RUSH,
     only_probes_are_checked: Flavour.SLEEPERS,
     decided_once: Flavour.WRITERS,
+    nothing_is_fenced: Flavour.LATE,
 }
 
 
@@ -134,6 +135,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
     own_success_is_a_conflict: (28, 13),
     no_epoch_guard: (7,),
     no_orphans: (33, 43),
+    nothing_is_fenced: (7, 15),
     only_probes_are_checked: (23, 70),
 }
 
