@@ -45,12 +45,6 @@ from stepfs_producer.rebase import Incarnation
 from stepfs_producer.tgb_writer import TgbWriter
 
 SEEDS_MAX = 150
-LEANS = {  # these windows are one request wide: ordinary seeds meet them once in hundreds
-    late_steps_are_taken: Flavour.RUSH,
-    only_probes_are_checked: Flavour.SLEEPERS,
-    decided_once: Flavour.WRITERS,
-    nothing_is_fenced: Flavour.LATE,
-}
 
 
 def own_success_is_a_conflict(patch: pytest.MonkeyPatch) -> None:
@@ -130,6 +124,13 @@ def nothing_is_fenced(patch: pytest.MonkeyPatch) -> None:
     for kind in (Register, Add, Resume):
         patch.setattr(kind, "fences", False)
 
+
+LEANS = {  # these windows are one request wide: ordinary seeds meet them once in hundreds
+    late_steps_are_taken: Flavour.RUSH,
+    only_probes_are_checked: Flavour.SLEEPERS,
+    decided_once: Flavour.WRITERS,
+    nothing_is_fenced: Flavour.LATE,
+}
 
 FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 costs dozens of clusters
     own_success_is_a_conflict: (28, 13),

@@ -12,6 +12,7 @@ import trio
 from test_produce_text import committed
 from typer.testing import CliRunner
 
+from stepfs.cli.app import app as stepfs
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
@@ -134,3 +135,18 @@ def test_a_source_that_is_no_readable_file_is_refused_by_name(plan: Path, file_u
     assert refused.returncode in {2, 3, 4}
     assert "prose.txt" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_run_whose_corpus_grew_goes_on_in_a_fork_as_in_its_lake(
+    plan: Path, file_url: str, tmp_path: Path
+) -> None:
+    """A fork has the listings of its parent's sources: files that came later are no reason to refuse."""
+    child = f"file://{tmp_path}/fork"
+    assert run(plan, file_url, "--limit-steps", 4).returncode == 0
+    forked = CliRunner().invoke(stepfs, ["fork", f"{file_url}@4", child], catch_exceptions=False)
+    assert forked.exit_code == 0, forked.output
+    (tmp_path / "code" / "b.jsonl").write_text('{"text": "came later"}\n')
+    for lake in (file_url, child):
+        done = run(plan, lake, "--limit-steps", 6)
+        assert done.returncode == 0, done.stderr
+    assert position(file_url) == position(child)
