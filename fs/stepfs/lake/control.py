@@ -206,7 +206,10 @@ class Control:
         if lake_id != self.identity.lake_id:
             raise self._damaged(f"{key}: belongs to lake {lake_id}, not {self.identity.lake_id}")
         if record.floor < self.floor or record.first_live_step < self.first_live_step:
-            raise self._damaged(f"{key}: the floor goes backwards")
+            raise CorruptError(
+                f"{key}: the floor is lower than in a record that this process has read: `stepfs verify --repair` continued an "
+                "older one. Start this process again; if nobody has repaired the lake, restore its control records"
+            )
         return record
 
     def _damaged(self, why: str) -> CorruptError:
