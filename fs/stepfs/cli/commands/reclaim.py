@@ -55,6 +55,14 @@ def reclaim(
             help="What a group needed this long ago still counts: the time to take back a wrong checkpoint.",
         ),
     ] = "1h",
+    orphans: Annotated[
+        bool,
+        typer.Option(
+            "--orphans",
+            envvar="STEPFS_ORPHANS",
+            help="Search all data for uploads that arrived late, as is done once a day anyway.",
+        ),
+    ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -73,7 +81,7 @@ def reclaim(
     grace_s = parse_duration(grace)
     if grace_s > _GRACE_S_MAX:
         raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
-    options = _Options(dry_run, interval_s, max_percent, grace_s, as_json)
+    options = _Options(dry_run, interval_s, max_percent, grace_s, orphans, as_json)
     trio.run(_reclaim, lake, StoreOptions(endpoint_url), options)
 
 
@@ -83,6 +91,7 @@ class _Options:
     interval_s: float | None
     max_percent: float
     grace_s: float
+    orphans: bool
     as_json: bool
 
 
@@ -109,7 +118,7 @@ async def _reclaim(lake: str, store_options: StoreOptions, options: _Options) ->
                         grace_s=options.grace_s,
                     )
                 _show(
-                    await reclaimer.run(dry_run=options.dry_run),
+                    await reclaimer.run(dry_run=options.dry_run, orphans=options.orphans),
                     dry_run=options.dry_run,
                     as_json=options.as_json,
                 )
