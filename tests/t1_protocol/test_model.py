@@ -74,7 +74,12 @@ MUTANTS = [
     ("control", 1, ALONE, "promised_gone"),  # a request does not look at the first live step
     ("control", 2, ALONE, "needed_deleted"),  # an advance takes whatever slot is free
     ("control", 3, ALONE, "promise_undone"),  # a new life believes what is on record, without taking a slot
-    ("control", 4, ALONE, "promise_undone"),  # so does a call after one that had no answer
+    (
+        "control",
+        4,
+        ALONE | {"CALLS": 0b100101000, "OPERATIONS_OF_0": 3},
+        "promise_undone",
+    ),  # so does a call after one that had no answer
     ("control", 5, ALONE, "needed_deleted"),  # steps are deleted before the advance is on record
     ("control", 6, ALONE, "grace_broken"),  # an advance is decided again on a record that was not looked at
     ("control", 7, ALONE, "grace_broken"),  # the minima of the need are forgotten

@@ -72,9 +72,9 @@ def test_text_names_the_extra(hidden, produce, monkeypatch, module, options, ext
     expect(produce(*TEXT, *options), extra)
 
 
-def test_pt_files_are_written_without_torch(hidden, produce):
+def test_pt_files_name_the_extra_of_torch(hidden, produce):
     hidden("torch")
-    assert produce(*TEXT, "--ext", ".pt").exit_code == 0
+    expect(produce(*TEXT, "--ext", ".pt"), "torch")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from stepfs.view.tree import Tree
 _log = logging.getLogger("stepfs.mount")
 
 INTERVAL_S: Final = 1.0
+IDLE_S: Final = 2.0  # where no step comes and nobody waits
 _SETTLE_S: Final = 10.0
 _SETTLE_OPENED_S: Final = 5.0
 _REPORT_S: Final = (300.0, 600.0)
@@ -91,7 +92,7 @@ class GroupFollower:
 
     async def _follow(self) -> None:
         while True:
-            await trio.sleep(self._fleet.group_look_s(max(INTERVAL_S, self._poll_s())))
+            await trio.sleep(self._fleet.group_look_s(min(max(INTERVAL_S, self._poll_s()), IDLE_S)))
             try:
                 await self.look()
             except StepfsError as error:

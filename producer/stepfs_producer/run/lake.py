@@ -30,12 +30,11 @@ async def ensure_lake(store: Store, slices: int, ext: str, schema: PayloadSchema
     if identity.slices != slices:
         raise RefusedError(
             f"{store.url} has {identity.slices} slices per step, not {slices}; name another lake, or set output.mesh to one "
-            f"with dp = {identity.slices} (of text: --slices {identity.slices})"
+            f"with dp = {identity.slices}"
         )
     if identity.ext != ext:
         raise RefusedError(
-            f"{store.url} holds {identity.ext} files, not {ext}; name another lake, or set output.ext to {identity.ext} "
-            f"(of text: --ext {identity.ext})"
+            f"{store.url} holds {identity.ext} files, not {ext}; name another lake, or set output.ext to {identity.ext}"
         )
     return identity
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from stepfs.cli.target import opened_store
-from stepfs.errors import AbsentError, UsageError
+from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.store.options import StoreOptions
@@ -30,12 +30,21 @@ class LakeShape(NamedTuple):
 
 
 def shape_of_lake(lake: str, slices: int | None, ext: str | None, store_options: StoreOptions) -> LakeShape:
-    """The slices and the extension named, else those of the lake. `UsageError` if there is neither."""
-    identity = None if slices is not None and ext is not None else trio.run(_identity, lake, store_options)
-    if slices is None and identity is None:
-        raise UsageError(f"{lake} is not a lake yet; give --slices N to create it")
-    known = LakeShape(0, _EXT) if identity is None else LakeShape(identity.slices, identity.ext)
-    return LakeShape(slices or known.slices, ext or known.ext)
+    """The slices and the extension named, else those of the lake. `UsageError` if there is neither, `RefusedError` if
+    the lake has others."""
+    identity = trio.run(_identity, lake, store_options)
+    if identity is None:
+        if slices is None:
+            raise UsageError(f"{lake} is not a lake yet; give --slices N to create it")
+        return LakeShape(slices, ext or _EXT)
+    if slices not in {None, identity.slices}:
+        has = f"{lake} has {identity.slices} slices per step, not {slices}"
+        raise RefusedError(f"{has}; name another lake, or give --slices {identity.slices}")
+    if ext not in {None, identity.ext}:
+        raise RefusedError(
+            f"{lake} holds {identity.ext} files, not {ext}; name another lake, or leave --ext out"
+        )
+    return LakeShape(identity.slices, identity.ext)
 
 
 async def _identity(lake: str, store_options: StoreOptions) -> LakeIdentity | None:
