@@ -8,21 +8,23 @@ from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
 from producer_world import World, feed
 from small_world import NEED, STEPS, clean, group, grow, process, register, small
-from test_control_damage import Spoil, deleted, flipped
+from test_control_damage import NO_ORIGINS, Spoil, deleted, flipped
 from test_fork_kills import AROUND, Stores, is_whole, reclaimed
 
 from stepfs.errors import CorruptError
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.lake.control import list_groups
+from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.reclaim.run import Reclaimer, reclaim
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.repair import repair_control
 
 
 async def repair(world: World) -> str:
-    done = await repair_control(process(world, "operator"), world.identity)
+    done = await repair_control(process(world, "operator"), world.identity, NO_ORIGINS)
     assert done is not None
     return done
 
@@ -60,6 +62,27 @@ def test_a_step_that_is_lost_beside_two_records_does_not_take_those_before_it() 
     small(scenario, on=grow)
 
 
+def of_parent(stores: Stores) -> OriginStores:
+    return OriginStores(stores.child, lambda _url: stores.parent)
+
+
+def test_a_fork_promises_nothing_that_it_has_released_in_its_parent() -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "forker")
+        identity = await stores.fork(world.identity)
+        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        await trainer.add(Step(NEED + 2))
+        await reclaim(stores.child, identity, origins=of_parent(stores), clock=TrioClock())
+        key = [key for key in sorted(place.objects) if key.startswith(f"{identity.lake_id}/control/")][-1]
+        place.put(key, b"")
+        assert await repair_control(stores.child, identity, of_parent(stores)) is not None
+        reader = await LogReader.open(stores.child, identity)
+        assert reader.first_live_step == NEED + 2
+
+    small(scenario, on=reclaimed)
+
+
 @pytest.mark.parametrize("spoil", [flipped, deleted])
 def test_a_fork_whose_newest_record_is_lost_shows_only_its_own_steps(spoil: Spoil) -> None:
     async def scenario(world: World) -> None:
@@ -73,7 +96,7 @@ def test_a_fork_whose_newest_record_is_lost_shows_only_its_own_steps(spoil: Spoi
             body = bytearray(place.objects[key])
             body[len(body) // 2] ^= 4
             place.put(key, bytes(body))
-            assert await repair_control(stores.child, identity) is not None
+            assert await repair_control(stores.child, identity, of_parent(stores)) is not None
         await is_whole(world, place, AROUND)
 
     small(scenario, on=reclaimed)

@@ -15,21 +15,28 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from stepfs.errors import CorruptError, RefusedError
+from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
-from stepfs.format.ids import SEGMENT_STEPS, Step, Version
+from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, Step, Version
 from stepfs.format.keys import data_prefix, log_prefix, number_of
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import successor
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.unfinished_fork import group_name
 from stepfs.store.api import Store
 
 _PAGE: Final = 1000
 
 
-async def repair_control(store: Store, identity: LakeIdentity) -> str | None:
-    """Continue the control sequence after a damaged newest record. Returns the result in words; None: it is sound."""
+async def repair_control(store: Store, identity: LakeIdentity, origins: OriginStores) -> str | None:
+    """Continue the control sequence after a damaged newest record. Returns the result in words; None: it is sound.
+
+    `origins`: a fork asks its parent for the steps that it still holds there.
+    """
     control = Control(store, identity)
     with suppress(CorruptError):
         await control.refresh()
@@ -40,7 +47,10 @@ async def repair_control(store: Store, identity: LakeIdentity) -> str | None:
     base = replace(before, floor=max(before.floor, Version(lowest or 0)))
     control.assume(damaged, base)
     reader = await LogReader.open(store, identity, control=control, until_damage=True)
-    first_live = await _first_complete_step(reader, base, is_next=number == damaged - 1)
+    is_next = number == damaged - 1
+    end = Step(min(base.need if is_next else reader.state.next_step, reader.state.next_step))
+    first_live = await _first_complete_step(reader, base, end)
+    first_live = max(first_live, await _first_held_step(reader, origins, end))
     groups = {name: _clipped(group, first_live) for name, group in base.groups.items()}
     repaired = successor(damaged, replace(base, first_live_step=first_live, groups=groups))
     if first_live < repaired.need:  # whatever the lost change was: a reclaimer's grace begins anew
@@ -51,7 +61,7 @@ async def repair_control(store: Store, identity: LakeIdentity) -> str | None:
         raise RefusedError(
             f"{store.url}: another process wrote a control record meanwhile; run `stepfs verify` again"
         )
-    lost = f"record {damaged} is" if number == damaged - 1 else f"records {number + 1} to {damaged} are"
+    lost = f"record {damaged} is" if is_next else f"records {number + 1} to {damaged} are"
     return (
         f"control {lost} damaged; record {damaged + 1} continues the one before: steps from {first_live} on, groups "
         f"{', '.join(sorted(groups)) or 'none'}. If a group changed there, record that again (`stepfs checkpoint`)"
@@ -66,8 +76,24 @@ def _clipped(group: GroupRecord, first_live: Step) -> GroupRecord:
     return replace(group, start=start, kept=kept, recorded=() if order == kept else order)
 
 
-async def _first_complete_step(reader: LogReader, base: ControlRecord, *, is_next: bool) -> Step:
-    """The step after the last one that a reclaim may have deleted. `is_next`: only one record after `base` is lost."""
+async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) -> Step:
+    """The first step before `end` that this lake, a fork, has not released in its parent, or `end`."""
+    if not reader.state.origins:
+        return FIRST_STEP
+    parent = reader.state.origins[0]
+    store = origins.open(parent)
+    try:
+        held = await Group.of(store, await open_lake(store), group_name(reader.identity.lake_id)).read()
+    except AbsentError:
+        return FIRST_STEP  # the parent was deleted as a whole; `stepfs verify` reports the lost steps
+    for number in range(min(parent.end, end)):
+        if held is not None and parent.parent_step(Step(number)) >= held.need:
+            return Step(number)
+    return Step(min(parent.end, end))
+
+
+async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step) -> Step:
+    """The step after the last one before `end` that a reclaim may have deleted."""
     prefix = data_prefix(reader.identity.lake_id)
     present: set[str] = set()
     after = ""
@@ -75,7 +101,6 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord, *, is_nex
         present |= {entry.key for entry in page}
         after = page[-1].key
     first = step = base.first_live_step
-    end = min(base.need, reader.state.next_step) if is_next else reader.state.next_step
     begun: set[str] = set()  # producers of which something is left: a reclaim deletes their steps in order
     while step < end:
         segment_end = Step(min((step // SEGMENT_STEPS + 1) * SEGMENT_STEPS, end))
