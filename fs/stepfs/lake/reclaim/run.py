@@ -107,10 +107,11 @@ class Reclaimer:
             except (CorruptError, ReclaimedError):
                 # Our view may be stale: another reclaimer deletes what we read, and all snapshots may be newer than
                 # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
-                # Nor does a state from a record of progress have the segments that a killed producer did not write.
-                found = _position(self._reader)
+                # Nor does a state from a record of progress have the segments that a killed producer did not write: that
+                # was no look yet.
+                found = None if self._is_near else _position(self._reader)
                 self._reader, self._is_near = None, False
-                if failed == found or attempt == _ROUNDS_MAX - 1:
+                if (found is not None and failed == found) or attempt == _ROUNDS_MAX - 1:
                     raise
                 failed = found
                 continue
