@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from controlled import control_keys
 from crc32c import crc32c
+from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
@@ -29,12 +30,14 @@ from stepfs.format.control import RECORD_BYTES_MAX
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.lake.control import list_groups
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import Reclaimer
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.lake.verify.repair import repair_control
 
 LAST = STEPS - 1
+NO_ORIGINS = OriginStores(ProcessStore(ObjectMap(), actor="none"), pytest.fail)
 Spoil = Callable[[World, str], None]
 
 
@@ -147,9 +150,9 @@ async def is_refused(world: World) -> None:
 async def repaired(world: World) -> str:
     """By a new process; a second one finds nothing to do."""
     store = process(world, "operator")
-    done = await repair_control(store, world.identity)
+    done = await repair_control(store, world.identity, NO_ORIGINS)
     assert done is not None
-    assert await repair_control(store, world.identity) is None
+    assert await repair_control(store, world.identity, NO_ORIGINS) is None
     return done
 
 
@@ -208,7 +211,7 @@ def test_a_newest_record_of_a_newer_stepfs_asks_for_an_upgrade_and_is_not_repair
             group(world, "run").add(Step(LAST)),
             clean(world),
             LogReader.open(process(world, "stranger"), world.identity),
-            repair_control(process(world, "operator"), world.identity),
+            repair_control(process(world, "operator"), world.identity, NO_ORIGINS),
         ):
             with pytest.raises(NewerFormatError, match="upgrade stepfs"):
                 await call

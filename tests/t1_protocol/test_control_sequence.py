@@ -20,6 +20,7 @@ from stepfs.lake.control import Control
 from stepfs.lake.decisions import Advance
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
+from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify.repair import repair_control
 from stepfs_producer import AsyncProducer
@@ -193,15 +194,15 @@ async def test_a_repair_does_not_undo_a_change_that_was_faster(autojump_clock):
     witness = await damaged(store)
     store.meanwhile = lambda: run_of(witness).add(Step(9))
     with pytest.raises(RefusedError, match="another process"):
-        await repair_control(store, LAKE)
+        await repair_control(store, LAKE, OriginStores(store, pytest.fail))
     assert (await control_of(store)).groups["run"].kept == (5, 7, 9)
-    assert await repair_control(store, LAKE) is None
+    assert await repair_control(store, LAKE, OriginStores(store, pytest.fail)) is None
 
 
 async def test_a_repair_continues_the_record_before(autojump_clock):
     store = FaultyStore()
     await damaged(store)
-    words = await repair_control(store, LAKE)
+    words = await repair_control(store, LAKE, OriginStores(store, pytest.fail))
     assert words is not None
     assert "record 1 is damaged; record 2 continues" in words
     control = await control_of(store)

@@ -48,6 +48,7 @@ from stepfs.store.api import Store
 
 _ROUNDS_MAX: Final = 64
 _RETRY_S: Final = 0.05
+_LIST_AFTER_S: Final = 60.0  # without a look; a record that vanished since then must not hide those behind it
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class Control:
     number: int = -1
     record: ControlRecord = NOTHING_YET
     hint: int = 0  # a record that exists, if known: where the first look begins
-    _is_open: bool = False
+    _looked_s: float = float("-inf")
     _unanswered: tuple[int, ControlRecord, bytes] | None = None
     _changing: trio.Lock = field(default_factory=trio.Lock)
 
@@ -82,10 +83,11 @@ class Control:
         """Whether a change of this process may have landed, or may still land."""
         return self._unanswered is not None
 
-    async def refresh(self) -> bool:
-        """Move to the newest record: one GET when nothing is new. True if there was a newer one.
+    async def refresh(self, *, listed: bool = False) -> bool:
+        """Move to the newest record: one GET, or one LIST more, when nothing is new. True if there was a newer one.
 
-        `CorruptError` if the newest record is damaged; older ones are never read.
+        A GET of the next number stops at a hole. So one that is about to take a slot looks by a LIST (`listed`), and so
+        does one that has not looked for long. `CorruptError` if the newest record is damaged; older ones are never read.
         """
         found: dict[int, bytes] = {}
 
@@ -95,8 +97,10 @@ class Control:
                 found[number] = data
             return data is not None
 
-        known = self.number if self._is_open else await self._find_newest()
-        newest = await last_dense_number(known, exists)
+        now_s, known = trio.current_time(), self.number
+        if listed or now_s - self._looked_s > _LIST_AFTER_S:
+            known = await self._find_newest()
+        newest = await last_dense_number(known, exists)  # a LIST may be old
         moved = newest > self.number
         while moved:
             if newest not in found:
@@ -108,16 +112,18 @@ class Control:
                 if not await exists(newest + 1):
                     raise
                 newest += 1  # a damaged record that is not the newest any more
-        self._is_open = True
+        self._looked_s = now_s
         return moved
 
     async def _find_newest(self) -> int:
-        """The greatest record of a LIST from `hint` on. A hole is passed: the record after it was decided on it."""
-        prefix = control_prefix(self.identity.lake_id)
-        newest = await last_number(self.store, prefix, after=self.hint - 1)
-        if newest is None and self.hint:
-            newest = await last_number(self.store, prefix)  # the hint is another store's: the log was copied
-        return -1 if newest is None else newest
+        """The greatest record, by LIST from `hint` on. A hole is passed: the record after it was decided on it."""
+        prefix, known = control_prefix(self.identity.lake_id), self.number
+        newest = await last_number(self.store, prefix, after=max(known, self.hint - 1))
+        if newest is None and known < self.hint - 1:
+            newest = await last_number(
+                self.store, prefix, after=known
+            )  # another store's hint: the log was copied
+        return known if newest is None else newest
 
     async def change(self, request: Request) -> ControlRecord:
         """Make the lake's newest record say what is requested, and return it.
@@ -127,7 +133,7 @@ class Control:
         """
         async with self._changing:
             await self._settle()
-            await self.refresh()
+            await self.refresh(listed=True)
             fenced = not request.fences
             for attempt in range(_ROUNDS_MAX):
                 await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
@@ -139,28 +145,29 @@ class Control:
                 if await self._take(number + 1, following):
                     return following
                 fenced = True
-                await self.refresh()
+                await self.refresh(listed=True)
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
 
     async def advance(self, request: Advance) -> bool:
-        """Take the slot after the newest record known with the advance. False: a group needs more, or another writer
-        was faster; then look at the groups again."""
+        """Take the slot after the newest record with the advance. False: a group needs more, or another writer was
+        faster; then look at the groups again."""
         async with self._changing:
             await self._settle()
+            await self.refresh(listed=True)
             following = decide(self.number, self.record, request)
             return following is not None and await self._take(self.number + 1, following)
 
-    async def last_readable(self) -> tuple[int, ControlRecord]:
-        """(number of the newest record, the newest record before it that can be read)."""
+    async def last_readable(self) -> tuple[int, int, ControlRecord]:
+        """(number of the newest record, that of the newest record before it that can be read, and that record)."""
         newest = await self._find_newest()
         for number in range(newest - 1, -1, -1):
             with suppress(CorruptError):
-                return newest, self._decoded(number, await self.store.get(self.key(number)) or b"")
-        return newest, NOTHING_YET
+                return newest, number, self._decoded(number, await self.store.get(self.key(number)) or b"")
+        return newest, -1, NOTHING_YET
 
     def assume(self, number: int, record: ControlRecord) -> None:
         """Go on as if record `number`, which is damaged, were this one: to repair the sequence."""
-        self.number, self.record, self._is_open = number, record, True
+        self.number, self.record = number, record
 
     async def take(self, number: int, record: ControlRecord) -> bool:
         """Create record `number`, which was decided on the one before. False: another writer has that slot."""
@@ -205,11 +212,6 @@ class Control:
             raise self._damaged(str(error)) from error
         if lake_id != self.identity.lake_id:
             raise self._damaged(f"{key}: belongs to lake {lake_id}, not {self.identity.lake_id}")
-        if record.floor < self.floor or record.first_live_step < self.first_live_step:
-            raise CorruptError(
-                f"{key}: the floor is lower than in a record that this process has read: `stepfs verify --repair` continued an "
-                "older one. Start this process again; if nobody has repaired the lake, restore its control records"
-            )
         return record
 
     def _damaged(self, why: str) -> CorruptError:

@@ -186,7 +186,8 @@ async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, clock:
         first_live_step=parent.first_live_step,
         floor=_FIRST_VERSION,
     )
-    await _create(store, numbered(control_prefix(lake_id), 0), encode_control(lake_id, record))
+    for number in range(2):  # without any, the placeholders would count as steps: one may be lost, or damaged
+        await _create(store, numbered(control_prefix(lake_id), number), encode_control(lake_id, record))
     for prefix in (plans_prefix, sources_prefix):
         await _copy(parent.store, prefix(parent.identity.lake_id), store, prefix(lake_id))
 

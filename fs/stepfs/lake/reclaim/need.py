@@ -35,7 +35,8 @@ async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
     after = numbered(prefix, former[0] - 1) if former[0] else prefix
     listed = await control.store.list(prefix, after=after, ages=True)
     ages = {n: entry.age_s for entry in listed if (n := number_of(prefix, entry.key)) is not None}
-    return {ended: ages.get(ended, 0.0) for ended in former}
+    # A record that vanished is older than those after it.
+    return {ended: max((age for n, age in ages.items() if n >= ended), default=0.0) for ended in former}
 
 
 def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, next_step: Step) -> Need:

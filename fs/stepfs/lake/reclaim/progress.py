@@ -13,8 +13,9 @@ from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import Step, Version
-from stepfs.format.keys import reclaim_key
+from stepfs.format.keys import log_prefix, numbered, reclaim_key
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.control import Control
@@ -25,7 +26,6 @@ from stepfs.store.api import Store
 _log = logging.getLogger("stepfs.lake.reclaim")
 
 _NEAR: Final = 16  # versions; from a state that is further back, the newest snapshot is the shorter way
-_SEGMENT_BYTES_MAX: Final = 8 << 20  # a run moves through the lake once and does not read a segment again
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,18 @@ async def read_progress(store: Store, identity: LakeIdentity) -> Progress | None
         return None
     state = progress.state
     return progress if (state.lake_id, state.slices) == (identity.lake_id, identity.slices) else None
+
+
+async def is_of_the_log(store: Store, state: LogState) -> bool:
+    """Whether the log has led to this state. The copy of a lake in use may hold a later record than its log: by that
+    one, live steps would be orphans.
+    """
+    key = numbered(log_prefix(state.lake_id), state.version)
+    body = await store.get(key)
+    try:
+        return body is not None and chain_digest(decode_commit(body, key).prev_digest, body) == state.digest
+    except (CorruptError, NewerFormatError):
+        return False
 
 
 async def write_progress(store: Store, progress: Progress) -> None:
@@ -79,17 +91,10 @@ def decode_progress(data: bytes, what: str) -> Progress:
     return Progress(fields.integer("control"), swept, fields.integer("searched"), state)
 
 
-async def open_reader(store: Store, identity: LakeIdentity, progress: Progress | None) -> LogReader:
-    """A reader at the head, which keeps few segments: from `progress` if that is near, else from a snapshot."""
-    reader = None
-    if progress is not None:
-        reader = LogReader(store, identity, Control(store, identity, hint=progress.control), progress.state)
-        try:
-            if not await reader.read_on(_NEAR) or not await reader.confirm():
-                reader = None
-        except CorruptError:
-            reader = None
-    if reader is None:
-        reader = await LogReader.open(store, identity)
-    reader.segments.limit(_SEGMENT_BYTES_MAX)
-    return reader
+async def open_near(store: Store, identity: LakeIdentity, progress: Progress) -> LogReader | None:
+    """A reader at the head, which has read on from `progress`; None if that is far from there, or not of this log."""
+    reader = LogReader(store, identity, Control(store, identity, hint=progress.control), progress.state)
+    try:
+        return reader if await reader.read_on(_NEAR) and await reader.confirm() else None
+    except CorruptError:
+        return None

@@ -33,7 +33,7 @@ from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.fork import release_origins
 from stepfs.lake.reclaim.need import Need, ages_of_minima, needed
 from stepfs.lake.reclaim.plan import Target
-from stepfs.lake.reclaim.progress import Progress, open_reader, read_progress, write_progress
+from stepfs.lake.reclaim.progress import Progress, is_of_the_log, open_near, read_progress, write_progress
 from stepfs.lake.reclaim.report import CountingRemover, Report
 from stepfs.lake.reclaim.snapshots import ensure_snapshots, planned_floor
 from stepfs.lake.reclaim.sweep import LastDead, live_entries, walk_doomed, walk_orphans
@@ -44,6 +44,7 @@ _log = logging.getLogger("stepfs.lake.reclaim")
 _ROUNDS_MAX: Final = 16
 _RETRY_S: Final = 0.2
 _SEARCH_MS: Final = 24 * 3_600_000  # a search of all of `data/` finds uploads that arrived late
+_SEGMENT_BYTES_MAX: Final = 8 << 20  # a run moves through the lake once and does not read a segment again
 _BEHIND_MAX: Final = 8  # versions: a record of progress that is further back is written again
 
 
@@ -87,6 +88,7 @@ class Reclaimer:
         self._reader: LogReader | None = None
         self._progress: Progress | None = None
         self._is_near = True  # a new reader may begin at the record of progress
+        self._is_sure = True  # the log confirms the record of progress
         self._released: Step | None = None
 
     async def run(self, *, dry_run: bool = False, orphans: bool = False) -> Report:
@@ -105,10 +107,11 @@ class Reclaimer:
             except (CorruptError, ReclaimedError):
                 # Our view may be stale: another reclaimer deletes what we read, and all snapshots may be newer than
                 # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
-                # Nor does a state from a record of progress have the segments that a killed producer did not write.
-                found = _position(self._reader)
+                # Nor does a state from a record of progress have the segments that a killed producer did not write: that
+                # was no look yet.
+                found = None if self._is_near else _position(self._reader)
                 self._reader, self._is_near = None, False
-                if failed == found or attempt == _ROUNDS_MAX - 1:
+                if (found is not None and failed == found) or attempt == _ROUNDS_MAX - 1:
                     raise
                 failed = found
                 continue
@@ -135,6 +138,11 @@ class Reclaimer:
         need = needed(control.record, ages_s, self._grace_s, reader.state.next_step)
         _check_share(reader, need, self._max_percent)
         target = await _target(reader, need)
+        is_idle = self._progress is not None and self._progress.swept == target
+        search = orphans or self._is_search_due()
+        if not self._is_sure and (search or not is_idle) and not await self._check_progress():
+            self._reader, self._is_near = None, False
+            return None
         if target.first_live > reader.first_live_step:
             if dry_run:
                 target = replace(target, floor=await planned_floor(reader, target.floor))
@@ -144,7 +152,7 @@ class Reclaimer:
                     return None
                 await _follow(reader)
                 target = Target(reader.first_live_step, control.floor)
-        report = await self._sweep(reader, target, need, dry_run=dry_run, orphans=orphans)
+        report = await self._sweep(reader, target, need, dry_run=dry_run, search=search)
         if not dry_run and self._origins is not None and self._released != target.first_live:
             await release_origins(reader, self._origins, self._clock)
             self._released = target.first_live
@@ -152,22 +160,39 @@ class Reclaimer:
 
     async def _followed(self) -> LogReader:
         """The log at its head, confirmed: by the reader of the last run, or by a new one."""
-        if self._reader is None:
-            self._progress = self._progress or await read_progress(self._store, self.identity)
-            near = self._progress if self._is_near else None
-            self._reader = await open_reader(self._store, self.identity, near)
-            self._reader.control.clock = self._clock
-        else:
+        if self._reader is not None:
             await _follow(self._reader)
-        return self._reader
+            return self._reader
+        progress = self._progress = await read_progress(self._store, self.identity)
+        reader = None
+        if progress is not None and self._is_near:
+            reader = await open_near(self._store, self.identity, progress)
+            self._is_sure = reader is not None and reader.head.version > progress.state.version
+        if reader is None:
+            reader = await LogReader.open(self._store, self.identity)
+            await self._check_progress()
+        reader.segments.limit(_SEGMENT_BYTES_MAX)
+        reader.control.clock = self._clock
+        self._reader = reader
+        return reader
+
+    async def _check_progress(self) -> bool:
+        """Forget the record of progress unless the log confirms it: False."""
+        self._is_sure = True
+        if self._progress is not None and not await is_of_the_log(self._store, self._progress.state):
+            self._progress = None
+        return self._progress is not None
+
+    def _is_search_due(self) -> bool:
+        before = self._progress
+        return before is None or abs(self._clock.now_ms() - before.searched_ms) >= _SEARCH_MS
 
     async def _sweep(
-        self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, orphans: bool
+        self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, search: bool
     ) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
         remover = CountingRemover(None if dry_run else self._store)
         before, now_ms = self._progress, self._clock.now_ms()
-        search = orphans or before is None or abs(now_ms - before.searched_ms) >= _SEARCH_MS
         last: LastDead = {}
         if before is None or before.swept != target or search:
             last = await walk_doomed(reader, target, remover.remove)
@@ -182,9 +207,10 @@ class Reclaimer:
 
     async def _note(self, now: Progress) -> None:
         """Record where this run stood, unless the record of an earlier one serves as well."""
-        before, self._progress = self._progress, now
-        if now.state.version >= 0 and (before is None or _differs(before, now)):
-            await write_progress(self._store, now)
+        if self._progress is None or _differs(self._progress, now):
+            self._progress = now
+            if now.state.version >= 0:
+                await write_progress(self._store, now)
 
 
 def _differs(before: Progress, now: Progress) -> bool:

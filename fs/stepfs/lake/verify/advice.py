@@ -45,8 +45,8 @@ def advice(
 
     if not control_reads:
         lines.append(
-            "continue the record before the lake's newest control record, which is damaged (until then nothing is deleted, and "
-            f"no group changes): {command('stepfs', 'verify', url, '--repair')}"
+            "stop every `stepfs reclaim`, and continue the record before the lake's newest control record, which is damaged "
+            f"(until then nothing is deleted, and no group changes): {command('stepfs', 'verify', url, '--repair')}"
         )
     elif under(control_prefix(lake_id)):
         lines.append("only the newest control record is read, and it is sound: nothing to do")

@@ -2,8 +2,11 @@
 
 The damaged record was one change. If a group changed, that change is lost, and is reported. If a reclaimer gave steps up,
 it may have deleted some: their data or their log versions are gone, and nothing up to the last of them can be promised.
-It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim. No reclaim may run
-meanwhile: one that has read the damaged record while it was sound would delete what is found here (control.pml, mutant 11).
+It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim. If that record is lost
+too, a checkpoint may have released more: then whatever is missing from the beginning of a producer's steps has been
+reclaimed, and the checkpoints that need it are no more.
+
+A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair.
 """
 
 from __future__ import annotations
@@ -12,68 +15,105 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from stepfs.errors import CorruptError, RefusedError
-from stepfs.format.control import ControlRecord
-from stepfs.format.ids import SEGMENT_STEPS, Step, Version
+from stepfs.errors import AbsentError, CorruptError, RefusedError
+from stepfs.format.control import ControlRecord, GroupRecord
+from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, Step, Version
 from stepfs.format.keys import data_prefix, log_prefix, number_of
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import successor
+from stepfs.lake.groups import Group
+from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.unfinished_fork import group_name
 from stepfs.store.api import Store
 
 _PAGE: Final = 1000
 
 
-async def repair_control(store: Store, identity: LakeIdentity) -> str | None:
-    """Continue the control sequence after a damaged newest record. Returns the result in words; None: it is sound."""
+async def repair_control(store: Store, identity: LakeIdentity, origins: OriginStores) -> str | None:
+    """Continue the control sequence after a damaged newest record. Returns the result in words; None: it is sound.
+
+    `origins`: a fork asks its parent for the steps that it still holds there.
+    """
     control = Control(store, identity)
     with suppress(CorruptError):
         await control.refresh()
         return None
-    damaged, before = await control.last_readable()
+    damaged, number, before = await control.last_readable()
     first_listed = await store.list(log_prefix(identity.lake_id), limit=1)
     lowest = number_of(log_prefix(identity.lake_id), first_listed[0].key) if first_listed else None
     base = replace(before, floor=max(before.floor, Version(lowest or 0)))
     control.assume(damaged, base)
-    first_live = await _first_complete_step(await LogReader.open(store, identity, control=control), base)
-    repaired = successor(damaged, replace(base, first_live_step=first_live))
+    reader = await LogReader.open(store, identity, control=control, until_damage=True)
+    is_next = number == damaged - 1
+    end = Step(min(base.need if is_next else reader.state.next_step, reader.state.next_step))
+    first_live = await _first_complete_step(reader, base, end)
+    first_live = max(first_live, await _first_held_step(reader, origins, end))
+    groups = {name: _clipped(group, first_live) for name, group in base.groups.items()}
+    repaired = successor(damaged, replace(base, first_live_step=first_live, groups=groups))
     if first_live < repaired.need:  # whatever the lost change was: a reclaimer's grace begins anew
         repaired = replace(repaired, minima=((damaged + 1, first_live), (damaged + 2, repaired.need)))
-    if not await control.take(
-        damaged + 1, repaired
-    ):  # no later one: opening the log may have found new records
+    # No later slot: opening the log may have found new records.
+    if not await control.take(damaged + 1, repaired):
         raise RefusedError(
             f"{store.url}: another process wrote a control record meanwhile; run `stepfs verify` again"
         )
+    lost = f"record {damaged} is" if is_next else f"records {number + 1} to {damaged} are"
     return (
-        f"control record {damaged} is damaged; record {damaged + 1} continues the one before: steps from {first_live} on, "
-        f"groups {', '.join(sorted(repaired.groups)) or 'none'}. If a group changed in record {damaged}, record that again "
-        "(`stepfs checkpoint`)"
+        f"control {lost} damaged; record {damaged + 1} continues the one before: steps from {first_live} on, groups "
+        f"{', '.join(sorted(groups)) or 'none'}. If a group changed there, record that again (`stepfs checkpoint`)"
     )
 
 
-async def _first_complete_step(reader: LogReader, base: ControlRecord) -> Step:
-    """The step after the last one that a reclaim may have deleted."""
+def _clipped(group: GroupRecord, first_live: Step) -> GroupRecord:
+    """Without the checkpoints whose steps are gone."""
+    order = tuple(step for step in group.order if step >= first_live)
+    kept = tuple(sorted(order))
+    start = max(group.start if kept else group.need, first_live)
+    return replace(group, start=start, kept=kept, recorded=() if order == kept else order)
+
+
+async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) -> Step:
+    """The first step before `end` that this lake, a fork, has not released in its parent, or `end`."""
+    if not reader.state.origins:
+        return FIRST_STEP
+    parent = reader.state.origins[0]
+    store = origins.open(parent)
+    try:
+        held = await Group.of(store, await open_lake(store), group_name(reader.identity.lake_id)).read()
+    except AbsentError:
+        return FIRST_STEP  # the parent was deleted as a whole; `stepfs verify` reports the lost steps
+    for number in range(min(parent.end, end)):
+        if held is not None and parent.parent_step(Step(number)) >= held.need:
+            return Step(number)
+    return Step(min(parent.end, end))
+
+
+async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step) -> Step:
+    """The step after the last one before `end` that a reclaim may have deleted."""
     prefix = data_prefix(reader.identity.lake_id)
     present: set[str] = set()
     after = ""
     while page := await reader.store.list(prefix, after=after, limit=_PAGE):
         present |= {entry.key for entry in page}
         after = page[-1].key
-    named = Step(
-        reader.state.first_segment * SEGMENT_STEPS
-    )  # a snapshot names no segment without a live step
-    first = step = max(base.first_live_step, named)
-    end = min(base.need, reader.state.next_step)
+    # A snapshot names no segment without a live step.
+    first = step = max(base.first_live_step, Step(reader.state.first_segment * SEGMENT_STEPS))
+    begun: set[str] = set()  # producers of which something is left: a reclaim deletes their steps in order
     while step < end:
         segment_end = Step(min((step // SEGMENT_STEPS + 1) * SEGMENT_STEPS, end))
         try:
             entries = [await reader.entry(Step(number)) for number in range(step, segment_end)]
         except CorruptError:
-            first = segment_end  # the reclaim has deleted the segment too
-        else:
-            gone = [entry.step for entry in entries if entry.tgb.origin == 0 and entry.tgb.key not in present]
-            first = Step(gone[-1] + 1) if gone else first
+            if step < base.need or first == step:
+                first = segment_end  # the reclaim has deleted the segment too
+            entries = []
+        for entry in entries:
+            if entry.tgb.origin or entry.tgb.key in present:
+                begun.add(entry.producer_id)
+            elif entry.step < base.need or entry.producer_id not in begun:
+                first = Step(entry.step + 1)
         step = segment_end
     return first

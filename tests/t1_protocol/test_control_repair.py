@@ -1,0 +1,142 @@
+"""`verify --repair` where more is lost than one change: a second record, a fork's only one, a process that knew it."""
+
+from __future__ import annotations
+
+import pytest
+from controlled import control_keys
+from doubles.faulty_store import ObjectMap
+from doubles.trio_clock import TrioClock
+from producer_world import World, feed
+from small_world import NEED, STEPS, clean, group, grow, process, register, small
+from test_control_damage import NO_ORIGINS, Spoil, deleted, flipped
+from test_fork_kills import AROUND, Stores, is_whole, reclaimed
+
+from stepfs.errors import CorruptError
+from stepfs.format.ids import Step
+from stepfs.format.keys import log_prefix, numbered
+from stepfs.lake.control import list_groups
+from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.reclaim.run import Reclaimer, reclaim
+from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.repair import repair_control
+
+
+async def repair(world: World) -> str:
+    done = await repair_control(process(world, "operator"), world.identity, NO_ORIGINS)
+    assert done is not None
+    return done
+
+
+@pytest.mark.parametrize("spoil", [flipped, deleted])
+def test_an_advance_and_the_checkpoint_before_it_are_both_lost(spoil: Spoil) -> None:
+    async def scenario(world: World) -> None:
+        await clean(world)
+        _, checkpointed, advanced = control_keys(world.shared, world.identity)
+        world.ledger.promises.clear()
+        spoil(world, checkpointed)
+        flipped(world, advanced)
+        done = await repair(world)
+        reader = await LogReader.open(process(world, "stranger"), world.identity)
+        assert reader.first_live_step == NEED, done
+        assert not (await verify_lake(reader, origin_store=lambda _: process(world, "none"))).errors
+        assert (await list_groups(process(world, "look"), world.identity))["run"].need == NEED
+        assert "1 to 2" in done
+
+    small(scenario, on=grow)
+
+
+def test_a_step_that_is_lost_beside_two_records_does_not_take_those_before_it() -> None:
+    async def scenario(world: World) -> None:
+        await clean(world)
+        _, checkpointed, advanced = control_keys(world.shared, world.identity)
+        world.ledger.promises.clear()
+        flipped(world, checkpointed)
+        flipped(world, advanced)
+        world.shared.remove(world.ledger.steps[STEPS - 1].tgb.key)
+        await repair(world)
+        reader = await LogReader.open(process(world, "stranger"), world.identity)
+        assert reader.first_live_step == NEED
+
+    small(scenario, on=grow)
+
+
+def of_parent(stores: Stores) -> OriginStores:
+    return OriginStores(stores.child, lambda _url: stores.parent)
+
+
+def test_a_fork_promises_nothing_that_it_has_released_in_its_parent() -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "forker")
+        identity = await stores.fork(world.identity)
+        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        await trainer.add(Step(NEED + 2))
+        await reclaim(stores.child, identity, origins=of_parent(stores), clock=TrioClock())
+        key = [key for key in sorted(place.objects) if key.startswith(f"{identity.lake_id}/control/")][-1]
+        place.put(key, b"")
+        assert await repair_control(stores.child, identity, of_parent(stores)) is not None
+        reader = await LogReader.open(stores.child, identity)
+        assert reader.first_live_step == NEED + 2
+
+    small(scenario, on=reclaimed)
+
+
+@pytest.mark.parametrize("spoil", [flipped, deleted])
+def test_a_fork_whose_newest_record_is_lost_shows_only_its_own_steps(spoil: Spoil) -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "forker")
+        identity = await stores.fork(world.identity)
+        key = [key for key in sorted(place.objects) if key.startswith(f"{identity.lake_id}/control/")][-1]
+        if spoil is deleted:
+            place.remove(key)
+        else:
+            body = bytearray(place.objects[key])
+            body[len(body) // 2] ^= 4
+            place.put(key, bytes(body))
+            assert await repair_control(stores.child, identity, of_parent(stores)) is not None
+        await is_whole(world, place, AROUND)
+
+    small(scenario, on=reclaimed)
+
+
+def test_who_knew_the_damaged_record_goes_on_after_the_repair() -> None:
+    async def scenario(world: World) -> None:
+        reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
+        follower = await LogReader.open(process(world, "follower"), world.identity)
+        old = group(world, "run")
+        before = dict(world.shared.objects)
+        await reclaimer.run()
+        await follower.confirm()
+        await old.read()
+        for key, body in before.items():  # as if the reclaimer had not deleted anything yet
+            world.shared.put(key, body)
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        await repair(world)
+        await follower.poll()
+        assert await follower.confirm()
+        assert follower.first_live_step == 0
+        await old.add(Step(NEED + 1), keep=1)
+        world.ledger.broken.clear()
+        assert (await reclaimer.run()).first_live_step == NEED + 1
+
+    small(scenario, on=grow)
+
+
+@pytest.mark.logs("is unreadable, using an older one")
+def test_a_log_that_is_damaged_too_does_not_prevent_the_repair() -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("a") as producer:
+            await feed(producer, 12)
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        flipped(world, numbered(log_prefix(world.identity.lake_id), world.ledger.state.version))
+        await repair(world)
+        with pytest.raises(CorruptError, match="log/"):
+            await LogReader.open(process(world, "stranger"), world.identity)
+        reader = await LogReader.open(process(world, "stranger"), world.identity, until_damage=True)
+        assert reader.damage is not None
+        await register(world, "more")
+
+    small(scenario, on=grow)
