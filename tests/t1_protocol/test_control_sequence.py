@@ -232,7 +232,7 @@ async def test_a_repair_begins_where_a_snapshot_shows_that_steps_were_given_up(a
         assert control.first_live_step == 9
         key = control.key(control.number)
         store.shared.put(key, store.shared.objects[key][:-1])
-        await repair_control(store, identity)
+        await repair_control(store, identity, OriginStores(store, pytest.fail))
         repaired = Control(store, identity)
         await repaired.refresh()
         assert repaired.first_live_step == 9

@@ -11,6 +11,7 @@ from test_group import group_of, mount_of, save
 
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
+from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.repair import repair_control
 
 
@@ -33,7 +34,7 @@ async def test_a_mount_goes_on_beside_a_damaged_control_record(patient_clock, nu
     assert mount.tree.need == 7
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 2, "once as its group's follower, once as the checkpoints' watcher"
-    assert await repair_control(store, group.control.identity) is not None
+    assert await repair_control(store, group.control.identity, OriginStores(store, pytest.fail)) is not None
     (tmp_path / "step-7/.metadata").unlink()
     await trio.sleep(5)
     assert mount.tree.need == 8, "and what was saved meanwhile is recorded"

@@ -69,6 +69,8 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
 
 def _clipped(group: GroupRecord, first_live: Step) -> GroupRecord:
     """Without the checkpoints whose steps are gone."""
+    if group.need >= first_live:
+        return group
     order = tuple(step for step in group.order if step >= first_live)
     kept = tuple(sorted(order))
     start = max(group.start if kept else group.need, first_live)
