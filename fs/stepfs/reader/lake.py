@@ -21,8 +21,8 @@ from stepfs.reader.assembly import Assembly
 from stepfs.reader.background import BackgroundLoop, generation
 from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
+from stepfs.reader.sampler import Sampler
 from stepfs.reader.session import open_reader
-from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.ranks import RankMap, rank_map
 
@@ -85,9 +85,7 @@ class Lake:
         self._loop: _Loop | None = None
         self._collected: weakref.finalize[[], Lake] | None = None
         self._owner: int | None = None  # the process that ends this one's waits by ending
-        self.samplers: weakref.WeakSet[ShuffledSteps] = (
-            weakref.WeakSet()
-        )  # of data sets on it, for `CheckpointHook`
+        self.samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()  # for `CheckpointHook`
         self._locks: dict[int, threading.Lock] = {}  # by generation: a parent's may be held for ever
 
     def __getitem__(self, step: int) -> LakeStep:

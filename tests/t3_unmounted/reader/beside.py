@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from stepfs.reader import Lake
+from stepfs import Lake
 
 WAIT_S = 20.0
 
