@@ -51,7 +51,8 @@ def page() -> str:
         "## stepfs_producer: plans\n",
     ]
     parts += _class("stepfs_producer.Plan", stepfs_producer.Plan)
-    parts += _keys(stepfs_producer.Plan, described := set())
+    described: set[tuple[str, str | None]] = set()
+    parts += _keys(stepfs_producer.Plan, described)
     parts += ["### stepfs_producer.Bad\n", _block("Bad(reason: str)"), f"{stepfs_producer.Bad.__doc__}\n"]
     for name in stepfs_producer.__all__:
         if name != "Plan" and hasattr(kind := getattr(stepfs_producer, name), "model_fields"):
@@ -63,9 +64,9 @@ def page() -> str:
 def _class(title: str, kind: type, *, members: bool = True) -> Iterator[str]:
     yield f"### {title}\n"
     if members and not hasattr(kind, "model_fields"):
-        yield _block(_signature(kind.__name__, kind.__init__))
+        yield _block(_signature(kind.__name__, vars(kind)["__init__"]))
     yield f"{inspect.getdoc(kind)}\n"
-    if "__init__" in vars(kind) and (made := inspect.getdoc(kind.__init__)) and members:
+    if members and "__init__" in vars(kind) and (made := inspect.getdoc(vars(kind)["__init__"])):
         yield f"{made}\n"
     for name in _members(kind) if members else []:
         member, said = getattr(kind, name), inspect.getdoc(getattr(kind, name))

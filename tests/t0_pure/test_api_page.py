@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from api_page import PAGE, page
-
 import stepfs
 import stepfs_producer
+from api_page import PAGE, page
 
 
 def test_the_page_is_made_from_the_docstrings_of_today():

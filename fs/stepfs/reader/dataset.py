@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Self, cast
 
+from stepfs.background import generation
 from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
 from stepfs.errors import MissingPackageError, NoSuchStepError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
-from stepfs.reader.background import generation
 from stepfs.reader.lake import Lake
 from stepfs.reader.sampler import Sampler
 from stepfs.view.naming import STEP_MAX

@@ -11,7 +11,7 @@ WAIT_S = 20.0
 
 
 def background_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("stepfs-reader-")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("stepfs-reader")]
 
 
 def until(condition) -> None:
