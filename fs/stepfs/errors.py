@@ -36,7 +36,7 @@ class PayloadTypeError(WrongTypeError):
 
 
 class ClosedError(UsageError, ValueError):
-    """The `Lake` of `stepfs.reader` was closed. Open another one."""
+    """The `Lake` was closed. Open another one."""
 
 
 class AbsentError(StepfsError):

@@ -1,4 +1,4 @@
-"""A sampler for map-style datasets whose order the mount can compute too: `stepfs.torch.ShuffledSteps`."""
+"""A sampler for map-style datasets whose order a mount, a `Lake` or a `StepDataset` fetches ahead."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.announce import announce_shuffle
-from stepfs.data.prefetch.order_hint import ShuffledOrder
-from stepfs.errors import RefusedError, UsageError
+from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint
+from stepfs.errors import RefusedError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
+from stepfs.reader.dataset import StepDataset
+from stepfs.reader.lake import Lake
 
 _LOADER_PLACES: Final = 64
 _AGAIN_S: Final = 60.0  # seconds until the announcement is repeated, for a restarted daemon
@@ -26,26 +28,35 @@ class ShuffledSteps:
             sampler.set_epoch(epoch)
             for batch in loader: ...
 
-    Yields indices of a dataset whose item 0 is step `first` (index = step - first). Iterating announces the order to the
-    mount on `directory`, so that it fetches ahead; the bytes are the same without it. Every rank makes one sampler,
-    with the same arguments but for `shard`. `shard` of `shards`: the ranks split the steps among them; omit both if
-    all ranks read every step, each its own slice.
+    Without a mount: `ShuffledSteps(dataset, seed=7)`, in the steps of that `StepDataset`.
+
+    Yields indices of a dataset whose item 0 is step `first` (index = step - first). Iterating announces the order to
+    `source`, which fetches ahead in it; the bytes are the same without it. Every rank makes one sampler, with the same
+    arguments but for `shard`. `shard` of `shards`: the ranks split the steps among them; omit both if all ranks read
+    every step, each its own slice.
 
     A checkpoint in the middle of an epoch needs the steps from `first` on: record `sampler.next_step`.
     """
 
     def __init__(
         self,
-        directory: str | Path | None,
+        source: str | Path | Lake | StepDataset | None,
         *,
-        first: int = 0,
-        stop: int,
+        first: int | None = None,
+        stop: int | None = None,
         seed: int = 0,
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        """`directory`: the mount that gets the order, or None for none. `UsageError` for a range without steps."""
-        self._directory = directory
+        """`source`: where the dataset reads: the directory of a mount, a `StepDataset`, whose steps are then `first` and
+        `stop`, or a `Lake`, which fetches ahead in this process alone, not in a loader's workers. None: only the order.
+
+        `UsageError` for a range without steps.
+        """
+        first, stop = _range_of(source, first, stop)
+        self._source = (
+            None if isinstance(source, StepDataset) else source
+        )  # it looks ahead by itself, in its workers
         self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
         self._seed = check_integer(seed, "seed")
         self._shard, self._shards = check_integer(shard, "shard"), check_integer(shards, "shards")
@@ -57,6 +68,10 @@ class ShuffledSteps:
             raise UsageError(f"seed {seed} is not in [0, 10^16)")
         self._epoch = self._position = 0
         self._inside = self._drawn = False
+        if isinstance(source, Lake):
+            source.samplers.add(self)
+        elif isinstance(source, StepDataset):
+            source.fetch_in_order_of(self)
 
     def set_epoch(self, epoch: int, *, position: int = 0) -> None:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
@@ -91,9 +106,9 @@ class ShuffledSteps:
         for place in range(start, len(order)):
             self._inside, self._drawn = True, place + 1 == len(order)
             now = time.monotonic()
-            if self._directory is not None and (told_at is None or now - told_at >= _AGAIN_S):
+            if told_at is None or now - told_at >= _AGAIN_S:
                 # A loader draws steps some places before it opens them; a mount that knows the exact place keeps it.
-                announce_shuffle(self._directory, order, max(start, place - _LOADER_PLACES))
+                self._announce(order, max(start, place - _LOADER_PLACES))
                 told_at = now
             yield order.step_at(place) - self._first
 
@@ -117,7 +132,34 @@ class ShuffledSteps:
         shard, shards = turn * order.shards + order.shard, workers * order.shards
         return ShuffledOrder(order.seed, order.epoch, order.first, order.stop, shard, shards), place
 
+    def _announce(self, order: ShuffledOrder, at: int) -> None:
+        if isinstance(self._source, Lake):
+            self._source.announce(ShuffleHint(order, at))
+        elif self._source is not None:
+            announce_shuffle(self._source, order, at)
+
     def _order(self) -> ShuffledOrder:
         return ShuffledOrder(
             self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards
         )
+
+
+def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int, int]:
+    if isinstance(source, StepDataset):
+        steps = source.steps
+        if first not in {None, steps.start} or stop not in {None, steps.stop}:
+            raise UsageError(
+                f"first={first}, stop={stop}: the data set has steps {steps.start} to {steps.stop}; leave both out"
+            )
+        return steps.start, steps.stop
+    if source is not None and not isinstance(source, str | Path | Lake):
+        raise WrongTypeError(
+            f"source is a {type(source).__name__}; give a mount's directory, a Lake, a StepDataset, or None"
+        )
+    if isinstance(source, str) and "://" in source:
+        raise UsageError(
+            f"{source} is a lake, not a mount: give `Lake(url)`, or a `StepDataset` that reads it"
+        )
+    if stop is None:
+        raise UsageError("where does the order end? give `stop`")
+    return first or 0, stop

@@ -1,10 +1,16 @@
 """Writing to a lake: producers that commit global steps exactly once. `COMMIT.md` describes the protocol.
 
-`append` and `flush` raise `Fenced` and `Sealed`; a process that ends by them should exit with their `exit_code`.
+    from stepfs_producer import Producer
+    from stepfs_producer import Jsonl, Mix, Output, Plan     # a plan of many sources; needs the extra `plan`
+    from stepfs_producer import Bad                          # what a `decode` of yours returns for a bad record
+
+`append` and `flush` raise `Fenced` and `Sealed`; a process that ends by them should exit with their `exit_code`. Public
+are the names below (`fs/API.md`); all modules in this package may change with any version.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stepfs import __version__
@@ -12,20 +18,49 @@ from stepfs.errors import FencedError as Fenced
 from stepfs.errors import SealedError as Sealed
 
 if TYPE_CHECKING:
+    from stepfs_producer.plans import (
+        Balance,
+        Cost,
+        Defaults,
+        Jsonl,
+        Megatron,
+        Mix,
+        OnError,
+        Output,
+        Pack,
+        Parquet,
+        Plan,
+        PlanError,
+        Shuffle,
+        Source,
+        Stage,
+        Text,
+        Tokenizer,
+        Until,
+    )
     from stepfs_producer.producer import AsyncProducer
+    from stepfs_producer.sources.fields import Bad
     from stepfs_producer.sync import Producer
 
-__all__ = ["AsyncProducer", "Fenced", "Producer", "Sealed", "__version__"]
+__all__ = [
+    "AsyncProducer", "Bad", "Balance", "Cost", "Defaults", "Fenced", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack",
+    "Parquet", "Plan", "PlanError", "Producer", "Sealed", "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
+    "__version__",
+]  # fmt: skip
+
+_HOMES = {
+    "AsyncProducer": "stepfs_producer.producer",
+    "Bad": "stepfs_producer.sources.fields",
+    "Producer": "stepfs_producer.sync",
+}
 
 
 def __getattr__(name: str) -> object:
     # At their first use: workers of a planned run import this package, and commit nothing.
-    if name == "AsyncProducer":
-        from stepfs_producer.producer import AsyncProducer  # noqa: PLC0415
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "stepfs_producer.plans")), name)
 
-        return AsyncProducer
-    if name == "Producer":
-        from stepfs_producer.sync import Producer  # noqa: PLC0415
 
-        return Producer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
 """Plans from Python: the names of the plan file, and what the commands do with it.
 
-    from stepfs_producer.plans import Jsonl, Mix, Output, Parquet, Plan, Tokenizer, Until
+    from stepfs_producer import Jsonl, Mix, Output, Parquet, Plan, Tokenizer, Until
 
     if __name__ == "__main__":  # workers import the script
         plan = Plan(

@@ -120,8 +120,7 @@ class AsyncProducer:
         del kind, traceback
         try:
             if error is None:
-                await self.flush()
-                await self._running.snapshots.settled()
+                await self.finish()
         finally:
             self._closing = True
             self._nursery.cancel_scope.cancel()
@@ -129,7 +128,8 @@ class AsyncProducer:
             try:
                 await self._nursery_manager.__aexit__(None, None, None)
             finally:
-                await self._stack.aclose()
+                with trio.CancelScope(shield=True):
+                    await self._stack.aclose()
 
     async def append(
         self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
@@ -174,6 +174,11 @@ class AsyncProducer:
         while live.pending.first_seq < target:
             await live.wait_for_change()
         await trio.lowlevel.checkpoint()
+
+    async def finish(self) -> None:
+        """Flush, and wait for the snapshots under way: nothing is left to do."""
+        await self.flush()
+        await self._running.snapshots.settled()
 
     async def retire(self) -> None:
         """Flush, then commit the retirement: this id is finished, its uncommitted uploads are orphans. No more

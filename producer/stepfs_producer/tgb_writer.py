@@ -26,7 +26,7 @@ from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import TgbImage, build
 from stepfs.store.api import Store
-from stepfs.torch_file.table import torch_arrays
+from stepfs.torch.table import torch_arrays
 from stepfs_producer.pending import Item
 from stepfs_producer.rebase import Incarnation
 

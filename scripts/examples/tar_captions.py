@@ -10,7 +10,7 @@ webdataset_to_lake.sh runs it. MosaicML's MDS shards, or a format of your house,
 
 import tarfile
 
-from stepfs_producer.sources.fields import Bad
+from stepfs_producer import Bad
 
 
 class Captions:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from stepfs.torch import CheckpointHook, StreamState
+from stepfs import CheckpointHook, StreamState
 
 EVERY, KEEP = 4, 2
 

@@ -14,7 +14,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.payload.excerpt import Excerpt
 from stepfs.format.payload.schema import ArraySpec, stored_schema
-from stepfs.torch_file.table import torch_arrays
+from stepfs.torch.table import torch_arrays
 from stepfs_producer.payloads.described import (
     planned_schema,
     refuse_other_arrays,

@@ -28,7 +28,8 @@ def all_modules_after(script: str) -> set[str]:
     [
         "stepfs",
         "stepfs.errors",
-        "stepfs.torch",
+        "stepfs.training",
+        "stepfs.shuffled_steps",
         "stepfs.lake.identity",
         "stepfs.lake.log.reader",
         "stepfs.view.tree",

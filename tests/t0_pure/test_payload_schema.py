@@ -21,7 +21,7 @@ from stepfs.format.payload.schema import (
     schema_text,
     stored_schema,
 )
-from stepfs.torch_file.table import torch_arrays
+from stepfs.torch.table import torch_arrays
 
 SCHEMA = {
     "version": 1,

@@ -18,7 +18,7 @@ from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX
 from stepfs.format.payload.schema import given_schema
 from stepfs.lake.verify.tgb_check import TgbCheck
-from stepfs.torch_file.table import torch_arrays
+from stepfs.torch.table import torch_arrays
 
 
 def built(payloads: list[bytes], seq: int = 4) -> tuple[bytes, Descriptor]:

@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
+from stepfs import StreamState
 from stepfs.errors import AbsentError, RefusedError, UsageError
-from stepfs.torch import StreamState, dump
+from stepfs.torch import dump
 
 
 def state(**changes: object) -> dict[str, object]:

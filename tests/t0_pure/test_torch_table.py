@@ -21,8 +21,8 @@ from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt, UnreadablePayloadError
 from stepfs.format.payload.schema import given_schema
 from stepfs.format.payload.values import decode, member_values_at, values_bytes
-from stepfs.torch_file.need import need_torch
-from stepfs.torch_file.table import torch_arrays
+from stepfs.torch.need import need_torch
+from stepfs.torch.table import torch_arrays
 
 SCHEMA = '{"arrays": {"x": {"dtype": "float32", "shape": [2]}}}'
 CHECK = PayloadCheck(".pt", given_schema(SCHEMA, ".pt", "s.json"), torch_arrays)
@@ -246,9 +246,9 @@ def test_a_description_that_does_not_fit_the_values_is_refused(changes, reason):
 
 def test_an_older_torch_is_refused_for_files_of_others_only(monkeypatch):
     for installed in ("2.10.0+cu124", "1.13", "unknown"):
-        monkeypatch.setattr("stepfs.torch_file.need.version", lambda _, said=installed: said)
+        monkeypatch.setattr("stepfs.torch.need.version", lambda _, said=installed: said)
         need_torch("this")
         with pytest.raises(MissingPackageError, match=rf"torch 2\.11 or newer.*{re.escape(installed)}"):
             need_torch("this", for_foreign_files=True)
-    monkeypatch.setattr("stepfs.torch_file.need.version", lambda _: "2.11.0")
+    monkeypatch.setattr("stepfs.torch.need.version", lambda _: "2.11.0")
     need_torch("this", for_foreign_files=True)

@@ -226,6 +226,109 @@ def test_ctrl_c_in_a_blocked_append_ends_cleanly_and_abandons(lake: str) -> None
     assert done.stderr == ""
 
 
+def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
+    """Whoever catches it in the block appends the same batch again: it must not come twice."""
+    done = in_child(
+        """
+        import os, signal, sys, threading
+        from stepfs_producer import Producer
+        from stepfs_producer.commit_loop import CommitLoop
+        from stepfs_producer.running import RunningProducer
+        import trio
+
+        commits, run = threading.Event(), CommitLoop.run
+        full, wait = threading.Event(), RunningProducer.wait_for_change
+
+        async def later(self):
+            while not commits.is_set():
+                await trio.sleep(0.01)
+            await run(self)
+
+        async def noted(self):
+            full.set()
+            await wait(self)
+
+        def interrupt():
+            full.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        CommitLoop.run, RunningProducer.wait_for_change = later, noted
+        with Producer(sys.argv[1], producer_id="p", max_pending_bytes=1000) as producer:
+            number = interrupted = 0
+            threading.Thread(target=interrupt).start()
+            while number < 40:
+                try:
+                    assert producer.append([b"%d" % number + b"x" * 400, b""], position=number) == number
+                    number += 1
+                except KeyboardInterrupt:
+                    interrupted += 1
+                    commits.set()
+        print(number, interrupted)
+        """,
+        lake,
+    )
+    assert done.stderr == ""
+    assert done.stdout == "40 1\n"
+    assert steps_of(lake) == [("p", b"%d" % number + b"x" * 400) for number in range(40)]
+
+
+def test_a_process_ends_while_another_thread_waits_in_its_producer(lake: str) -> None:
+    done = in_child(
+        """
+        import sys, threading
+        from stepfs.errors import ClosedError
+        from stepfs_producer import Producer
+        from stepfs_producer.commit_loop import CommitLoop
+        import trio
+
+        waiting = threading.Event()
+
+        async def never(self):
+            waiting.set()
+            await trio.sleep_forever()
+
+        CommitLoop.run = never
+        producer = Producer(sys.argv[1], producer_id="p").__enter__()
+
+        def flush():
+            try:
+                producer.append([b"0", b""], position=1)
+                producer.flush()
+            except ClosedError:
+                pass
+
+        threading.Thread(target=flush, daemon=True).start()
+        waiting.wait()
+        """,
+        lake,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert steps_of(lake) == []
+
+
+def test_a_producer_made_before_a_fork_does_not_start_in_the_child(lake: str) -> None:
+    done = in_child(
+        """
+        import os, sys
+        from stepfs_producer import Producer
+        from stepfs.errors import RefusedError
+        producer = Producer(sys.argv[1], producer_id="p")
+        if os.fork() == 0:
+            try:
+                producer.__enter__()
+            except RefusedError:
+                os._exit(3)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+        with producer:
+            producer.append([b"0", b""], position=1)
+        """,
+        lake,
+    )
+    assert done.returncode == 0, done.stderr
+    assert steps_of(lake) == [("p", b"0")]
+
+
 def test_a_process_that_forgets_to_leave_does_not_hang(lake: str) -> None:
     done = in_child(
         """

@@ -10,11 +10,11 @@ import pytest
 import torch
 import trio
 
+from stepfs import CheckpointHook, StreamState
 from stepfs.errors import UsageError
 from stepfs.lake.control import list_groups
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
-from stepfs.torch import CheckpointHook, StreamState
 from stepfs_producer import AsyncProducer, Producer
 
 INTEGERS = [np.int64(10), np.uint8(10), torch.tensor(10), 10]

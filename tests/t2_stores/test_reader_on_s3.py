@@ -8,10 +8,9 @@ import pytest
 import trio
 from torch.utils.data import DataLoader
 
+from stepfs import Lake, StepDataset
 from stepfs.lake.identity import create_lake
-from stepfs.reader import Lake
 from stepfs.store.opening import open_store
-from stepfs.torch import StepDataset
 from stepfs_producer import Producer
 
 STEPS = 12

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from stepfs import CheckpointHook
 from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
@@ -18,7 +19,6 @@ from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
-from stepfs.torch import CheckpointHook
 from stepfs_producer import Producer
 
 

@@ -11,8 +11,8 @@ from payload_samples import bomb, pt, zipped
 
 from stepfs.errors import MissingPackageError
 from stepfs.format.payload.excerpt import Excerpt, UnreadablePayloadError
-from stepfs.torch_file.process import TorchProcess
-from stepfs.torch_file.table import torch_arrays
+from stepfs.torch.process import TorchProcess
+from stepfs.torch.table import torch_arrays
 
 SOUND = pt({"x": torch.ones(2), "turned": torch.ones(2, 3).t(), "facts": ["a", float("nan")]})
 
@@ -75,6 +75,6 @@ def test_a_killed_process_is_one_refused_file():
 
 
 def test_without_torch_no_process_is_started(monkeypatch):
-    monkeypatch.setattr("stepfs.torch_file.need.version", lambda _: "2.9.0")
+    monkeypatch.setattr("stepfs.torch.need.version", lambda _: "2.9.0")
     with TorchProcess() as reader, pytest.raises(MissingPackageError):
         reader(Excerpt.of(SOUND))

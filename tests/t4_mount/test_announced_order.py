@@ -13,9 +13,9 @@ import json_schemas
 import pytest
 from realmount import make_lake, mounted, payload, produce
 
+from stepfs import CheckpointHook, ShuffledSteps
 from stepfs.announce import announce_file, announce_none, announce_steps
 from stepfs.errors import RefusedError
-from stepfs.torch import CheckpointHook, ShuffledSteps
 
 STEPS = 700
 ATTEMPTS = 3  # a machine that is busy fetches too late for one epoch, not for each

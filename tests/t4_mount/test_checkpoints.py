@@ -11,8 +11,8 @@ import pytest
 from endings import save
 from realmount import change_constants, make_lake, mounted, payload, produce, stepfs, until
 
+from stepfs import CheckpointHook
 from stepfs.data.pagecache.residency import resident_bytes
-from stepfs.torch import CheckpointHook
 
 STEPS, SIZE = 20, 300_000
 SEEN_S = 15.0  # on a machine that does many other things

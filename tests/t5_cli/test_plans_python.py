@@ -16,10 +16,10 @@ from test_produce_run import plan, run  # noqa: F401  (fixtures)
 from test_produce_text import committed
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
-from stepfs_producer.plans import Jsonl, Mix, Output, Plan, Text
+from stepfs_producer import Jsonl, Mix, Output, Plan, Text
 
 SCRIPT = """\
-from stepfs_producer.plans import Jsonl, Mix, Output, Plan, Text
+from stepfs_producer import Jsonl, Mix, Output, Plan, Text
 plan = Plan(
     output=Output(ext=".npy", mesh="dp=2", sequence_length=128, micro_batch_tokens=512),
     sources={"code": Jsonl("code/"), "prose": Text("prose.txt")},

@@ -53,7 +53,7 @@ def test_measured_figures_stand_beside_others_with_target_and_machine():
     (header, _, *rows), (training, _, *training_rows) = tables
     for peer in ("rclone", "JuiceFS", "boto3", "ext4", "target"):
         assert peer in header
-    for peer in ("stepfs.reader", "MosaicML", "LitData", "s3torchconnector", "WebDataset"):
+    for peer in ("stepfs.Lake", "MosaicML", "LitData", "s3torchconnector", "WebDataset"):
         assert peer in training
     assert len(rows) >= 10
     assert len(training_rows) >= 5

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from stepfs.torch import StreamState
+from stepfs import StreamState
 
 WORLD = 2
 

@@ -60,7 +60,7 @@ def _of_sample(path: Path, ext: str) -> PayloadSchema:
     from stepfs.format.payload.arrays import read_arrays
     from stepfs.format.payload.excerpt import UnreadablePayloadError
     from stepfs.format.payload.schema import ArraySpec, PayloadSchema, format_of, given_schema
-    from stepfs.torch_file.process import TorchProcess
+    from stepfs.torch.process import TorchProcess
 
     what = f"--from-payload {path}"
     try:

@@ -29,7 +29,7 @@ from stepfs.control_files import ANSWER_S
 from stepfs.errors import RefusedError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.mountinfo import FSTYPE, mounts
-from stepfs.redact import redacted
+from stepfs.mount.redact import redacted
 from stepfs.store import settings
 
 _TEXT_BYTES_MAX: Final = 1 << 20  # of each file the newest bytes

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.errors import UsageError
-from stepfs.redact import redacted
+from stepfs.mount.redact import redacted
 
 FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
 WINDOW_S: Final = 60.0

@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Self, cast
 
+from stepfs.background import generation
 from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
-from stepfs.errors import MissingPackageError, NoSuchStepError, UsageError, WrongTypeError
+from stepfs.errors import MissingPackageError, NoSuchStepError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
-from stepfs.reader.background import generation
 from stepfs.reader.lake import Lake
-from stepfs.shuffled_steps import ShuffledSteps
+from stepfs.reader.sampler import Sampler
 from stepfs.view.naming import STEP_MAX
 
 Decode = Callable[[memoryview], Any]
@@ -75,13 +75,11 @@ class StepDataset:
         iterable: bool | None = None,
         batch_size: int | None = None,
         decode: Decode | None = None,
-        sampler: ShuffledSteps | None = None,
         **options: Any,
     ) -> None:
         """`lake`: a `Lake`, or a URL and its `options`. `iterable`: that style also with `stop`. `batch_size`: the loader's, if
         it has one and the dataset is iterable; without it batches would hold the steps of one worker. `decode`: payload →
         item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by the lake's extension, or `bytes`.
-        `sampler`: the `ShuffledSteps` that the loader gets, so that its order is fetched ahead; its `first` is `start`.
 
         `UsageError` for a rank or a range that the lake does not have.
         """
@@ -98,8 +96,6 @@ class StepDataset:
             raise UsageError(f"steps {start} to {stop}: start must not be beyond stop")
         if self._block < 1:
             raise UsageError(f"batch_size {batch_size}: give 1 or more, or None")
-        if sampler is not None:
-            self._check_sampler(sampler)
         if isinstance(lake, Lake):
             if options:
                 raise UsageError(f"{', '.join(options)}: these options belong to the Lake")
@@ -110,25 +106,21 @@ class StepDataset:
         if not 0 <= self._rank < self.lake.world:
             raise UsageError(f"rank {rank}: this lake has ranks 0 to {self.lake.world - 1}")
         self._decode = decode or _decoder(self.lake.ext)
-        self._sampler = sampler
-        if sampler is not None:
-            self.lake.samplers.add(sampler)
+        self._sampler: Sampler | None = None
         self._place = (0, 1)  # (worker, workers) of the loader in this process
         self._generation = -1
 
-    def _check_sampler(self, sampler: object) -> None:
-        if not isinstance(sampler, ShuffledSteps):
-            raise WrongTypeError(
-                f"sampler is a {type(sampler).__name__}; give a ShuffledSteps here, or another one to the loader alone"
-            )
-        if isinstance(self, _Stream):
-            raise UsageError(
-                "an iterable dataset goes in the order of steps: with a sampler, give `stop` alone"
-            )
-        if sampler.next_step != self._start:
-            raise UsageError(
-                f"the sampler begins at step {sampler.next_step}, the dataset at {self._start}: give both one `first`"
-            )
+    @property
+    def steps(self) -> range:
+        """The steps of a map-style dataset: item i is `steps[i]`. `UsageError` for an iterable one."""
+        if isinstance(self, _Stream) or self._stop is None:
+            raise UsageError("an iterable data set goes in the order of steps: give it `stop` alone")
+        return range(self._start, self._stop)
+
+    def fetch_in_order_of(self, sampler: Sampler) -> None:
+        """Fetch ahead in this order from now on, in place of an earlier sampler's."""
+        self._sampler = sampler
+        self.lake.samplers.add(sampler)
 
     def _enter(self) -> tuple[int, int]:
         """(this worker, number of workers) of the loader in this process; (0, 1) where there is none."""
@@ -218,7 +210,7 @@ class _Items(StepDataset):
         else:
             self._announced = False
 
-    def _look_ahead_shuffled(self, sampler: ShuffledSteps, number: int, worker: int, workers: int) -> None:
+    def _look_ahead_shuffled(self, sampler: Sampler, number: int, worker: int, workers: int) -> None:
         """Announce the sampler's order once a pass through it begins."""
         order, at = sampler.part(worker, workers)
         if at < len(order) and order.step_at(at) == self._start + number:

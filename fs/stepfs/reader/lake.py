@@ -11,23 +11,24 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
+from stepfs.background import BackgroundLoop, generation
 from stepfs.data.prefetch.order_hint import Hint
 from stepfs.errors import ClosedError, NoSuchStepError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.reader.assembly import Assembly
-from stepfs.reader.background import BackgroundLoop, generation
 from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
+from stepfs.reader.sampler import Sampler
 from stepfs.reader.session import open_reader
-from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.ranks import RankMap, rank_map
 
 T = TypeVar("T")
 _Loop = BackgroundLoop[Assembly]
+_CLOSED: Final = "the lake is closed: open it again"
 
 
 class Lake:
@@ -85,9 +86,7 @@ class Lake:
         self._loop: _Loop | None = None
         self._collected: weakref.finalize[[], Lake] | None = None
         self._owner: int | None = None  # the process that ends this one's waits by ending
-        self.samplers: weakref.WeakSet[ShuffledSteps] = (
-            weakref.WeakSet()
-        )  # of data sets on it, for `CheckpointHook`
+        self.samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()  # for `CheckpointHook`
         self._locks: dict[int, threading.Lock] = {}  # by generation: a parent's may be held for ever
 
     def __getitem__(self, step: int) -> LakeStep:
@@ -267,8 +266,9 @@ class Lake:
             loop = self._loop
             if loop is None or not loop.is_here:
                 if self._closed:
-                    raise ClosedError("the lake is closed: open it again")
-                loop = BackgroundLoop(partial(open_reader, self.options, self.lake_id), owner=self._owner)
+                    raise ClosedError(_CLOSED)
+                opening = partial(open_reader, self.options, self.lake_id)
+                loop = BackgroundLoop(opening, name="stepfs-reader", closed=_CLOSED, owner=self._owner)
                 self._collected = weakref.finalize(self, loop.stop, join_s=0)
                 self._collected.atexit = False  # `background` ends all loops at exit
                 self._loop = loop

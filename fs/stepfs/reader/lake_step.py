@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import NoReturn, Protocol, Self
+
+from stepfs.errors import WrongTypeError
 
 
 class Payloads(Protocol):
@@ -12,7 +14,10 @@ class Payloads(Protocol):
 
 
 class LakeStep(int):
-    """A step of a lake: its number, and `step[rank]`, the bytes of each rank. For a tensor of numbers write `int(step)`."""
+    """A step of a lake: its number, and `step[rank]`, the bytes of each rank. For a tensor of numbers write `int(step)`.
+
+    It has no length: with one, `torch.tensor([step])` would read every rank and make numbers of its bytes.
+    """
 
     _lake: Payloads
 
@@ -28,6 +33,11 @@ class LakeStep(int):
         `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within `deadline_s`.
         """
         return self._lake.read(self, rank)
+
+    def __len__(self) -> NoReturn:
+        raise WrongTypeError(
+            f"step {int(self)} is a number: `lake.world` counts its ranks, `int(step)` makes a plain one of it"
+        )
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)  # elsewhere it is a number

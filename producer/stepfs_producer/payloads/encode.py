@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
-from stepfs.torch_file.need import need_torch
-from stepfs.torch_file.save import torch_bytes
+from stepfs.torch.need import need_torch
+from stepfs.torch.save import torch_bytes
 from stepfs_producer.payloads.rank_arrays import RankArrays, rank_arrays
 from stepfs_producer.payloads.step_task import PayloadSpec, StepTask
 

@@ -27,8 +27,8 @@ from stepfs.histogram import Histogram
 from stepfs.mount import documents
 from stepfs.mount.fuse.meter import ACCESSLOG_LINES, Meter
 from stepfs.mount.options import MountOptions
+from stepfs.mount.redact import redact_url
 from stepfs.mount.status import metrics
-from stepfs.redact import redact_url
 from stepfs.store.api import Counts
 from stepfs.view.selection import parse_ranks, parse_steps
 

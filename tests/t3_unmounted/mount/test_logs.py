@@ -13,7 +13,7 @@ from fakemount import Caller, fails, mounted
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.mount import logs
-from stepfs.redact import redacted
+from stepfs.mount.redact import redacted
 
 
 def record(message, *args, exc_info=None, **facts):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
-from stepfs.reader import Lake
+from stepfs import Lake
 
 WAIT_S = 20.0
 
 
 def background_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("stepfs-reader-")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("stepfs-reader")]
 
 
 def until(condition) -> None:

@@ -11,10 +11,9 @@ import pytest
 from beside import WAIT_S, background_threads, in_thread, is_waiting, until
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload, seal_on_disk
 
+from stepfs import CheckpointHook, Lake, StreamState
 from stepfs.errors import AbsentError, NoSuchStepError, UsageError, WrongTypeError
-from stepfs.reader import Lake
 from stepfs.reader.options import LakeOptions
-from stepfs.torch import CheckpointHook, StreamState
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -14,8 +14,8 @@ import pytest
 from beside import WAIT_S, background_threads, in_thread, is_waiting, until
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 
+from stepfs import Lake, background
 from stepfs.errors import ClosedError, RefusedError, StepfsError
-from stepfs.reader import Lake, background
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -14,7 +14,7 @@ import time
 import pytest
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 
-from stepfs.reader import Lake, background
+from stepfs import Lake, background
 
 STEPS = 6
 WAIT_S = 30
@@ -63,7 +63,7 @@ def test_a_child_of_a_fork_opens_the_lake_for_itself_and_leaves_the_parents_alon
             lake.close()
             names = [thread.name for thread in threading.enumerate()]
             return (
-                lake_here and grandchild == 0 and not any(name.startswith("stepfs-reader-") for name in names)
+                lake_here and grandchild == 0 and not any(name.startswith("stepfs-reader") for name in names)
             )
 
         assert in_child(child) == 0
@@ -159,8 +159,7 @@ class Blocked:
         if name.startswith("stepfs.mount"):
             raise AssertionError(name)
 sys.meta_path.insert(0, Blocked())
-from stepfs.reader import Lake
-import stepfs.torch
+from stepfs import Lake
 lake = Lake(sys.argv[1])
 for step in lake.follow(0):
     assert len(step[0]) and len(lake[step][1])

@@ -8,9 +8,8 @@ import pytest
 from shelf import SMALL, commit_on_disk, lake_on_disk
 from torch.utils.data import DataLoader
 
+from stepfs import CheckpointHook, Lake, ShuffledSteps, StepDataset
 from stepfs.errors import RefusedError, UsageError
-from stepfs.reader import Lake
-from stepfs.torch import CheckpointHook, ShuffledSteps, StepDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 FIRST, STOP = 2, 12
@@ -25,13 +24,11 @@ def lake(tmp_path):
         yield opened
 
 
-def epoch_of(lake, sampler, **options):
-    items = StepDataset(lake, rank=1, start=FIRST, stop=STOP, sampler=sampler, decode=bytes)
-    return DataLoader(items, sampler=sampler, batch_size=None, **options)
-
-
-def sampler_of():
-    return ShuffledSteps(None, first=FIRST, stop=STOP, seed=7)
+def epoch_of(lake, **options):
+    """A sampler and the loader of its steps."""
+    items = StepDataset(lake, rank=1, start=FIRST, stop=STOP, decode=bytes)
+    sampler = ShuffledSteps(items, seed=7)
+    return sampler, DataLoader(items, sampler=sampler, batch_size=None, **options)
 
 
 def refused(durable, *next_steps):
@@ -43,9 +40,9 @@ def refused(durable, *next_steps):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_inside_an_epoch_only_its_first_step_is_recorded(lake, workers):
     """Workers draw ahead of what is trained: that all steps are drawn says nothing about them."""
-    sampler, durable = sampler_of(), CheckpointHook(lake)
+    (sampler, loader), durable = epoch_of(lake, num_workers=workers), CheckpointHook(lake)
     durable(1)
-    for trained, _ in enumerate(epoch_of(lake, sampler, num_workers=workers), 1):
+    for trained, _ in enumerate(loader, 1):
         refused(durable, FIRST + 1, STOP - 1)
         if trained < 5:
             refused(durable, STOP)
@@ -56,8 +53,8 @@ def test_inside_an_epoch_only_its_first_step_is_recorded(lake, workers):
 
 
 def test_an_epoch_that_was_left_is_given_up_by_the_next(lake):
-    sampler, durable = sampler_of(), CheckpointHook(lake)
-    for _ in epoch_of(lake, sampler):
+    (sampler, loader), durable = epoch_of(lake), CheckpointHook(lake)
+    for _ in loader:
         break
     refused(durable, 5, STOP)
     sampler.set_epoch(1)
@@ -65,8 +62,7 @@ def test_an_epoch_that_was_left_is_given_up_by_the_next(lake):
 
 
 def test_an_epoch_that_is_resumed_needs_its_steps_from_the_start(lake):
-    sampler, durable = sampler_of(), CheckpointHook(lake)
-    loader = epoch_of(lake, sampler)
+    (sampler, loader), durable = epoch_of(lake), CheckpointHook(lake)
     sampler.set_epoch(0, position=3)
     refused(durable, 5, STOP)
     assert len(list(loader)) == STOP - FIRST - 3
@@ -74,8 +70,7 @@ def test_an_epoch_that_is_resumed_needs_its_steps_from_the_start(lake):
 
 
 def test_an_epoch_that_was_whole_when_it_was_left_releases_all_of_it(lake):
-    sampler, durable = sampler_of(), CheckpointHook(lake)
-    loader = epoch_of(lake, sampler)
+    (sampler, loader), durable = epoch_of(lake), CheckpointHook(lake)
     sampler.set_epoch(0, position=STOP - FIRST)
     refused(durable, STOP - 1)
     assert list(loader) == []
@@ -83,8 +78,8 @@ def test_an_epoch_that_was_whole_when_it_was_left_releases_all_of_it(lake):
 
 
 def test_an_epoch_that_does_not_exist_changes_nothing(lake):
-    sampler, durable = sampler_of(), CheckpointHook(lake)
-    training = iter(epoch_of(lake, sampler))
+    (sampler, loader), durable = epoch_of(lake), CheckpointHook(lake)
+    training = iter(loader)
     next(training)
     with pytest.raises(UsageError, match="has no position 99"):
         sampler.set_epoch(1, position=99)
@@ -93,22 +88,21 @@ def test_an_epoch_that_does_not_exist_changes_nothing(lake):
 
 
 def test_other_samplers_and_other_draws_do_not_hide_it(lake):
-    sampler, durable = sampler_of(), CheckpointHook(lake)
-    training = iter(epoch_of(lake, sampler))
+    (sampler, loader), durable = epoch_of(lake), CheckpointHook(lake)
+    training = iter(loader)
     next(training)
-    evaluation = sampler_of()
-    epoch_of(lake, evaluation)
+    evaluation = epoch_of(lake)
     StepDataset(lake, rank=0, stop=2, decode=bytes)
     list(sampler)
     refused(durable, 5)
-    del training, sampler
+    del training, loader, sampler
     durable(5)
+    del evaluation
 
 
 def test_a_save_that_ends_later_is_judged_when_it_begins(lake):
-    sampler, durable = sampler_of(), CheckpointHook(lake)
+    (sampler, _), durable = epoch_of(lake), CheckpointHook(lake)
     next(iter(sampler))
-    epoch_of(lake, sampler)
     saved: Future[object] = Future()
     with pytest.raises(RefusedError, match="set_epoch"):
         durable.after(saved, 5)

@@ -171,7 +171,7 @@ async def _shown(payload: _Payload, wanted: _Wanted) -> _Shown:
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.payload.schema import format_of
     from stepfs.format.payload.values import plain
-    from stepfs.torch_file.process import TorchProcess
+    from stepfs.torch.process import TorchProcess
 
     decode = decoder(wanted.tokenizer, payload.schema.tokenizer if payload.schema is not None else {})
     ends = await ends_of(payload.data)

@@ -153,7 +153,7 @@ async def _found(
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.verify.lake import Damage, Verification, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
-    from stepfs.torch_file.process import TorchProcess
+    from stepfs.torch.process import TorchProcess
 
     result, found = Verification(), []
     try:
@@ -187,7 +187,7 @@ def _content_check(identity: LakeIdentity, lake: str, by_torch: ByTorch) -> Payl
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.payload_kind import is_checkable
     from stepfs.lake.identity import payload_schema
-    from stepfs.torch_file.need import need_torch
+    from stepfs.torch.need import need_torch
 
     schema = payload_schema(identity, lake)
     if schema is not None and not schema.binding:

@@ -1,4 +1,4 @@
-"""The order of `stepfs.torch.ShuffledSteps`: a permutation that is a pure function of seed, epoch and count.
+"""The order of `stepfs.ShuffledSteps`: a permutation that is a pure function of seed, epoch and count.
 
 Trainer and mount compute it apart from each other, so it must not depend on a library's version: a Feistel network of
 six rounds over the next power of four, walked until the value lies inside (cycle walking). Any place, and the place of

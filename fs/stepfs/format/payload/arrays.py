@@ -77,7 +77,7 @@ def array_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
 
 def without_torch(_excerpt: Excerpt) -> PayloadArrays:
     """The `ByTorch` of callers that never meet a `.pt` file."""
-    raise AssertionError(".pt files are read by stepfs.torch_file")
+    raise AssertionError(".pt files are read by stepfs.torch")
 
 
 def read_arrays(format_name: str, excerpt: Excerpt, by_torch: ByTorch = without_torch) -> PayloadArrays:

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from stepfs.mount.host.passed_fd import descriptor_of
-from stepfs.redact import redact_url
+from stepfs.mount.redact import redact_url
 
 FSTYPE: Final = "fuse.stepfs"
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")

@@ -22,7 +22,7 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.host.procfs import process_start
 from stepfs.mount.options import MountOptions
-from stepfs.redact import redact_url
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import Store
 from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Tree

@@ -12,9 +12,9 @@ import sys
 import time
 
 from bench.probe import CPU_CACHE_BYTES
+from stepfs import Lake
 from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
 from stepfs.format.ids import Step
-from stepfs.reader import Lake
 
 _WAIT_S = 120
 

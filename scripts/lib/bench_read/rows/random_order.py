@@ -19,11 +19,11 @@ from bench.bed import Bed, Mount
 from bench.machine import program
 from bench.report import at_least, at_most, median
 from bench_read.rows.faults import proxied
+from stepfs import ShuffledSteps
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
-from stepfs.torch import ShuffledSteps
 
 SLICES, RANK, THREADS = 2, 0, 8
 DELAY_S = 0.02

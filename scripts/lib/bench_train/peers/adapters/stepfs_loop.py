@@ -14,7 +14,7 @@ __all__ = ["imports", "train", "write"]
 
 
 def imports() -> None:
-    import stepfs.torch  # noqa: F401, PLC0415 - for its `StreamState`; torch itself is not imported
+    import stepfs.training  # noqa: F401, PLC0415 - for its `StreamState`
 
 
 class Loop(Mounted):

@@ -13,7 +13,7 @@ from bench_train.peers.job import Batch, Order
 def imports() -> None:
     import torch.utils.data  # noqa: F401, PLC0415 - writers need none of it
 
-    import stepfs.torch  # noqa: F401, PLC0415 - absent where other peers run
+    import stepfs.training  # noqa: F401, PLC0415 - absent where other peers run
 
 
 def write(order: Order) -> None:
@@ -40,7 +40,7 @@ class Mounted:
     """A `Stream`."""
 
     def __init__(self, order: Order, state: Any) -> None:
-        from stepfs.torch import StreamState  # noqa: PLC0415
+        from stepfs import StreamState  # noqa: PLC0415
 
         self._order = order
         self._state = StreamState.of_mount(order.mount, world=1)

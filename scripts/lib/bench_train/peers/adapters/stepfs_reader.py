@@ -20,15 +20,14 @@ __all__ = ["imports", "train", "write"]
 def imports() -> None:
     import torch.utils.data  # noqa: F401, PLC0415 - writers need none of it
 
-    import stepfs.torch  # noqa: F401, PLC0415 - absent where other peers run
+    import stepfs.training  # noqa: F401, PLC0415 - absent where other peers run
 
 
 class Reader:
     """A `Stream`."""
 
     def __init__(self, order: Order, state: Any) -> None:
-        from stepfs.reader import Lake  # noqa: PLC0415
-        from stepfs.torch import StreamState  # noqa: PLC0415
+        from stepfs import Lake, StreamState  # noqa: PLC0415
 
         self._order = order
         url, endpoint_url = f"s3://{order.bucket}/{order.place}", os.environ["AWS_ENDPOINT_URL_S3"]
@@ -39,7 +38,7 @@ class Reader:
 
     def batches(self) -> Iterator[Batch]:
         from bench_train.peers.adapters.whole_batches import loader  # noqa: PLC0415 - torch
-        from stepfs.torch import StepDataset  # noqa: PLC0415
+        from stepfs import StepDataset  # noqa: PLC0415
 
         first, stop = self._state.next_step, self._order.data.batches
         decode = partial(samples.decoded_file, self._order.data)

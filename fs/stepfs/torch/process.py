@@ -25,8 +25,8 @@ from typing import IO, Any, Final, Self
 
 from stepfs.format.payload.arrays import ArrayInfo, PayloadArrays
 from stepfs.format.payload.excerpt import Excerpt, UnreadablePayloadError
-from stepfs.torch_file.need import need_torch
-from stepfs.torch_file.table import torch_arrays
+from stepfs.torch.need import need_torch
+from stepfs.torch.table import torch_arrays
 
 _SIZES: Final = Struct("<QQQ")  # bytes of the head, of the tail, of the payload
 _MEMORY_BYTES_MAX: Final = 1 << 30  # beside torch itself
@@ -70,7 +70,7 @@ class TorchProcess:
         if self._child is None:
             need_torch("looking into .pt files", for_foreign_files=True)
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "stepfs.torch_file.process"],
+                [sys.executable, "-m", "stepfs.torch.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A trio loop in a thread of its own, and calls into it from any other thread.
+"""A trio loop in a thread of its own, and calls into it from any other thread: below `Lake` and `Producer`.
 
 The calling thread sleeps in a plain lock, which a signal interrupts: Ctrl-C in a waiting main thread raises at once and
 takes the call back. Rejected: `trio.from_thread.run`. It cannot be taken back, and its caller would not learn how the loop
@@ -6,14 +6,13 @@ ended.
 
 `fork` copies the memory and one thread, never this one. So a loop belongs to a *generation* of the process: a child of a
 fork is in another one, finds `is_here` false, leaves the dead loop alone (its locks may be held for ever) and starts its
-own. A number from `os.register_at_fork` rather than the pid, which a grandchild may have inherited. Nothing of a dead
+own, or refuses. A number from `os.register_at_fork` rather than the pid, which a grandchild may have inherited. Nothing of a dead
 loop is finalized in the child, because its sockets are the parent's.
 """
 
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import threading
 import time
@@ -32,7 +31,6 @@ _END_S: Final = 8.0  # at the end of the interpreter: what a group still has to 
 _generation = 0
 _alive: set[BackgroundLoop[object]] = set()
 _of_parents: list[object] = []  # never finalized here
-_numbers = itertools.count(1)
 
 
 def generation() -> int:
@@ -85,12 +83,18 @@ class BackgroundLoop(Generic[P]):
     """Runs `open_parts()` as a context in its loop until `stop`; `parts` is what it gave."""
 
     def __init__(
-        self, open_parts: Callable[[], AbstractAsyncContextManager[P]], *, owner: int | None = None
+        self,
+        open_parts: Callable[[], AbstractAsyncContextManager[P]],
+        *,
+        name: str,
+        closed: str,
+        owner: int | None = None,
     ) -> None:
-        """Start, and return once the parts are open. Raises what opening raised. `owner`: a process; once it has ended,
-        the loop ends, and every call raises `ClosedError`."""
+        """Start, and return once the parts are open. Raises what opening raised. `name`: the thread's. `closed`: what a
+        call is told behind the end. `owner`: a process; once it has ended, the loop ends, and every call raises
+        `ClosedError`."""
         self.generation = _generation
-        self._owner = owner
+        self._owner, self._closed = owner, closed
         self._open_parts = open_parts
         self._opened = threading.Lock()
         self._opened.acquire()
@@ -103,9 +107,7 @@ class BackgroundLoop(Generic[P]):
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
-        self._thread = threading.Thread(
-            target=self._main, name=f"stepfs-reader-{next(_numbers)}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         _alive.add(cast("BackgroundLoop[object]", self))  # first: a loop that cannot open ends at once
         try:
             self._thread.start()
@@ -173,10 +175,10 @@ class BackgroundLoop(Generic[P]):
         if isinstance(failure, StepfsError):
             return failure
         if failure is not None:
-            error = StepfsError(f"reading the lake has failed for good ({failure!r}); open it again")
+            error = StepfsError(f"{self._thread.name} has failed for good ({failure!r}); open the lake again")
             error.__cause__ = failure
             return error
-        return ClosedError("the lake is closed: open it again")
+        return ClosedError(self._closed)
 
     def _start(self, call: _Call[object]) -> None:
         if self._stopping:

@@ -1,4 +1,4 @@
-"""Optional help for PyTorch users: payloads as `.pt` bytes, the resume state, and a hook for checkpoints.
+"""What a training loop keeps and says: the resume state, and the hook for checkpoints.
 
     stream = StreamState.of_mount("/mnt/run", world=8)       # saved by `dcp.save`: where to continue
     durable = CheckpointHook("/mnt/run", keep=2)             # records durable checkpoints
@@ -6,9 +6,9 @@
     durable(stream.next_step)                                # or durable.after(dcp.async_save(…), stream.next_step)
     durable.resumed(stream.next_step)                        # after `dcp.load`: training continues from here
 
-torch is imported inside functions, so that producers and trainers that never call them do not need it. The resume
-state is one integer and an identity, equal on all ranks (compare torchtitan 816, where it
-is shaped by rank and worker and survives no change of either): it can be saved once, by any rank, and loaded by all.
+Nothing here needs torch. The resume state is one integer and an identity, equal on all ranks (compare torchtitan 816,
+where it is shaped by rank and worker and survives no change of either): it can be saved once, by any rank, and loaded
+by all.
 """
 
 from __future__ import annotations
@@ -38,18 +38,13 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.reader.dataset import StepDataset
 from stepfs.reader.lake import Lake
-from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.store.opening import open_store
-from stepfs.torch_file.save import dump
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["CheckpointHook", "ShuffledSteps", "StepDataset", "StreamState", "dump"]
-
-_log = logging.getLogger("stepfs.torch")
+_log = logging.getLogger("stepfs.training")
 
 
 class StreamState:
@@ -158,8 +153,9 @@ class CheckpointHook:
     def __call__(self, next_step: int) -> None:
         """Record a durable checkpoint that resumes at `next_step`: call it when `dcp.save` has returned.
 
-        `RefusedError` if readers of this mount, or a sampler given to a `StepDataset` on this `Lake`, are inside a shuffled
-        order and `next_step` is beyond its first step: pass `ShuffledSteps.next_step`. A hook on a URL knows of none.
+        `RefusedError` if readers of this mount, or a `ShuffledSteps` of this `Lake` or of a `StepDataset` on it, are
+        inside a shuffled order and `next_step` is beyond its first step: pass `ShuffledSteps.next_step`. A hook on a URL
+        knows of none.
         """
         if _rank() == 0:
             self._check_order(check_integer(next_step, "next_step"))

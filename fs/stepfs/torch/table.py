@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from stepfs.format.payload.arrays import ArrayInfo, PayloadArrays
 from stepfs.format.payload.excerpt import Excerpt, UnreadablePayloadError
 from stepfs.format.payload.schema import DIMENSIONS_MAX, ONLY_ARRAY
-from stepfs.torch_file.need import need_torch
+from stepfs.torch.need import need_torch
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

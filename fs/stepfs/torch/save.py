@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepfs.torch_file.need import need_torch
+from stepfs.torch.need import need_torch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

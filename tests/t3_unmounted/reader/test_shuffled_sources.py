@@ -1,0 +1,117 @@
+"""One `ShuffledSteps(source, …)` for each of its sources: a `StepDataset`, a `Lake`, a mount, and nobody."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from beside import until
+from shelf import SMALL, commit_on_disk, lake_on_disk, payload
+from torch.utils.data import DataLoader
+
+import stepfs
+from stepfs.errors import ClosedError, RefusedError, UsageError, WrongTypeError
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+STEPS, SEED = 12, 1
+
+
+@pytest.fixture
+def lake(tmp_path):
+    url = (tmp_path / "lake").as_uri()
+    lake_on_disk(url)
+    commit_on_disk(url, range(STEPS), SMALL)
+    with stepfs.Lake(url, group="run") as opened:
+        yield opened
+
+
+def test_a_data_set_gives_the_sampler_its_steps_and_is_told_nothing_twice(lake):
+    dataset = stepfs.StepDataset(lake, rank=1, start=3, stop=STEPS, decode=bytes)
+    sampler = stepfs.ShuffledSteps(dataset, seed=7)
+    assert sorted(sampler) == list(range(STEPS - 3))
+    found = list(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
+    assert found == [payload(item + 3, 1, SMALL) for item in sampler]
+    assert lake.counts()["bytes_fetched"] == 0, "workers read, not this process"
+
+
+def test_a_data_set_keeps_its_range(lake):
+    dataset = stepfs.StepDataset(lake, rank=1, start=3, stop=STEPS, decode=bytes)
+    assert len(stepfs.ShuffledSteps(dataset, first=3, stop=STEPS)) == STEPS - 3
+    for options in ({"first": 0}, {"stop": STEPS - 1}, {"stop": STEPS + 1}):
+        with pytest.raises(UsageError, match="the data set has steps 3 to 12"):
+            stepfs.ShuffledSteps(dataset, **options)
+
+
+def test_a_data_set_in_the_order_of_steps_takes_no_sampler(lake):
+    for options in ({}, {"stop": STEPS, "iterable": True}):
+        with pytest.raises(UsageError, match="in the order of steps: give it `stop` alone"):
+            stepfs.ShuffledSteps(stepfs.StepDataset(lake, rank=1, **options))
+
+
+def test_a_lake_is_told_the_order_and_refuses_a_checkpoint_inside_it(lake):
+    sampler, durable = stepfs.ShuffledSteps(lake, first=2, stop=STEPS, seed=SEED), stepfs.CheckpointHook(lake)
+    order = [item + 2 for item in stepfs.ShuffledSteps(None, first=2, stop=STEPS, seed=SEED)]
+    assert order[1] < order[0], "nobody guesses that"
+    seen = []
+    for item in sampler:
+        seen.append(item + 2)
+        assert lake.read(item + 2, 1) == payload(item + 2, 1, SMALL)
+        if len(seen) == 1:
+            until(lambda: lake.holds(order[1], 1))
+            with pytest.raises(RefusedError, match="record 2"):
+                durable(5)
+    assert seen == order
+    durable(STEPS)
+
+
+def test_a_closed_lake_says_so_at_the_first_step(lake):
+    sampler = stepfs.ShuffledSteps(lake, stop=STEPS)
+    lake.close()
+    with pytest.raises(ClosedError):
+        next(iter(sampler))
+
+
+def test_nobody_is_told_of_the_order_of_none(lake):
+    dataset = stepfs.StepDataset(lake, rank=1, stop=STEPS, decode=bytes)
+    alone, told = stepfs.ShuffledSteps(None, stop=STEPS, seed=4), stepfs.ShuffledSteps(dataset, seed=4)
+    assert list(alone) == list(told)
+
+
+@pytest.mark.parametrize("source", [7, b"/mnt/run", object(), range(9)])
+def test_another_source_is_refused_when_the_sampler_is_made(source):
+    with pytest.raises(WrongTypeError, match="a mount's directory, a Lake, a StepDataset"):
+        stepfs.ShuffledSteps(source, stop=9)
+
+
+def test_a_url_is_no_directory(lake):
+    with pytest.raises(UsageError, match="Lake"):
+        stepfs.ShuffledSteps(lake.url, stop=9)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_all_but_a_data_set_need_an_end(lake, named):
+    with pytest.raises(UsageError, match="give `stop`"):
+        stepfs.ShuffledSteps("/mnt/run" if named else lake)
+
+
+def test_a_data_set_travels_with_its_sampler(lake):
+    dataset = stepfs.StepDataset(lake, rank=1, stop=STEPS, decode=bytes)
+    sampler = stepfs.ShuffledSteps(dataset, seed=SEED)
+    order = list(stepfs.ShuffledSteps(None, stop=STEPS, seed=SEED))
+    assert order[1] < order[0], "nobody guesses that"
+    copy = pickle.loads(pickle.dumps(dataset))
+    try:
+        assert copy[order[0]] == payload(order[0], 1, SMALL)
+        until(lambda: copy.lake.holds(order[1], 1))
+        assert [copy[item] for item in sampler] == [payload(item, 1, SMALL) for item in order]
+    finally:
+        copy.lake.close()
+
+
+def test_a_step_has_no_length_and_says_where_the_number_of_ranks_is(lake):
+    """With a length, `torch.tensor([step])` would silently read every rank and make numbers of its bytes."""
+    with pytest.raises(TypeError, match=r"step 5 is a number.*`lake.world`"):
+        len(lake[5])
+    assert [bytes(ranks) for ranks in lake[5]] == [payload(5, rank, SMALL) for rank in range(lake.world)]
+    assert np.array([lake[5]]).tolist() == [5]
