@@ -118,6 +118,7 @@ class SliceReads:
             finally:
                 block.waiting -= 1
                 self._loader.readers_waiting -= 1
+                self._loader.notify()  # the block may make room for another reader now
             if block.error is not None and not isinstance(block.error, StoreUnreachableError):
                 raise type(block.error)(*block.error.args)  # a fresh one: its traceback is this reader's
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import trio
 from data_doubles import World
@@ -9,6 +11,7 @@ from data_doubles import World
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+from stepfs.reader.lending import Lending
 
 MIB = 1 << 20
 BLOCKS = 16
@@ -123,4 +126,113 @@ async def test_open_files_that_were_not_read_keep_their_bytes_beside_a_large_one
     await read_blocks(slices, world, range(BLOCKS))
     assert slices.facts.holds(Step(1), INDEX)
     unread.close()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_20_mib_are_fetched_once_into_18_mib_however_small_the_reads(nursery, autojump_clock, kept):
+    world = World()
+    world.add_step([20 * MIB])
+    for piece in (64 << 10, MIB, BLOCK_BYTES):
+        slow(world)
+        slices = Slices(world.store, memory_bytes=18 * MIB, opened_are_kept=kept)
+        await nursery.start(slices.run)
+        handle = slices.reads.open(world.entries[0], INDEX)
+        for offset in range(0, 20 * MIB, piece):
+            expected = world.payloads[0][0][offset : offset + piece]
+            assert await handle.read(offset, piece) == expected
+        await trio.sleep(100)  # and nothing is fetched once it was read
+        assert slices.counts.requests == 3
+        assert slices.counts.bytes_fetched == 20 * MIB
+        handle.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_reader_without_a_mount_fetches_each_block_once(nursery, autojump_clock, world):
+    slow(world)
+    slices = slices_of(world, CONNECTIONS + 2)
+    await nursery.start(slices.run)
+    handle = slices.reads.open(world.entries[0], INDEX)
+    assert await Lending(0).copy_of(handle) == world.payloads[0][0]
+    assert slices.counts.requests == BLOCKS
+    assert slices.counts.bytes_fetched == BLOCKS * BLOCK_BYTES
+    nursery.cancel_scope.cancel()
+
+
+async def test_two_readers_far_apart_in_one_slice_both_end(nursery, autojump_clock, world):
+    slow(world)
+    slices = slices_of(world, 8)
+    await nursery.start(slices.run)
+    async with trio.open_nursery() as readers:
+        for first in (0, BLOCKS // 2):
+            numbers = range(first, first + BLOCKS // 2)
+            readers.start_soon(lambda numbers=numbers: read_blocks(slices, world, numbers, piece=MIB))
+    assert slices.counts.requests <= 2 * BLOCKS
+    fetched = slices.counts.requests
+    await trio.sleep(100)
+    assert slices.counts.requests == fetched
+    nursery.cancel_scope.cancel()
+
+
+async def test_reads_at_random_cost_at_most_two_blocks_each(nursery, autojump_clock, world):
+    slow(world)
+    slices = slices_of(world, 8)
+    await nursery.start(slices.run)
+    handle = slices.reads.open(world.entries[0], INDEX)
+    chosen = random.Random(1)
+    for _ in range(100):
+        offset = chosen.randrange(handle.length - 4096)
+        assert await handle.read(offset, 4096) == world.payloads[0][0][offset : offset + 4096]
+    await trio.sleep(100)
+    assert slices.counts.requests <= 2 * 100
+    nursery.cancel_scope.cancel()
+
+
+async def test_pages_read_again_and_again_cost_nothing_beyond_a_pass_each(nursery, autojump_clock, world):
+    """A mapped file whose pages the kernel drops: faults in order, some twice, pass after pass."""
+    slow(world)
+    slices = slices_of(world, 8)
+    await nursery.start(slices.run)
+    handle = slices.reads.open(world.entries[0], INDEX)
+    for passes in range(1, 4):
+        for offset in range(0, handle.length, 128 << 10):
+            for again in (offset, max(0, offset - (128 << 10))):
+                await handle.read(again, 4096)
+        assert slices.counts.requests <= passes * (BLOCKS + 2)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_waits_for_memory_that_others_see_without_a_get(nursery, autojump_clock):
+    world = World()
+    world.add_step([20 * MIB])
+    slices = Slices(world.store, memory_bytes=18 * MIB, deadline_s=1000.0)
+    await nursery.start(slices.run)
+    handle = slices.reads.open(world.entries[0], INDEX)
+    views = [await handle.read(offset, MIB) for offset in range(0, 16 * MIB, MIB)]
+    with trio.move_on_after(500) as waited:
+        await handle.read(16 * MIB, MIB)
+    assert waited.cancelled_caught
+    assert slices.counts.requests == 2
+    views.clear()
+    assert await handle.read(16 * MIB, MIB) == world.payloads[0][0][16 * MIB : 17 * MIB]
+    assert slices.counts.requests == 3
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_gets_the_memory_of_readers_that_have_come_and_stay(nursery, autojump_clock):
+    """Two blocks fit, and three ranks read one each: the third takes the memory of one that has its bytes."""
+    world = World()
+    world.add_step([BLOCK_BYTES] * 3)
+    for _ in range(30):  # whom the loop resumes first, reader or loader, is by chance
+        slow(world)
+        slices = Slices(world.store, memory_bytes=2 * BLOCK_BYTES)
+        await nursery.start(slices.run)
+        handles = [slices.reads.open(world.entries[0], SliceIndex(index)) for index in range(3)]
+        with trio.fail_after(1):
+            async with trio.open_nursery() as ranks:
+                for handle in handles:
+                    ranks.start_soon(handle.read, 0, 4096)
+        assert slices.counts.requests == 3
+        for handle in handles:
+            handle.close()
     nursery.cancel_scope.cancel()
