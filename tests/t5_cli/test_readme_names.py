@@ -57,7 +57,9 @@ def _tables(section: str) -> list[list[list[str]]]:
 def test_measured_figures_stand_beside_others_with_target_and_machine():
     section = README[README.index("## Measured") : README.index("## Install")]
     [[header, *rows]] = _tables(section)
-    assert all(any(peer in cell for cell in header) for peer in ("rclone", "JuiceFS", "boto3", "ext4", "target"))
+    assert all(
+        any(peer in cell for cell in header) for peer in ("rclone", "JuiceFS", "boto3", "ext4", "target")
+    )
     assert len(rows) >= 10
     assert all(cells[0] and cells[1] and cells[-1] for cells in rows)
     assert {len(cells) for cells in rows} == {len(header)}
