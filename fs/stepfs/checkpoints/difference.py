@@ -1,4 +1,4 @@
-"""What one look at a checkpoint directory changes in the group's record: pure.
+"""The changes of the group's record that one look at a checkpoint directory makes: pure.
 
 Every look may be old: a file system shows a change late, and a slow store records it later still. Meanwhile a trainer that
 went back may have written the same checkpoint again; nodes that saw it before and after that find no change, and add
@@ -52,6 +52,6 @@ class Difference:
         return (kept | adds) - gone
 
     def seen_next(self, kept: frozenset[Step]) -> frozenset[Step]:
-        """What the next look is compared with, after this change of the `kept` ones."""
+        """The base of the next comparison, after this change of the `kept` ones."""
         shown = self.there | (self.barred & kept)
         return shown | kept if self.seen is None and self.drops_wait and shown else shown

@@ -6,7 +6,7 @@ own sign of completeness, the object that its writer writes last:
     torch DCP      <name-with-counter>/.metadata     torch.distributed.checkpoint writes it after every shard
     Hugging Face   checkpoint-<N>/trainer_state.json whose global_step is N
     Lightning      *step=<N>*.ckpt                   a readable zip archive (its directory is at the end)
-    Megatron       iter_<N>/ with N at most what latest_checkpointed_iteration.txt says
+    Megatron       iter_<N>/ with N at most the number in latest_checkpointed_iteration.txt
     a pattern      any path with `{N}` in it, such as run-{N}/DONE: there when the file is there
 
 Reads directories and files only; call it in a worker thread. Entries that this user may not read (another user's run,

@@ -171,7 +171,7 @@ class Watch:
         return now_s - self._missing_since_s >= _LAG_S_MAX
 
     async def _record(self, difference: Difference) -> frozenset[Step]:
-        """Record the changes since the last look. Returns what the next look is compared with."""
+        """Record the changes since the last look. Returns the base of the next comparison."""
         before: frozenset[Step] = frozenset()
 
         def apply(kept: frozenset[Step]) -> frozenset[Step]:

@@ -16,4 +16,4 @@ def main() -> None:
     try:
         app()
     finally:
-        gc.freeze()  # nothing is left for the interpreter's last collections: a tenth of what a short command costs
+        gc.freeze()  # nothing is left for the interpreter's last collections: a tenth of a short command's CPU

@@ -142,7 +142,7 @@ def _os_error_line(error: OSError) -> str:
 
 
 def announce(line: str) -> None:
-    """Print on stderr, prefixed with the program's name, what it waits for."""
+    """Print on stderr, prefixed with the program's name, the reason of the wait."""
     say(f"{_running}: {line}")
 
 

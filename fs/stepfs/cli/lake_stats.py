@@ -1,4 +1,4 @@
-"""What the live steps of a lake come to, by producer and by hour of their commits: pure sums over index entries."""
+"""Sums over the live steps of a lake, by producer and by hour of their commits: pure functions of index entries."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class PayloadBytes(Protocol):
 
 
 async def ends_of(payload: PayloadBytes) -> Excerpt:
-    """What tells the arrays of a payload."""
+    """The source of the arrays of a payload."""
     from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt
 
     tail = min(TAIL_BYTES_MAX, payload.length)
@@ -62,7 +62,7 @@ class FilePayload:
 
     @classmethod
     def at(cls, path: Path) -> FilePayload:
-        """`AbsentError`, `RefusedError`, `UsageError` for what is no file: opening a FIFO waits for a writer."""
+        """`AbsentError`, `RefusedError`, `UsageError` for anything but a file: opening a FIFO waits for a writer."""
         try:
             found = path.stat()
         except FileNotFoundError as error:

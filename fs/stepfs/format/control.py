@@ -1,4 +1,4 @@
-"""A slot of `control/`: what the lake still needs, and what may go, in one record.
+"""A slot of `control/`: the needs of the lake and its floor, in one record.
 
 The record holds the floor *and* every live consumer group, so one create-if-absent of the next number decides between
 a group that needs earlier steps and a reclaimer that gives them up (lake/control.py). A retired group is absent.

@@ -1,4 +1,4 @@
-"""What the position of a planned producer says about its sources, for those who only read.
+"""The facts about sources in the position of a planned producer, for readers that only show them.
 
 The commit protocol never looks into a position. `stepfs-produce run` stores a msgpack map in it, of which this is the part
 that people want to see:
@@ -81,10 +81,10 @@ class PlanStanding:
 
 
 def read_plan_position(packed: bytes) -> PlanStanding | None:
-    """What a stored position says about a plan; None if it is another program's, or of a version unknown here."""
+    """The facts about a plan in a stored position; None if it is another program's, or of a version unknown here."""
     try:
         position = unpack(packed, "position") if packed else None
-    except CorruptError:  # nobody promised that a position is msgpack
+    except CorruptError:  # a position need not be msgpack
         return None
     if not isinstance(position, dict) or position.get("pipeline") != "plan":
         return None

@@ -146,7 +146,7 @@ class Assembly:
 
     @cached_property
     def registry(self) -> CollectorRegistry:
-        """The metrics of this mount. Made when somebody asks for them, because prometheus_client is slow to import."""
+        """The metrics of this mount. Made at their first use, because prometheus_client is slow to import."""
         from stepfs.mount.status import metrics  # noqa: PLC0415
 
         collector = metrics.MountCollector(
@@ -225,7 +225,7 @@ class Assembly:
         )
 
     async def start(self, background: trio.Nursery) -> None:
-        """Start what the handlers rely on."""
+        """Start the tasks that the handlers rely on."""
         await background.start(self.waits.run)
         await background.start(self.slices.run)
         await background.start(MemoryGovernor(self.slices).run)
@@ -234,12 +234,12 @@ class Assembly:
         await background.start(self.follower.run)
 
     async def start_priming(self, background: trio.Nursery) -> None:
-        """Start what calls into this mount itself: its requests must be answered, and a guardian must watch."""
+        """Start the tasks that call into this mount itself: their requests must be answered, and a guardian must watch."""
         if self.primer is not None:
             await background.start(self.primer.run)
 
     async def aclose(self) -> None:
-        """Close what this mount opened; the lake's own store belongs to the caller."""
+        """Close all that this mount opened; the lake's own store belongs to the caller."""
         self.files.close_all()
         await self.origins.aclose()
 
@@ -273,5 +273,5 @@ def store_of(options: MountOptions, url: str, silence: Silence | None = None) ->
 
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
-    """The rank map of this lake under these options; refuses what cannot be served."""
+    """The rank map of this lake under these options; refuses a world that cannot be served."""
     return rank_map(identity.slices, world=options.world, mesh=options.mesh)

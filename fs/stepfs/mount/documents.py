@@ -61,7 +61,7 @@ async def describe_step(store: Store, lake_id: str, state: LogState, entry: Step
 
 
 def describe_producers(state: LogState) -> Json:
-    """Every producer that ever committed, by id; `plan` is what its position says if `stepfs-produce run` wrote it."""
+    """Every producer that ever committed, by id; `plan` comes from its position if `stepfs-produce run` wrote it."""
     return {
         producer.producer_id: {
             "epoch": producer.epoch,

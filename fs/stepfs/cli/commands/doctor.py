@@ -41,7 +41,7 @@ def doctor(
 ) -> None:
     """Find out why it does not work here.
 
-    Checks the environment, the mounts on this machine and a lake's store, and says what to do for each problem. Mounts
+    Checks the environment, the mounts on this machine and a lake's store, and names a remedy for each problem. Mounts
     other than LAKE's or DIR's fail nothing. A lake's store is probed with a few small objects, which are deleted again.
     """
     from stepfs.doctor.finding import Level

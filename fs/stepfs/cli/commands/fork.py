@@ -57,7 +57,7 @@ def fork(
         typer.Option(
             "--until-damage",
             envvar="STEPFS_UNTIL_DAMAGE",
-            help="Of a lake whose log cannot be read to its end, take what comes before the damage.",
+            help="Of a lake whose log cannot be read to its end, take all steps before the damage.",
         ),
     ] = False,
     payload_schema: PayloadSchemaOption = None,
@@ -68,7 +68,7 @@ def fork(
     """Create a lake with ALL steps of the parent, except those that --skip or --until leave out.
 
     LAKE@STEP alone leaves out nothing: `stepfs fork LAKE@20 NEW --until 20` keeps steps 0 to 19. Steps before STEP keep
-    their numbers; what follows a left-out stretch is renumbered. The new lake shares the parent's data, which its group
+    their numbers; steps behind a left-out stretch are renumbered. The new lake shares the parent's data, which its group
     in the parent keeps alive; nothing is copied. A fork that was killed is finished or undone by the same command. The
     new lake has the parent's payload schema, unless an option gives another.
     """

@@ -52,7 +52,7 @@ def reclaim(
             "--grace",
             envvar="STEPFS_GRACE",
             metavar="DURATION",
-            help="What a group needed this long ago still counts: the time to take back a wrong checkpoint.",
+            help="A group's need of this long ago still counts: the time to take back a wrong checkpoint.",
         ),
     ] = "1h",
     orphans: Annotated[

@@ -17,7 +17,7 @@ def retire_producer(
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Declare that a producer will not come back: reclaim may delete what it uploaded and never committed.
+    """Declare that a producer will not come back: reclaim may delete its uncommitted uploads.
 
     Steps that it committed stay. A process that still runs under this id is fenced: it stops with exit code 7. Starting
     the id again is allowed and goes on from its last commit.

@@ -1,4 +1,4 @@
-"""`stepfs show`: what is in a payload: its arrays, a few of their values, and text where a tokenizer is at hand."""
+"""`stepfs show`: the arrays of a payload, a few of their values, and text if there is a tokenizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FACT_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """One payload, and what is known of it before it is read."""
+    """One payload, and its facts from the lake."""
 
     name: str
     ext: str
@@ -82,13 +82,13 @@ def show(
             "--tokenizer",
             envvar="STEPFS_TOKENIZER",
             metavar="bytes|FILE",
-            help="Show input_ids as text: a model's tokenizer.json, or bytes; by default what the lake says.",
+            help="Show input_ids as text: a model's tokenizer.json, or bytes; by default the lake's.",
         ),
     ] = None,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Show what is in a payload: arrays with dtype, shape and first values, and text.
+    """Show the contents of a payload: arrays with dtype, shape and first values, and text.
 
     Only headers and a few values are read, and no code of a file runs. Takes .safetensors and .npy files, .bin of a lake
     with a payload schema, and .pt where torch is installed.

@@ -33,7 +33,7 @@ def verify(
         typer.Option(
             "--content",
             envvar="STEPFS_CONTENT",
-            help="Check too that each slice is what the lake's schema says, or begins like a file of its extension.",
+            help="Check too that each slice has the arrays of the lake's schema, or begins like a file of its extension.",
         ),
     ] = False,
     repair: Annotated[

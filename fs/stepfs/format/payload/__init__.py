@@ -1,1 +1,1 @@
-"""What a slice holds: the schema of a lake, and the arrays of a payload, read from its header alone."""
+"""The contents of a slice: the schema of a lake, and the arrays of a payload, read from its header alone."""

@@ -87,7 +87,7 @@ def read_arrays(format_name: str, excerpt: Excerpt, by_torch: ByTorch = without_
     """
     begins_otherwise = payload_problem(f".{format_name}", bytes(excerpt.head[:HEAD_BYTES]), excerpt.length)
     if format_name == "safetensors" and excerpt.length > _LENGTH_BYTES:
-        return _safetensors(excerpt)  # says more of what is wrong
+        return _safetensors(excerpt)  # its errors are more precise
     if begins_otherwise is not None:
         raise UnreadablePayloadError(begins_otherwise)
     if format_name == "npy":

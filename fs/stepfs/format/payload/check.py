@@ -1,4 +1,4 @@
-"""Whether a payload is what its lake promises: the schema if there is one, else the signature of its extension.
+"""Whether a payload keeps its lake's promise: the schema if there is one, else the signature of its extension.
 
 `init --check-payload` compares first bytes (`payload_kind`). A schema is the stronger form: it names arrays, their dtypes
 and shapes. Producers check every payload that they append, `verify --content` checks every slice.
@@ -24,7 +24,7 @@ from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 
 @dataclass(frozen=True, slots=True)
 class PayloadCheck:
-    """What a slice of a lake must be: a file of `ext`, and, if `schema` is given, with its arrays."""
+    """The demands on a slice of a lake: a file of `ext`, and, if `schema` is given, with its arrays."""
 
     ext: str
     schema: PayloadSchema | None = None
@@ -45,7 +45,7 @@ class PayloadCheck:
         return self.schema is not None and self.schema.arrays is not None
 
     def problem(self, excerpt: Excerpt) -> str | None:
-        """What is wrong with a slice, in words that follow its name; None if nothing is."""
+        """The fault of a slice, in words that follow its name; None if there is none."""
         if self.schema is not None and self.schema.arrays is not None:
             return _arrays_problem(self.schema, excerpt, self.by_torch)
         return payload_problem(self.ext, bytes(excerpt.head[:HEAD_BYTES]), excerpt.length)

@@ -44,7 +44,7 @@ Scalar = None | bool | int | str
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What the schema says of one array."""
+    """The schema's demands on one array."""
 
     dtype: str
     shape: tuple[Dimension, ...]
@@ -105,7 +105,7 @@ def stored_schema(text: str, what: str) -> PayloadSchema:
 def given_schema(text: str, ext: str, what: str) -> PayloadSchema:
     """A schema that a user wrote, for a lake of `ext` files. `format` may be left out, so may `version`.
 
-    `UsageError` says what is wrong, `NewerFormatError` that a newer stepfs is needed.
+    `UsageError` names the fault; `NewerFormatError`: a newer stepfs is needed.
     """
     try:
         schema = _parsed(text, what, known_keys_only=True, format_default=format_of(ext))

@@ -40,7 +40,7 @@ def decode(dtype: str, data: bytes) -> NDArray[Any]:
 
 
 def plain(values: NDArray[Any]) -> list[Number]:
-    """For JSON: what it has no number for (nan, inf, complex) as text."""
+    """For JSON: nan, inf and complex numbers as text, because it has no numbers for them."""
     return [value if _is_json(value) else str(value) for value in values.tolist()]
 
 

@@ -50,7 +50,7 @@ def errno_of(error: StepfsError) -> int:
 
 
 def refusal(outcome: WaitOutcome, *, expired_errno: int) -> pyfuse3.FUSEError:
-    """What a caller gets whose wait ended without what it waited for."""
+    """The error of a caller whose wait ended in vain."""
     codes = {
         WaitOutcome.NEVER: errno.ENOENT,
         WaitOutcome.EXPIRED: expired_errno,

@@ -1,4 +1,4 @@
-"""What this process may do, as the kernel says it. It imports little: the guardian reads it, too."""
+"""The rights of this process, as the kernel reports them. It imports little: the guardian reads it, too."""
 
 from __future__ import annotations
 
