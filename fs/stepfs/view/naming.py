@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stepfs.format.ids import Step
+from stepfs.format.ids import RANKS_MAX, Step
 
 STEP_MAX: Final = Step(2**41 - 2)  # the limit of inode numbers: 70 years at 1000 steps per second
-RANK_MAX: Final = 2**20 - 2
+RANK_MAX: Final = RANKS_MAX - 1
 CONTROL_DIRECTORY: Final = b".stepfs"
 LATEST: Final = b"latest"
 

@@ -207,7 +207,7 @@ class _RunSession:
             vocabulary=prepared.payloads.vocabulary,
             shape=shape or ("micro", "tokens"),
         )
-        identity = await ensure_lake(store, output.mesh.slices, output.ext, schema)
+        identity = await ensure_lake(store, output.mesh.data_ranks, output.ext, schema)
         warning = refuse_other_arrays(
             self._options.lake, schema, payload_schema(identity, self._options.lake)
         )

@@ -68,7 +68,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     output = place.plan.output
     store = open_store(lake)
     try:
-        identity = await ensure_lake(store, output.mesh.slices, output.ext, None)
+        identity = await ensure_lake(store, output.mesh.data_ranks, output.ext, None)
         fit = await fit_plan(store, identity, place, await list_sources(place), None)
         memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
         last: list[State] = []

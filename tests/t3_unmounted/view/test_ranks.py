@@ -27,7 +27,7 @@ def test_a_world_that_does_not_fit_names_both_numbers(world):
         rank_map(4, world=world)
 
 
-@given(st.permutations([("pp", 2), ("dp", 4), ("tp", 2), ("cp", 3)]))
+@given(st.permutations([("pp", 2), ("dp_replicate", 4), ("tp", 2), ("cp", 3), ("dp_shard", 3)]))
 def test_a_mesh_agrees_with_unravelling_its_coordinates(dimensions):
     mesh = ",".join(f"{name}={size}" for name, size in dimensions)
     ranks = rank_map(12, mesh=mesh)
@@ -35,10 +35,39 @@ def test_a_mesh_agrees_with_unravelling_its_coordinates(dimensions):
     for rank, coordinate in enumerate(coordinates):
         index = 0
         for (name, size), value in zip(dimensions, coordinate, strict=True):
-            if name in {"dp", "cp"}:
+            if name.startswith("dp_"):
                 index = index * size + value
         assert ranks.slice_of(rank) == index
-    assert set(Counter(ranks.slice_of(rank) for rank in range(48)).values()) == {ranks.links} == {4}
+    assert set(Counter(ranks.slice_of(rank) for rank in range(144)).values()) == {ranks.links} == {12}
+
+
+def test_context_parallel_ranks_of_an_uncut_lake_read_the_whole_rows():
+    """Regression: `cp` chose files, so the halves of a sequence were of different documents."""
+    with pytest.raises(UsageError, match=r"--mesh dp=2,cp=2: its data dimensions have 2 ranks .* 4 slices"):
+        rank_map(4, mesh="dp=2,cp=2")
+    ranks = rank_map(4, mesh="dp=4,cp=2")
+    assert [ranks.slice_of(rank) for rank in range(ranks.world)] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["dp", "fsdp", "ddp", "hsdp", "dp_replicate", "fsdp_2"])
+def test_data_dimensions_choose_files_and_every_other_is_of_peers(name):
+    ranks = rank_map(4, mesh=f"expert=2,{name}=4")
+    assert [ranks.slice_of(rank) for rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["data", "data_parallel", "dpx", "edp", "dp_cp", "dp_shard_cp", "replicate", "shard", "batch"]
+)
+@pytest.mark.parametrize("beside", ["", ",dp=4"])
+def test_a_name_that_looks_like_data_but_is_none_is_refused_with_what_to_write(name, beside):
+    with pytest.raises(UsageError, match=rf"--mesh .*: {name} .*dp, fsdp, ddp, hsdp or dp_…"):
+        rank_map(4, mesh=f"{name}=4{beside}")
+
+
+@pytest.mark.parametrize("mesh", ["tp=4", "pp=2,cp=2"])
+def test_a_mesh_without_a_data_dimension_is_refused_with_what_to_add(mesh):
+    with pytest.raises(UsageError, match=r"no data dimension; add one, such as dp=4"):
+        rank_map(4, mesh=mesh)
 
 
 def test_a_mesh_with_the_data_dimension_first_equals_world():
@@ -46,7 +75,9 @@ def test_a_mesh_with_the_data_dimension_first_equals_world():
     assert [mesh.slice_of(r) for r in range(8)] == [world.slice_of(r) for r in range(8)]
 
 
-@pytest.mark.parametrize("mesh", ["", "dp", "dp=0", "dp=4,dp=4", "tp=4", "dp=8", "dp=4;tp=2", "dp=04"])
+@pytest.mark.parametrize(
+    "mesh", ["", "dp", "dp=0", "dp=4,dp=4", "dp=8", "dp=4;tp=2", "dp=04", "dp=4,tp=999999"]
+)
 def test_a_mesh_that_does_not_fit_is_refused(mesh):
     with pytest.raises(UsageError, match="--mesh"):
         rank_map(4, mesh=mesh)
