@@ -43,7 +43,7 @@ def test_a_mesh_agrees_with_unravelling_its_coordinates(dimensions):
 
 def test_context_parallel_ranks_of_an_uncut_lake_read_the_whole_rows():
     """Regression: `cp` chose files, so the halves of a sequence were of different documents."""
-    with pytest.raises(UsageError, match=r"--mesh dp=2,cp=2: its data dimensions have 2 ranks .* 4 slices"):
+    with pytest.raises(UsageError, match=r"--mesh dp=2,cp=2: its data dimensions have 2 ranks.* 4 slices"):
         rank_map(4, mesh="dp=2,cp=2")
     ranks = rank_map(4, mesh="dp=4,cp=2")
     assert [ranks.slice_of(rank) for rank in range(ranks.world)] == [0, 0, 1, 1, 2, 2, 3, 3]
