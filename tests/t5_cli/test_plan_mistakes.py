@@ -23,7 +23,7 @@ OPERATIONS = (Path(__file__).parents[2] / "fs/OPERATIONS.md").read_text()
     [
         (
             ("dp=2", "dp=3"),
-            "2 slices per step, not 3; name another lake, or set output.mesh to one with dp = 2",
+            "2 slices per step, not 3 slices; name another lake, or set output.mesh to one with dp = 2",
         ),
         ((".npy", ".pt"), "holds .npy files, not .pt; name another lake, or set output.ext to .npy"),
     ],

@@ -274,4 +274,4 @@ def store_of(options: MountOptions, url: str, silence: Silence | None = None) ->
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
     """The rank map of this lake under these options; refuses what cannot be served."""
-    return rank_map(identity.slices, world=options.world, mesh=options.mesh)
+    return rank_map(identity.grid, world=options.world, mesh=options.mesh)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
 from stepfs.format.grid.mesh import parse_mesh
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex
 from stepfs.view.naming import RANK_MAX
 
@@ -38,32 +39,43 @@ class RankMap:
         return self.world // self.slices
 
 
-def rank_map(slices: int, *, world: int | None = None, mesh: str | None = None) -> RankMap:
-    """Map ranks to slices; `UsageError` for a world that the lake's slices cannot serve, naming both numbers."""
+def rank_map(grid: Grid, *, world: int | None = None, mesh: str | None = None) -> RankMap:
+    """Map ranks to slices; `UsageError` for a world that the lake's grid cannot serve, naming both numbers."""
+    if grid.ranks * grid.cp != grid.slices:
+        raise RefusedError(
+            f"this lake has {grid}; this stepfs shows lakes of one file a rank: read it with a newer one"
+        )
     if mesh is not None:
-        mapped = _from_mesh(slices, mesh)
+        mapped = _from_mesh(grid, mesh)
         if world not in {None, mapped.world}:
             raise UsageError(
                 f"--world {world} contradicts --mesh {mesh}, which has {mapped.world} ranks: drop one"
             )
         return mapped
-    size = slices if world is None else world
-    if not 0 < size <= RANK_MAX + 1 or size % slices:
+    size = grid.slices if world is None else world
+    if not 0 < size <= RANK_MAX + 1 or size % grid.slices:
         raise UsageError(
-            f"--world {size} does not fit this lake's {slices} slices: use a multiple of {slices},"
+            f"--world {size} does not fit this lake's {grid}: use a multiple of {grid.slices},"
             " or produce a lake with another --slices"
         )
-    return RankMap(slices, size)
+    return RankMap(grid.slices, size)
 
 
-def _from_mesh(slices: int, text: str) -> RankMap:
+def _from_mesh(grid: Grid, text: str) -> RankMap:
     try:
         mesh = parse_mesh(text)
     except ValueError as error:
         raise UsageError(f"--mesh {text}: {error}") from error
-    if mesh.data_ranks != slices:
+    if mesh.data_ranks != grid.ranks:
         raise UsageError(
-            f"--mesh {mesh}: its data dimensions have {mesh.data_ranks} ranks, this lake has {slices} slices; they must be"
-            " equal (cp, tp, pp, ep and others are peers, which read the same file)"
+            f"--mesh {mesh}: its data dimensions have {mesh.data_ranks} ranks, this lake is of {grid.ranks}; they must be"
+            f" equal (cp, tp, pp, ep and others are peers, which read the same file)"
         )
-    return RankMap(slices, mesh.world, tuple(map(SliceIndex, mesh.readers())))
+    if grid.cp > 1 and mesh.context_ranks != grid.cp:
+        raise UsageError(
+            f"--mesh {mesh}: cp has {mesh.context_ranks} ranks, and this lake's sequences are cut for cp={grid.cp}; they"
+            " must be equal"
+        )
+    pieces = grid.cp > 1  # else the context-parallel ranks are peers
+    table = (grid.slice_of(data, piece=context * pieces) for data, context in mesh.readers())
+    return RankMap(grid.slices, mesh.world, tuple(table))

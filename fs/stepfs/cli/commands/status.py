@@ -96,6 +96,7 @@ def lake_document(
         "schema": JSON_SCHEMA,
         "lake_id": state.lake_id,
         "slices": state.slices,
+        "grid": log.identity.grid.document(),
         "ext": log.identity.ext,
         "payload_schema": schema_document(log.identity.payload_schema),
         "head": state.version,

@@ -2,11 +2,13 @@
 
 Names decide, because numbers that happen to fit would give the halves of a sequence to different documents. Data
 dimensions choose files. Context-parallel ranks take whole rows and cut them themselves, as torch's `context_parallel`,
-Transformer Engine and Megatron do: they are peers, and so are the ranks of every other dimension.
+Transformer Engine and Megatron do: they are peers, unless the lake is cut along `cp`. The ranks of every other dimension
+always are.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -17,13 +19,14 @@ from stepfs.format.ids import RANKS_MAX, SLICES_MAX
 
 _DIMENSION: Final = re.compile(r"([a-z][a-z0-9_]{0,31})=([1-9][0-9]{0,6})", re.ASCII)
 _DATA: Final = re.compile(r"(dp|fsdp|ddp|hsdp)(_[a-z0-9_]+)?")
+_CONTEXT: Final = re.compile(r"cp(_[a-z0-9_]+)?")
 _FOLDED: Final = re.compile(r".*_cp(_.*)?")  # torch's flattened dp_cp: its size is of two dimensions
 _LIKE_DATA: Final = re.compile(r".*(dp|data).*|(batch|replica|shard).*")
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Dimensions, slowest first. Ranks that differ in others than the data dimensions read the same files."""
+    """Dimensions, slowest first. Ranks that differ in neither data nor context dimensions are peers."""
 
     dimensions: tuple[tuple[str, int], ...]
 
@@ -35,16 +38,20 @@ class Mesh:
     def world(self) -> int:
         return math.prod(size for _, size in self.dimensions)
 
-    def readers(self) -> Iterator[int]:
-        """The data rank of each rank of the world, in their order."""
-        for rank in range(self.world):
-            rest, index, stride = rank, 0, 1
-            for name, size in reversed(self.dimensions):
-                rest, coordinate = divmod(rest, size)
+    @property
+    def context_ranks(self) -> int:
+        return math.prod(size for name, size in self.dimensions if _CONTEXT.fullmatch(name))
+
+    def readers(self) -> Iterator[tuple[int, int]]:
+        """The data rank and the context rank of each rank of the world, in their order."""
+        for coordinates in itertools.product(*(range(size) for _, size in self.dimensions)):
+            data = context = 0
+            for (name, size), coordinate in zip(self.dimensions, coordinates, strict=True):
                 if _is_data(name):
-                    index += coordinate * stride
-                    stride *= size
-            yield index
+                    data = data * size + coordinate
+                elif _CONTEXT.fullmatch(name):
+                    context = context * size + coordinate
+            yield data, context
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.dimensions)
