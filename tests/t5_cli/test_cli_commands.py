@@ -18,6 +18,7 @@ from stepfs.lake.fleet import write_node
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
+from stepfs_producer import Producer
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ class TestInit:
         assert stepfs("ls", lake_url, "--json").document["ext"] == ".npy"
 
     def test_takes_its_options_from_the_environment(self, file_url):
-        env = {"STEPFS_SLICES": "2", "STEPFS_EXT": ".bin"}
+        env = {"STEPFS_SLICES": "2", "STEPFS_EXT": ".bin", "STEPFS_RANKS": "0-7"}  # the last is a mount's
         assert stepfs("init", file_url, env=env).code == 0
         document = stepfs("ls", file_url, "--json").document
         assert (document["slices"], document["ext"]) == (2, ".bin")
@@ -72,12 +73,23 @@ class TestInit:
     def test_a_lake_says_what_its_slices_are_of(self, file_url):
         ended = stepfs("init", file_url, "--ranks", 2, "--micro-batches", 3, "--cp", 2, "--ext", ".pt")
         assert "rank-00000.micro-0000.pt … rank-00003.micro-0002.pt" in ended.out
+        assert "(12 slices (ranks 2 × micro-batches 3 × cp 2), .pt)" in stepfs("status", file_url).out
         grid = {"ranks": 2, "micro": 3, "cp": 2, "files": [""]}
         for command in ("ls", "status"):
             document = stepfs(command, file_url, "--json").document
             assert (document["slices"], document["grid"]) == (12, grid)
+        with Producer(file_url, producer_id="p") as producer:
+            producer.append([b"x"] * 12, position=1)
+        names = [line.removesuffix(".pt") for line in stepfs("ls", file_url, "--step", 0).out.splitlines()]
+        assert names[:5] == [
+            f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2))
+        ]
+        files = stepfs("ls", file_url, "--step", 0, "--json").document["steps"][0]["files"]
+        assert [file["name"].removesuffix(".pt") for file in files] == names
+        assert stepfs("fork", f"{file_url}@1", f"{file_url}-fork").code == 0
+        assert stepfs("ls", f"{file_url}-fork", "--json").document["grid"] == grid
         again = stepfs("init", file_url, "--slices", 12)
-        assert "12 slices (2 ranks × 3 micro-batches × 2 cp)" in again.err
+        assert "12 slices (ranks 2 × micro-batches 3 × cp 2)" in again.err
 
     @pytest.mark.parametrize(
         ("arguments", "reason"),

@@ -30,7 +30,6 @@ def init(
         int | None,
         typer.Option(
             "--ranks",
-            envvar="STEPFS_RANKS",
             metavar="N",
             help="Data-parallel ranks, where each has several files.",
         ),

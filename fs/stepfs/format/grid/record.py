@@ -49,10 +49,10 @@ class Grid:
 
     def __str__(self) -> str:
         """`4 slices`, and of what where they are not one for each rank."""
-        counts = ((self.micro, "micro-batches"), (self.cp, "cp"), (len(self.files), "files"))
-        factors = "".join(f" × {count} {what}" for count, what in counts if count > 1)
+        counts = (("micro-batches", self.micro), ("cp", self.cp), ("files", len(self.files)))
+        factors = "".join(f" × {what} {count}" for what, count in counts if count > 1)
         slices = f"{self.slices} slice" + "s" * (self.slices != 1)
-        return f"{slices} ({self.ranks} ranks{factors})" if factors else slices
+        return f"{slices} (ranks {self.ranks}{factors})" if factors else slices
 
 
 def decode_grid(fields: Fields, slices: int, what: str) -> Grid:
