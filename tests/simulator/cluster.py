@@ -31,6 +31,7 @@ from scenario import Life, Scenario
 from trainers import TrainerActor
 from watched_run import NodeActor, WatchedRun, WatchedTrainer
 
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity, encode_lake
@@ -82,7 +83,7 @@ class _Cluster:
     def __init__(self, plan: Scenario) -> None:
         self.plan = plan
         self.shared = ObjectMap()
-        identity = LakeIdentity(f"{plan.seed:032x}", plan.slices, ".pt", 0)
+        identity = LakeIdentity(f"{plan.seed:032x}", Grid(plan.slices), ".pt", 0)
         self.shared.put(LAKE, encode_lake(identity))
         self.ledger = Ledger(self.shared, identity, plan.segment_steps)
         self.ledger.graces_s = {one.name: one.grace_s for one in plan.reclaimers}

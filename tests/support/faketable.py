@@ -9,6 +9,7 @@ from crc32c import crc32c
 
 from stepfs.errors import AbsentError
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import REF_BYTES, StepEntry, genesis
@@ -25,7 +26,7 @@ class FakeTable:
     """`LogReader` as the view and the mount see it; tests move it by assigning."""
 
     def __init__(self, *, slices: int = 2, ext: str = ".pt") -> None:
-        self.identity = LakeIdentity(LAKE_ID, slices, ext, CREATED_MS)
+        self.identity = LakeIdentity(LAKE_ID, Grid(slices), ext, CREATED_MS)
         self.state = genesis(LAKE_ID, slices)
         self.first_live_step = Step(0)
         self.unloaded: set[int] = set()

@@ -20,6 +20,7 @@ import json_schemas
 import pytest
 import trio
 
+from stepfs.format.grid.record import Grid
 from stepfs.lake.identity import create_lake
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.procfs import process_start
@@ -32,7 +33,7 @@ STEPFS = [sys.executable, "-c", "from stepfs.cli import main; main()"]
 MOUNT_S = 60.0
 
 
-def make_lake(url: str, *, slices: int = 2, ext: str = ".bin") -> None:
+def make_lake(url: str, *, slices: Grid | int = 2, ext: str = ".bin") -> None:
     """On a store that is known to be honest: `probe_store` and its races, which take seconds on SeaweedFS, are left out."""
 
     async def make() -> None:

@@ -20,6 +20,7 @@ from stepfs.format.control import (
     encode_control,
 )
 from stepfs.format.descriptor import Descriptor
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
 from stepfs.format.node import NodeRecord, decode_node, encode_node
 from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
@@ -148,7 +149,7 @@ STATE = LogState(
 )
 PROGRESS = Progress(3, Target(Step(SEGMENT_STEPS), Version(2)), 1_700_000_000_000, STATE)
 NODE = NodeRecord("run", "host", "/mnt/run", 4711, "0.1.0", Step(9), Step(8), 12, 1_700_000_000_000, 10_000)
-IDENTITY = LakeIdentity(LAKE, 2, ".safetensors", 1_700_000_000_000, check_payload=True)
+IDENTITY = LakeIdentity(LAKE, Grid(2), ".safetensors", 1_700_000_000_000, check_payload=True)
 
 
 def with_lake(
@@ -190,8 +191,9 @@ GOLDEN: dict[str, str] = {
         "000000000083a35f000200000080000000000000000300000000000000e9b2942a01000000a6626c6f636b73c400"
     ),
     "lake": (
-        "7374657066730101610000001d98c3fb85a46c616b65d9203031323334353637383961626364656630313233343536373839616263646566a6736c69"
-        "63657302a3657874ac2e7361666574656e736f7273a763726561746564cf0000018bcfe56800ad636865636b5f7061796c6f6164c3"
+        "7374657066730101810000009eb9e61c86a46c616b65d9203031323334353637383961626364656630313233343536373839616263646566a6736c69"
+        "63657302a46772696484a572616e6b7302a56d6963726f01a2637001a566696c657391a0a3657874ac2e7361666574656e736f7273a7637265617465"
+        "64cf0000018bcfe56800ad636865636b5f7061796c6f6164c3"
     ),
     "data commit": (
         "737465706673020194010000718ba6a9de0011a776657273696f6e05a46c616b65d92030313233343536373839616263646566303132333435363738"

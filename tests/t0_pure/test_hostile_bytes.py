@@ -31,12 +31,19 @@ DECODERS: dict[Kind, Callable[[bytes], object]] = {
     Kind.TGB_INDEX: lambda data: tgb.read_index(data, size=1000, what="x"),
 }
 FIELDS = [
-    "lake", "slices", "ext", "created", "version", "kind", "id", "prev", "producer", "epoch", "incarnation", "next_seq",
+    "lake", "slices", "grid", "ranks", "micro", "cp", "files", "ext", "created", "version", "kind", "id", "prev", "producer", "epoch", "incarnation", "next_seq",
     "position", "first_step", "tgbs", "time", "bytes", "records", "retired", "digest", "next_step", "sealed", "steps",
     "producer_states", "origins", "first_segment", "segments", "producers", "index", "floor", "first_live_step",
     "deleted_bytes", "groups", "name", "kept", "recorded", "start", "opened", "minima", "fork", "cut", "origin", "key", "size", "seq", "blocks",
     "host", "directory", "pid", "stepfs", "read_to", "waited",
 ]  # fmt: skip
+LAKE_BODY = {
+    "lake": "0" * 32,
+    "slices": 1,
+    "grid": {"ranks": 1, "micro": 1, "cp": 1, "files": [""]},
+    "ext": ".pt",
+    "created": 0,
+}
 leaves = (
     st.none()
     | st.booleans()
@@ -127,8 +134,7 @@ def test_a_node_record_survives_its_journey_and_any_name() -> None:
 
 
 def test_unknown_keys_are_ignored_and_unknown_kinds_and_versions_stop_the_reader() -> None:
-    body = {"lake": "0" * 32, "slices": 1, "ext": ".pt", "created": 0}
-    more = msgpack.packb({**body, "invented_later": [1, 2]})
+    more = msgpack.packb({**LAKE_BODY, "invented_later": [1, 2]})
     assert records.decode_lake(envelope(Kind.LAKE, more), "x").slices == 1
     with pytest.raises(NewerFormatError, match="upgrade"):
         records.decode_lake(envelope(Kind.LAKE, more, version=2), "x")
@@ -159,8 +165,7 @@ def test_a_bomb_is_refused_in_little_memory(bomb: bytes) -> None:
 
 
 def test_any_flipped_bit_of_an_envelope_is_noticed() -> None:
-    body = {"lake": "0" * 32, "slices": 1, "ext": ".pt", "created": 0}
-    stored = codec.encode(Kind.LAKE, body)
+    stored = codec.encode(Kind.LAKE, LAKE_BODY)
     assert records.decode_lake(stored, "x").slices == 1
     for place in range(8 * len(stored)):
         rotten = bytearray(stored)

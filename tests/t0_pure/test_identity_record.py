@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError
 from stepfs.format.codec import HEADER_BYTES, Kind, encode
+from stepfs.format.grid.record import Grid
 from stepfs.format.payload.schema import SCHEMA_BYTES_MAX
 from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 
-PLAIN = LakeIdentity("a" * 32, 2, ".npy", 7)
+PLAIN = LakeIdentity("a" * 32, Grid(2), ".npy", 7)
 TEXT = '{"version":1,"format":"npy"}'
 
 
@@ -18,17 +23,57 @@ def body(identity):
     return msgpack.unpackb(encode_lake(identity)[HEADER_BYTES:])
 
 
-def test_a_lake_without_a_schema_has_the_bytes_that_it_always_had():
-    assert body(PLAIN) == {"lake": "a" * 32, "slices": 2, "ext": ".npy", "created": 7}
+def test_what_a_lake_without_promises_stores():
+    assert body(PLAIN) == {
+        "lake": "a" * 32, "slices": 2, "grid": {"ranks": 2, "micro": 1, "cp": 1, "files": [""]}, "ext": ".npy", "created": 7,
+    }  # fmt: skip
 
 
 def test_a_schema_is_one_more_key_which_older_readers_ignore():
-    described = LakeIdentity("a" * 32, 2, ".npy", 7, payload_schema=TEXT)
+    described = LakeIdentity("a" * 32, Grid(2), ".npy", 7, payload_schema=TEXT)
     assert decode_lake(encode_lake(described), "x") == described
     assert body(described) == {**body(PLAIN), "payload_schema": TEXT}
     # What a reader of before does with a key that it does not know is what this one does.
     later = encode(Kind.LAKE, {**body(described), "a_key_of_tomorrow": [1, {"x": b"y"}]})
     assert decode_lake(later, "x") == described
+
+
+@given(
+    st.builds(
+        Grid,
+        st.integers(1, 8),
+        st.integers(1, 8),
+        st.integers(1, 8),
+        st.lists(
+            st.from_regex(r"([a-z][a-z0-9_]{0,31})?", fullmatch=True), min_size=1, max_size=4, unique=True
+        ).map(tuple),
+    )
+)
+def test_a_grid_survives_its_journey_and_numbers_each_slice_once(grid):
+    identity = LakeIdentity("a" * 32, grid, ".npy", 7)
+    assert decode_lake(encode_lake(identity), "x") == identity
+    places = itertools.product(range(grid.ranks), range(grid.micro), range(grid.cp), range(len(grid.files)))
+    assert [grid.slice_of(*place) for place in places] == list(range(grid.slices))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ranks": 3}, {"micro": 2}, {"cp": 2}, {"files": ["", "b"]}, {"files": []}, {"ranks": 0}, {"ranks": 1 << 15},
+        {"ranks": 1, "files": ["", ""]}, {"files": ["A"]}, {"files": ["a/b"]}, {"files": ["a\n"]}, {"cp": True},
+        {"micro": None},
+    ],
+)  # fmt: skip
+def test_a_grid_that_contradicts_the_slices_or_is_none_is_corrupt(change):
+    grid = {**body(PLAIN)["grid"], **change}
+    with pytest.raises(CorruptError, match="grid"):
+        decode_lake(encode(Kind.LAKE, {**body(PLAIN), "grid": grid}), "x")
+
+
+def test_a_lake_without_a_grid_is_corrupt():
+    without = {name: value for name, value in body(PLAIN).items() if name != "grid"}
+    with pytest.raises(CorruptError, match="grid"):
+        decode_lake(encode(Kind.LAKE, without), "x")
 
 
 @pytest.mark.parametrize("value", [7, b"{}", None, ["x"], "x" * (SCHEMA_BYTES_MAX + 1)])
@@ -38,5 +83,5 @@ def test_another_type_or_size_is_corrupt(value):
 
 
 def test_a_text_that_is_no_schema_is_still_a_lake_that_can_be_mounted():
-    odd = LakeIdentity("a" * 32, 2, ".npy", 7, payload_schema="no schema at all")
+    odd = LakeIdentity("a" * 32, Grid(2), ".npy", 7, payload_schema="no schema at all")
     assert decode_lake(encode_lake(odd), "x") == odd

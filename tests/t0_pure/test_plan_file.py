@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.format.ids import SLICES_MAX
-from stepfs.view.naming import RANK_MAX
-from stepfs_producer.plan.file import mesh
 from stepfs_producer.plan.file.problems import PlanError
 from stepfs_producer.plan.file.schema import Jsonl, Mix, Output, Parquet, Plan, Shuffle
 from stepfs_producer.plan.file.yaml_file import read_plan
@@ -38,7 +35,7 @@ def refusal(text: str) -> list[str]:
 
 def test_the_first_plan_of_the_design_is_a_whole_plan():
     plan = read(FIRST)
-    assert plan.output.mesh.slices == 8
+    assert plan.output.mesh.data_ranks == 8
     assert plan.output.ext == ".safetensors"
     assert plan.tokenizer.eos == "</s>"
     assert plan.sources["code"] == Parquet("s3://corpora/code/*.parquet", text_field="content")
@@ -48,7 +45,7 @@ def test_the_first_plan_of_the_design_is_a_whole_plan():
 
 def test_the_second_plan_of_the_design_uses_nearly_all():
     plan = read((PLANS / "second.yaml").read_text())
-    assert (plan.output.mesh.slices, plan.output.mesh.world) == (4, 16)
+    assert (plan.output.mesh.data_ranks, plan.output.mesh.world) == (4, 16)
     assert [(stage.from_, stage.sequence_length) for stage in plan.stages] == [(0, 4096), (8000, 16384)]
     prose, chats = plan.sources["prose"], plan.sources["chats"]
     assert prose.on_error.budget == SkipBudget(Fraction(1, 1000), 100)
@@ -117,16 +114,16 @@ def test_sources_may_be_called_as_yaml_calls_booleans_and_numbers():
     assert list(plan.mix[0].weights) == names
 
 
-def test_bounds_are_those_of_a_lake():
-    assert mesh.SLICES_MAX == SLICES_MAX
-    assert mesh._WORLD_MAX == RANK_MAX + 1
+def test_context_parallel_ranks_are_peers_that_read_whole_rows():
+    mesh = read('output: {mesh: "dp=4, cp=2", sequence_length: 4096}\n' + SOURCES).output.mesh
+    assert (mesh.data_ranks, mesh.world) == (4, 8)
 
 
 def test_all_mistakes_are_told_at_once_in_order_of_their_places():
     assert refusal(
         "version: 2\n"
         "sede: 1\n"
-        'output: {mesh: "dp=4, cp=2", parts: {}, sequence_length: 4096}\n'
+        'output: {mesh: "data=4, cp=2", parts: {}, sequence_length: 4096}\n'
         "sources:\n"
         "  prose: {format: jsonn, files: x}\n"
         "  code: {format: parquet, text_field: ''}\n"
@@ -142,10 +139,10 @@ def test_all_mistakes_are_told_at_once_in_order_of_their_places():
         "plan.yaml:1:10: version: version 2 of plan files is unknown; write version: 1, or upgrade stepfs",
         "plan.yaml:2:1: unknown key 'sede'; did you mean 'seed'?",
         (
-            "plan.yaml:3:16: output.mesh: cp > 1 is not supported yet; remove it, and let "
-            "context-parallel ranks cut their rows"
+            "plan.yaml:3:16: output.mesh: data looks like a data dimension and is none; call it dp, fsdp, ddp, hsdp or "
+            "dp_…, and cp by itself"
         ),
-        "plan.yaml:3:30: output: parts: several parts are not supported yet; remove the key",
+        "plan.yaml:3:32: output: parts: several parts are not supported yet; remove the key",
         "plan.yaml:5:19: sources.prose.format: unknown format 'jsonn'; did you mean 'jsonl'?",
         "plan.yaml:6:9: sources.code: 'files' is missing",
         "plan.yaml:6:39: sources.code.text_field: the name of a field is empty; write one, or remove the key",

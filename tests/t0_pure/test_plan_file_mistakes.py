@@ -90,6 +90,14 @@ from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
             "1:16: output.mesh: its data dimensions make 16385 slices",
         ),
         (
+            "output: {mesh: 'pp=2,cp=4', sequence_length: 8}\n" + SOURCES,
+            "1:16: output.mesh: it has no data dimension; add one, such as dp=4",
+        ),
+        (
+            "output: {mesh: 'dp=16384,tp=128', sequence_length: 8}\n" + SOURCES,
+            "1:16: output.mesh: it has 2097152 ranks; the most is 1048575",
+        ),
+        (
             "output: {mesh: 'dp=8,dp=8', sequence_length: 8}\n" + SOURCES,
             "1:16: output.mesh: a dimension is named twice",
         ),

@@ -13,6 +13,7 @@ from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix
 from stepfs.format.records import LakeIdentity
@@ -25,7 +26,7 @@ from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify.repair import repair_control
 from stepfs_producer import AsyncProducer
 
-LAKE = LakeIdentity("0" * 32, 1, ".bin", 0)
+LAKE = LakeIdentity("0" * 32, Grid(1), ".bin", 0)
 LATE_S = 100.0
 
 

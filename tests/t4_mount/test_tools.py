@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import stat
 import subprocess
 import tarfile
 
+import json_schemas
 import pytest
 from realmount import make_lake, mounted, produce
+
+from stepfs.format.grid.record import Grid
 
 STEPS, SLICES = 12, 3
 
@@ -145,6 +149,21 @@ def test_ranks_of_a_world_are_hard_links(file_url, tmp_path):
         assert mount.status()["data"]["misses"] <= 2  # one fetch per slice, not per rank
     with mounted(file_url, tmp_path / "m", "--mesh", "dp=2,tp=2") as mount:
         assert [mount.file(0, r).read_bytes() for r in range(4)] == [batches[0][r // 2] for r in range(4)]
+
+
+def test_context_parallel_ranks_are_peers_unless_the_lake_is_cut_for_them(file_url, tmp_path):
+    make_lake(file_url)
+    make_lake(cut := f"{file_url}-cut", slices=Grid(1, cp=2))
+    for url, reads in ((file_url, [0, 0, 1, 1]), (cut, [0, 1])):
+        batches = produce(url, 1)
+        with mounted(url, tmp_path / "m", "--mesh", f"dp={len(reads) // 2},cp=2") as mount:
+            assert [f.read_bytes() for f in sorted(mount.step(0).iterdir())] == [batches[0][i] for i in reads]
+            assert {f.stat().st_nlink for f in mount.step(0).iterdir()} == {reads.count(0)}
+            grid = {"ranks": len(reads) // 2, "micro": 1, "cp": 1 + (url == cut), "files": [""]}
+            config = json.loads((mount.directory / ".stepfs/config.json").read_bytes())
+            assert mount.status()["grid"] == config["grid"] == grid
+            json_schemas.check("status-mount", mount.status())
+            json_schemas.check("config", config)
 
 
 def test_latest_and_show_last(file_url, tmp_path):

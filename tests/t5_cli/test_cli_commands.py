@@ -18,6 +18,7 @@ from stepfs.lake.fleet import write_node
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
+from stepfs_producer import Producer
 
 
 @pytest.fixture
@@ -64,10 +65,31 @@ class TestInit:
         assert stepfs("ls", lake_url, "--json").document["ext"] == ".npy"
 
     def test_takes_its_options_from_the_environment(self, file_url):
-        env = {"STEPFS_SLICES": "2", "STEPFS_EXT": ".bin"}
+        env = {"STEPFS_SLICES": "2", "STEPFS_EXT": ".bin", "STEPFS_RANKS": "0-7"}  # the last is a mount's
         assert stepfs("init", file_url, env=env).code == 0
         document = stepfs("ls", file_url, "--json").document
         assert (document["slices"], document["ext"]) == (2, ".bin")
+
+    def test_a_lake_says_what_its_slices_are_of(self, file_url):
+        ended = stepfs("init", file_url, "--ranks", 2, "--micro-batches", 3, "--cp", 2, "--ext", ".pt")
+        assert "rank-00000.micro-0000.pt … rank-00003.micro-0002.pt" in ended.out
+        assert "(12 slices (ranks 2 × micro-batches 3 × cp 2), .pt)" in stepfs("status", file_url).out
+        grid = {"ranks": 2, "micro": 3, "cp": 2, "files": [""]}
+        for command in ("ls", "status"):
+            document = stepfs(command, file_url, "--json").document
+            assert (document["slices"], document["grid"]) == (12, grid)
+        with Producer(file_url, producer_id="p") as producer:
+            producer.append([b"x"] * 12, position=1)
+        names = [line.removesuffix(".pt") for line in stepfs("ls", file_url, "--step", 0).out.splitlines()]
+        assert names[:5] == [
+            f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2))
+        ]
+        files = stepfs("ls", file_url, "--step", 0, "--json").document["steps"][0]["files"]
+        assert [file["name"].removesuffix(".pt") for file in files] == names
+        assert stepfs("fork", f"{file_url}@1", f"{file_url}-fork").code == 0
+        assert stepfs("ls", f"{file_url}-fork", "--json").document["grid"] == grid
+        again = stepfs("init", file_url, "--slices", 12)
+        assert "12 slices (ranks 2 × micro-batches 3 × cp 2)" in again.err
 
     @pytest.mark.parametrize(
         ("arguments", "reason"),
@@ -78,7 +100,12 @@ class TestInit:
             (["s3://key:secret@bucket/x", "--slices", "1"], "credentials do not belong"),
             (["file:///tmp/x", "--slices", "0"], "--slices 0"),
             (["file:///tmp/x", "--slices", "many"], "--slices"),
-            (["file:///tmp/x"], "slices"),
+            (["file:///tmp/x"], "give --slices N"),
+            (["file:///tmp/x", "--ranks", "4", "--slices", "4"], "give --slices N"),
+            (["file:///tmp/x", "--slices", "4", "--cp", "2"], "give --slices N"),
+            (["file:///tmp/x", "--slices", "16385"], "--slices 16385: use 1 to 16384"),
+            (["file:///tmp/x", "--ranks", "64", "--micro-batches", "257"], "at most 16384 files, not 16448"),
+            (["file:///tmp/x", "--ranks", "-2", "--cp", "-2"], "use 1 or more of each"),
             (["file:///tmp/x", "--slices", "1", "--ext", "pt"], "extension"),
         ],
     )
@@ -112,7 +139,7 @@ class TestLs:
         before = time.time()
         document = stepfs("ls", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "ext", "payload_schema", "first_step", "next_step", "steps",
+            "schema", "lake_id", "slices", "grid", "ext", "payload_schema", "first_step", "next_step", "steps",
         ]  # fmt: skip
         assert (document["slices"], document["ext"]) == (SLICES, ".safetensors")
         assert (document["first_step"], document["next_step"]) == (0, 5)
@@ -161,7 +188,7 @@ class TestStatus:
         register_group(lake, "train", 2, 4)
         document = stepfs("status", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "ext", "payload_schema", "head", "time", "first_step", "next_step", "frontier",
+            "schema", "lake_id", "slices", "grid", "ext", "payload_schema", "head", "time", "first_step", "next_step", "frontier",
             "sealed", "total_bytes", "total_records", "producers", "groups", "nodes",
         ]  # fmt: skip
         assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".safetensors")

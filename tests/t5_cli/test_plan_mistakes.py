@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tools
 import typer
+from lakes import stepfs
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 from typer.testing import CliRunner
 
@@ -23,7 +24,7 @@ OPERATIONS = (Path(__file__).parents[2] / "fs/OPERATIONS.md").read_text()
     [
         (
             ("dp=2", "dp=3"),
-            "2 slices per step, not 3; name another lake, or set output.mesh to one with dp = 2",
+            "2 slices per step, not 3 slices; name another lake, or set output.mesh to one with dp = 2",
         ),
         ((".npy", ".pt"), "holds .npy files, not .pt; name another lake, or set output.ext to .npy"),
     ],
@@ -35,7 +36,14 @@ def test_a_lake_of_another_shape_names_the_key_of_the_plan(plan, file_url, chang
     refused = run(plan, file_url, "--accept-changes")
     assert refused.returncode == 4
     assert advice in refused.stderr
-    assert "--slices" not in refused.stderr
+    assert "--slices" not in refused.stderr.partition(" (of text: ")[0]
+
+
+def test_a_lake_of_as_many_slices_for_other_ranks_is_refused(plan, file_url):  # noqa: F811
+    assert stepfs("init", file_url, "--ranks", 1, "--cp", 2, "--ext", ".npy").code == 0
+    refused = run(plan, file_url)
+    assert refused.returncode == 4
+    assert "has 2 slices (ranks 1 × cp 2) per step, not 2 slices; name another lake\n" in refused.stderr
 
 
 def test_a_plan_that_is_complete_already_shows_no_shares_of_nothing(plan, file_url):  # noqa: F811

@@ -31,7 +31,7 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
     if isinstance(store, LocalStore) and not store.root.exists():
         return  # the probe would create it
     if identity is not None:
-        yield ok("lake", f"{identity.lake_id}, {identity.slices} slices per step, {identity.ext}")
+        yield ok("lake", f"{identity.lake_id}, {identity.grid} per step, {identity.ext}")
     yield ok("store", f"answers in {(trio.current_time() - started) * 1000:.1f} ms ({store.url})")
     async for finding in _check_store(store):
         yield finding

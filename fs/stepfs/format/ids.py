@@ -19,6 +19,7 @@ INTEGER_MAX: Final = 2**53  # exact in every consumer of our JSON, and far above
 TOTAL_MAX: Final = 2**63 - 1  # running totals: 8 EiB of payload, and as many records
 RECORDS_MAX: Final = 1 << 40  # of one step
 SLICES_MAX: Final = 1 << 14  # a segment of such steps is 200 MB, near `codec.OBJECT_BYTES_MAX`
+RANKS_MAX: Final = (1 << 20) - 1  # of a trainer: a mount has no names for more
 SLICE_BYTES_MAX: Final = 1 << 40
 BLOCK_BYTES: Final = 8 << 20  # unit of verification and of parallel fetch inside a large slice
 POSITION_BYTES_MAX: Final = 64 << 10

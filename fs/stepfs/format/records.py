@@ -8,7 +8,8 @@ from typing import Final
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.format.arguments import check_text
-from stepfs.format.codec import Kind, Value, decode, encode, readable
+from stepfs.format.codec import Kind, decode, encode, readable
+from stepfs.format.grid.record import Grid, decode_grid
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX
 from stepfs.format.payload.schema import SCHEMA_BYTES_MAX
 
@@ -21,11 +22,16 @@ class LakeIdentity:
     """`lake.msgpack`: written once; everything else of the lake lives under its random id."""
 
     lake_id: str
-    slices: int
+    grid: Grid
     ext: str
     created_ms: int
     check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
     payload_schema: str | None = None  # what slices hold, as `format/payload/schema.py` reads it
+
+    @property
+    def slices(self) -> int:
+        """Files of a step."""
+        return self.grid.slices
 
 
 def check_ext(ext: str) -> str:
@@ -44,9 +50,10 @@ def check_id(identifier: str, what: str) -> str:
 
 
 def encode_lake(identity: LakeIdentity) -> bytes:
-    body: dict[str, Value] = {
+    body: dict[str, object] = {
         "lake": identity.lake_id,
         "slices": identity.slices,
+        "grid": identity.grid.document(),
         "ext": identity.ext,
         "created": identity.created_ms,
     }
@@ -64,6 +71,7 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
     if not _LAKE_ID.fullmatch(lake_id) or not _EXT.fullmatch(ext):
         raise CorruptError(f"{what}: lake id {lake_id!r} with extension {ext!r}")
     slices = fields.integer("slices", low=1, high=SLICES_MAX)
+    grid = decode_grid(fields.map("grid"), slices, what)
     check_payload = "check_payload" in fields and fields.boolean("check_payload")
     schema = fields.text("payload_schema", bytes_max=SCHEMA_BYTES_MAX) if "payload_schema" in fields else None
-    return LakeIdentity(lake_id, slices, ext, fields.integer("created"), check_payload, schema)
+    return LakeIdentity(lake_id, grid, ext, fields.integer("created"), check_payload, schema)

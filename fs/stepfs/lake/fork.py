@@ -102,7 +102,7 @@ async def fork(
         filled = True
         identity = await create_lake(
             store,
-            slices=parent.identity.slices,
+            slices=parent.identity.grid,
             ext=parent.identity.ext,
             check_payload=parent.identity.check_payload,
             payload_schema=schema,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepfs.clock import Clock, SystemClock
 from stepfs.command_hint import command
 from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
 from stepfs.format.payload.schema import PayloadSchema, stored_schema
@@ -18,22 +19,23 @@ from stepfs.store.probe import probe_store
 async def create_lake(
     store: Store,
     *,
-    slices: int,
+    slices: Grid | int,
     ext: str = ".safetensors",
     check_payload: bool = False,
     payload_schema: str | None = None,
     clock: Clock | None = None,
     lake_id: str | None = None,
 ) -> LakeIdentity:
-    """Create a lake with `slices` files per step. Probes the store for honest conditional writes first.
+    """Create a lake. Probes the store for honest conditional writes first.
 
+    `slices`: the grid of a step's files, or how many, if each data rank has one.
     `check_payload`: the lake promises that its slices are files of kind `ext`, and producers check it. `payload_schema`:
     it promises more; the text of a schema that `format/payload/schema.py` has parsed. A fork gives `lake_id`, because it
     fills the lake before the identity makes it exist. Raises `RefusedError` if there is a lake
     already or the store is unfit, `UsageError` for a bad number of slices or extension.
     """
-    if not 0 < slices <= SLICES_MAX:
-        raise UsageError(f"--slices {slices}: use 1 to {SLICES_MAX}")
+    grid = slices if isinstance(slices, Grid) else Grid(slices)
+    check_grid(grid)
     check_ext(ext)
     if check_payload and not is_checkable(ext):
         raise UsageError(
@@ -43,7 +45,7 @@ async def create_lake(
     await refuse_existing(store)
     await probe_store(store, thorough=True)
     now_ms = (clock or SystemClock()).now_ms()
-    identity = LakeIdentity(lake_id or new_lake_id(), slices, ext, now_ms, check_payload, payload_schema)
+    identity = LakeIdentity(lake_id or new_lake_id(), grid, ext, now_ms, check_payload, payload_schema)
     outcome = await take_slot(store, LAKE, encode_lake(identity))
     if isinstance(settled(outcome, store, "run `stepfs init` again to see"), SlotLost):
         await refuse_existing(store)
@@ -52,6 +54,18 @@ async def create_lake(
             " removed it just now, or the store erred; try again"
         )
     return identity
+
+
+def check_grid(grid: Grid) -> None:
+    """`UsageError` for a grid that no lake can have, in the words of `stepfs init`."""
+    if grid.micro == grid.cp == 1:
+        if not 0 < grid.ranks <= SLICES_MAX:
+            raise UsageError(f"--slices {grid.ranks}: use 1 to {SLICES_MAX}")
+    elif min(grid.ranks, grid.micro, grid.cp) < 1 or grid.slices > SLICES_MAX:
+        raise UsageError(
+            f"--ranks {grid.ranks} --micro-batches {grid.micro} --cp {grid.cp}: use 1 or more of each; a step has at most"
+            f" {SLICES_MAX} files, not {grid.slices}"
+        )
 
 
 async def open_lake(store: Store) -> LakeIdentity:
@@ -90,5 +104,5 @@ async def refuse_existing(store: Store) -> None:
     if data is not None:
         found = decode_lake(data, f"{store.url}/{LAKE}")
         raise RefusedError(
-            f"{store.url} is a lake already ({found.slices} slices, {found.ext}); use it, or choose another prefix"
+            f"{store.url} is a lake already ({found.grid}, {found.ext}); use it, or choose another prefix"
         )

@@ -50,7 +50,7 @@ class MountOptions:
         str | None,
         Opt(
             "--mesh",
-            "Show the ranks of this device mesh, slowest dimension first; dp, fsdp and cp choose the slice.",
+            "Show the ranks of this device mesh, slowest dimension first; dp, fsdp, ddp and hsdp choose the file.",
             "pp=2,dp=4,tp=2",
         ),
     ] = None

@@ -61,7 +61,7 @@ class Assembly:
         self.store = store
         self.log = log
         log.segments.decoding = decode_in_thread
-        self.ranks = rank_map(log.identity.slices, world=options.world, mesh=options.mesh)
+        self.ranks = rank_map(log.identity.grid, world=options.world, mesh=options.mesh)
         self.tree = Tree(log, ViewOptions(options.steps, wait=options.wait_s is not None))
         self.opened = Step(0)  # one past the greatest step that was read here
         self._first_shown = self.tree.first_visible()

@@ -17,6 +17,7 @@ from stepfs.background import BackgroundLoop, generation
 from stepfs.data.prefetch.order_hint import Hint
 from stepfs.errors import ClosedError, NoSuchStepError
 from stepfs.format.arguments import check_integer
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.reader.assembly import Assembly
 from stepfs.reader.lake_step import LakeStep
@@ -44,6 +45,7 @@ class Lake:
     lake_id: str | None = None  # unknown until it was opened for the first time
     slices: int
     ext: str
+    _grid: Grid
     _ranks: RankMap
 
     def __init__(
@@ -78,7 +80,7 @@ class Lake:
         self._setup(LakeOptions.of(url, words))
         identity = self._parts().log.identity
         self.lake_id, self.slices, self.ext = identity.lake_id, identity.slices, identity.ext
-        self._ranks = self._parts().ranks
+        self._grid, self._ranks = identity.grid, self._parts().ranks
 
     def _setup(self, options: LakeOptions) -> None:
         self.options = options
@@ -222,14 +224,14 @@ class Lake:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("options", "lake_id", "slices", "ext", "_closed")
+        names = ("options", "lake_id", "slices", "ext", "_grid", "_closed")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._setup(state["options"])
         for name, value in state.items():
             setattr(self, name, value)
-        self._ranks = rank_map(self.slices, world=self.options.world, mesh=self.options.mesh)
+        self._ranks = rank_map(self._grid, world=self.options.world, mesh=self.options.mesh)
 
     def as_worker(self, workers: int, *, owner: int | None = None) -> None:
         """This process is one of `workers` that read different steps: they share one budget, and none fetches what was

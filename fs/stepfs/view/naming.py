@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stepfs.format.ids import Step
+from stepfs.format.grid.record import Grid
+from stepfs.format.ids import RANKS_MAX, Step
 
 STEP_MAX: Final = Step(2**41 - 2)  # the limit of inode numbers: 70 years at 1000 steps per second
-RANK_MAX: Final = 2**20 - 2
+RANK_MAX: Final = RANKS_MAX - 1
 CONTROL_DIRECTORY: Final = b".stepfs"
 LATEST: Final = b"latest"
 
@@ -39,6 +40,16 @@ def parse_step(name: bytes) -> Step | None:
 def rank_name(rank: int, ext: bytes) -> bytes:
     """The file of a rank: `rank-00003.pt`."""
     return b"rank-%05d%b" % (rank, ext)
+
+
+def file_name(grid: Grid, index: int, ext: bytes) -> bytes:
+    """The file of a slice where no ranks share it; where a rank has several: `rank-00003.micro-0000.pixels.pt`."""
+    rest, file = divmod(index, len(grid.files))
+    rest, piece = divmod(rest, grid.cp)
+    rank, micro = divmod(rest, grid.micro)
+    of_micro = b".micro-%04d" % micro if grid.micro > 1 else b""
+    of_file = b".%b" % grid.files[file].encode() if grid.files[file] else b""
+    return rank_name(rank * grid.cp + piece, of_micro + of_file + ext)
 
 
 def parse_rank(name: bytes, ext: bytes) -> int | None:

@@ -2,22 +2,18 @@
 
 Tensor- and pipeline-parallel peers read the same batch, so several ranks of a world map to one slice; in the view
 their files are hard links, hence one fetch and one page cache. There are two ways to give the map: `--world N`, where
-consecutive ranks share a slice, and `--mesh pp=2,dp=4,tp=2`, the trainer's own device mesh, slowest dimension first, in
-which only the data (`dp`, `dp_…`, `fsdp`, `ddp`) and context (`cp`) dimensions choose the slice.
+consecutive ranks share a slice, and `--mesh pp=2,dp=4,tp=2`, the trainer's own device mesh (`format/grid/mesh.py`).
 """
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass, field
 
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
+from stepfs.format.grid.mesh import parse_mesh
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex
 from stepfs.view.naming import RANK_MAX
-
-_DIMENSION = re.compile(r"([a-z][a-z0-9_]*)=([1-9][0-9]{0,6})")
-_DATA_DIMENSION = re.compile(r"(dp|fsdp|ddp|hsdp|cp)(_[a-z0-9_]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +39,43 @@ class RankMap:
         return self.world // self.slices
 
 
-def rank_map(slices: int, *, world: int | None = None, mesh: str | None = None) -> RankMap:
-    """Map ranks to slices; `UsageError` for a world that the lake's slices cannot serve, naming both numbers."""
+def rank_map(grid: Grid, *, world: int | None = None, mesh: str | None = None) -> RankMap:
+    """Map ranks to slices; `UsageError` for a world that the lake's grid cannot serve, naming both numbers."""
+    if grid.ranks * grid.cp != grid.slices:
+        raise RefusedError(
+            f"this lake has {grid}; this stepfs shows lakes of one file a rank: read it with a newer one"
+        )
     if mesh is not None:
-        mapped = _from_mesh(slices, mesh)
+        mapped = _from_mesh(grid, mesh)
         if world not in {None, mapped.world}:
             raise UsageError(
                 f"--world {world} contradicts --mesh {mesh}, which has {mapped.world} ranks: drop one"
             )
         return mapped
-    size = slices if world is None else world
-    if not 0 < size <= RANK_MAX + 1 or size % slices:
+    size = grid.slices if world is None else world
+    if not 0 < size <= RANK_MAX + 1 or size % grid.slices:
         raise UsageError(
-            f"--world {size} does not fit this lake's {slices} slices: use a multiple of {slices},"
+            f"--world {size} does not fit this lake's {grid}: use a multiple of {grid.slices},"
             " or produce a lake with another --slices"
         )
-    return RankMap(slices, size)
+    return RankMap(grid.slices, size)
 
 
-def _from_mesh(slices: int, mesh: str) -> RankMap:
-    dimensions: list[tuple[str, int]] = []
-    for item in mesh.split(","):
-        match = _DIMENSION.fullmatch(item.strip())
-        if match is None:
-            raise UsageError(f"--mesh {mesh!r}: write it as pp=2,dp=4,tp=2, slowest dimension first")
-        dimensions.append((match[1], int(match[2])))
-    if len({name for name, _ in dimensions}) != len(dimensions):
-        raise UsageError(f"--mesh {mesh!r}: a dimension is named twice")
-    readers = math.prod(size for name, size in dimensions if _DATA_DIMENSION.fullmatch(name))
-    world = math.prod(size for _, size in dimensions)
-    if readers != slices or world > RANK_MAX + 1:
+def _from_mesh(grid: Grid, text: str) -> RankMap:
+    try:
+        mesh = parse_mesh(text)
+    except ValueError as error:
+        raise UsageError(f"--mesh {text}: {error}") from error
+    if mesh.data_ranks != grid.ranks:
         raise UsageError(
-            f"--mesh {mesh}: its data dimensions (dp, fsdp, cp …) have {readers} coordinates,"
-            f" this lake has {slices} slices; they must be equal"
+            f"--mesh {mesh}: its data dimensions have {mesh.data_ranks} ranks, this lake is of {grid.ranks}; they must be"
+            f" equal (cp, tp, pp, ep and others are peers, which read the same file)"
         )
-    table = []
-    for rank in range(world):
-        rest, index, stride = rank, 0, 1
-        for name, size in reversed(dimensions):
-            rest, coordinate = divmod(rest, size)
-            if _DATA_DIMENSION.fullmatch(name):
-                index += coordinate * stride
-                stride *= size
-        table.append(SliceIndex(index))
-    return RankMap(slices, world, tuple(table))
+    if grid.cp > 1 and mesh.context_ranks != grid.cp:
+        raise UsageError(
+            f"--mesh {mesh}: cp has {mesh.context_ranks} ranks, and this lake's sequences are cut for cp={grid.cp}; they"
+            " must be equal"
+        )
+    pieces = grid.cp > 1  # else the context-parallel ranks are peers
+    table = (grid.slice_of(data, piece=context * pieces) for data, context in mesh.readers())
+    return RankMap(grid.slices, mesh.world, tuple(table))

@@ -131,7 +131,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
         },
         mix=schedule_of(plan),
         stages=Stages({stage.from_: stage.sequence_length for stage in stages_of(plan)}),
-        ranks=plan.output.mesh.slices,
+        ranks=plan.output.mesh.data_ranks,
         micro_batches=plan.output.micro_batches,
         micro_batch_tokens=micro_batch_tokens(plan),
         packing=plan.pack.method,

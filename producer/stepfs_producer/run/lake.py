@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
+from stepfs.format.grid.record import Grid
 from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.records import LakeIdentity
@@ -21,17 +22,19 @@ from stepfs_producer.sources.corpus import Listing, from_shards, shard_count
 from stepfs_producer.tgb_writer import unpack_position
 
 
-async def ensure_lake(store: Store, slices: int, ext: str, schema: PayloadSchema | None) -> LakeIdentity:
-    """Identity of the lake; a new one records `schema`. `RefusedError` if it has other slices or another extension."""
+async def ensure_lake(store: Store, grid: Grid, ext: str, schema: PayloadSchema | None) -> LakeIdentity:
+    """Identity of the lake; a new one records `schema`. `RefusedError` if it has another grid or another extension."""
     try:
         identity = await open_lake(store)
     except AbsentError:
-        identity = await _create_or_open(store, slices, ext, None if schema is None else schema.text())
-    if identity.slices != slices:
-        raise RefusedError(
-            f"{store.url} has {identity.slices} slices per step, not {slices}; name another lake, or set output.mesh to one "
-            f"with dp = {identity.slices}"
+        identity = await _create_or_open(store, grid, ext, None if schema is None else schema.text())
+    if identity.grid != grid:
+        way = (
+            f", or set output.mesh to one with dp = {identity.slices}"
+            if identity.grid == Grid(identity.slices)
+            else ""
         )
+        raise RefusedError(f"{store.url} has {identity.grid} per step, not {grid}; name another lake{way}")
     if identity.ext != ext:
         raise RefusedError(
             f"{store.url} holds {identity.ext} files, not {ext}; name another lake, or set output.ext to {identity.ext}"
@@ -77,9 +80,9 @@ async def kept_listing(store: Store, lake_id: str, digest: str) -> Listing | Non
     return from_shards(shards, digest)
 
 
-async def _create_or_open(store: Store, slices: int, ext: str, schema: str | None) -> LakeIdentity:
+async def _create_or_open(store: Store, grid: Grid, ext: str, schema: str | None) -> LakeIdentity:
     try:
-        return await create_lake(store, slices=slices, ext=ext, payload_schema=schema)
+        return await create_lake(store, slices=grid, ext=ext, payload_schema=schema)
     except RefusedError as refused:
         try:
             return await open_lake(store)  # another producer created it meanwhile

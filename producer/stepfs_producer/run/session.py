@@ -14,6 +14,7 @@ from functools import partial
 import trio
 
 from stepfs.clock import SystemClock
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import skips_key
 from stepfs.format.records import LakeIdentity
@@ -207,7 +208,7 @@ class _RunSession:
             vocabulary=prepared.payloads.vocabulary,
             shape=shape or ("micro", "tokens"),
         )
-        identity = await ensure_lake(store, output.mesh.slices, output.ext, schema)
+        identity = await ensure_lake(store, Grid(output.mesh.data_ranks), output.ext, schema)
         warning = refuse_other_arrays(
             self._options.lake, schema, payload_schema(identity, self._options.lake)
         )

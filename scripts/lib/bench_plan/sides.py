@@ -20,6 +20,7 @@ from typing import Any
 import trio
 
 from bench.machine import cpu_s, family
+from stepfs.format.grid.record import Grid
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
 from stepfs_producer.engine.local import SPARES, local_engine
@@ -68,7 +69,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     output = place.plan.output
     store = open_store(lake)
     try:
-        identity = await ensure_lake(store, output.mesh.slices, output.ext, None)
+        identity = await ensure_lake(store, Grid(output.mesh.data_ranks), output.ext, None)
         fit = await fit_plan(store, identity, place, await list_sources(place), None)
         memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
         last: list[State] = []

@@ -13,6 +13,7 @@ from faketable import CREATED_MS, FakeSlices, FakeTable
 
 from stepfs.follow.changes import Changes
 from stepfs.follow.waits import Waits
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
@@ -133,7 +134,7 @@ async def mounted(
         Parts(
             reader=table,
             tree=tree,
-            ranks=rank_map(slices, world=world),
+            ranks=rank_map(Grid(slices), world=world),
             slices=fake,
             waits=waits,
             control=control,

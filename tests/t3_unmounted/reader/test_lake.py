@@ -70,6 +70,7 @@ def test_options_that_a_mount_would_refuse_are_refused(still):
         {"ranks": -1},
         {"ranks": "a"},
         {"mesh": "dp"},
+        {"mesh": "dp=1,cp=2"},
         {"group": ""},
     ):
         with pytest.raises(UsageError):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.view.inodes import (
     SLICES_SERVED_MAX,
@@ -20,7 +21,16 @@ from stepfs.view.inodes import (
     step_file_inode,
     wait_file_inode,
 )
-from stepfs.view.naming import RANK_MAX, STEP_MAX, parse_number, parse_rank, parse_step, rank_name, step_name
+from stepfs.view.naming import (
+    RANK_MAX,
+    STEP_MAX,
+    file_name,
+    parse_number,
+    parse_rank,
+    parse_step,
+    rank_name,
+    step_name,
+)
 
 steps = st.integers(0, STEP_MAX).map(Step)
 ranks = st.integers(0, RANK_MAX)
@@ -139,3 +149,20 @@ def test_an_inode_that_no_name_has_is_nobody(inode):
 def test_the_inode_formula_is_a_contract():
     assert directory_inode(Step(41)) == 42 << 20
     assert slice_inode(Step(41), SliceIndex(7)) == 42 << 20 | 8
+
+
+def test_files_of_a_grid_are_named_in_the_order_in_which_a_rank_accumulates_them():
+    grid = Grid(2, micro=2, cp=2, files=("", "pixels"))
+    names = [file_name(grid, index, b".pt") for index in range(grid.slices)]
+    assert names[:4] == [
+        b"rank-00000.micro-0000.pt",
+        b"rank-00000.micro-0000.pixels.pt",
+        b"rank-00001.micro-0000.pt",
+        b"rank-00001.micro-0000.pixels.pt",
+    ]
+    assert names[-1] == b"rank-00003.micro-0001.pixels.pt"
+    assert len(set(names)) == grid.slices
+    assert [file_name(Grid(1, cp=2), index, b".pt") for index in (0, 1)] == [
+        rank_name(0, b".pt"),
+        rank_name(1, b".pt"),
+    ]

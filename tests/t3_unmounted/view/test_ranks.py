@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
+from stepfs.format.grid.mesh import parse_mesh
+from stepfs.format.grid.record import Grid
 from stepfs.view.ranks import rank_map
 
 
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_every_slice_is_read_by_world_over_slices_consecutive_ranks(slices, links):
-    ranks = rank_map(slices, world=slices * links)
+    ranks = rank_map(Grid(slices), world=slices * links)
     read = [ranks.slice_of(rank) for rank in range(ranks.world)]
     assert read == [rank // links for rank in range(ranks.world)]
     assert ranks.links == links
@@ -24,34 +26,105 @@ def test_every_slice_is_read_by_world_over_slices_consecutive_ranks(slices, link
 @pytest.mark.parametrize("world", [0, 1, 3, 7, 9])
 def test_a_world_that_does_not_fit_names_both_numbers(world):
     with pytest.raises(UsageError, match=rf"--world {world} .* 4 slices"):
-        rank_map(4, world=world)
+        rank_map(Grid(4), world=world)
 
 
-@given(st.permutations([("pp", 2), ("dp", 4), ("tp", 2), ("cp", 3)]))
+@given(st.permutations([("pp", 2), ("dp_replicate", 4), ("tp", 2), ("cp", 3), ("dp_shard", 3)]))
 def test_a_mesh_agrees_with_unravelling_its_coordinates(dimensions):
     mesh = ",".join(f"{name}={size}" for name, size in dimensions)
-    ranks = rank_map(12, mesh=mesh)
+    ranks = rank_map(Grid(12), mesh=mesh)
     coordinates = itertools.product(*(range(size) for _, size in dimensions))
     for rank, coordinate in enumerate(coordinates):
         index = 0
         for (name, size), value in zip(dimensions, coordinate, strict=True):
-            if name in {"dp", "cp"}:
+            if name.startswith("dp_"):
                 index = index * size + value
         assert ranks.slice_of(rank) == index
-    assert set(Counter(ranks.slice_of(rank) for rank in range(48)).values()) == {ranks.links} == {4}
+    assert set(Counter(ranks.slice_of(rank) for rank in range(144)).values()) == {ranks.links} == {12}
+
+
+def test_context_parallel_ranks_of_an_uncut_lake_read_the_whole_rows():
+    """Regression: `cp` chose files, so the halves of a sequence were of different documents."""
+    with pytest.raises(
+        UsageError, match=r"--mesh dp=2,cp=2: its data dimensions have 2 ranks, this lake is of 4"
+    ):
+        rank_map(Grid(4), mesh="dp=2,cp=2")
+    ranks = rank_map(Grid(4), mesh="dp=4,cp=2")
+    assert [ranks.slice_of(rank) for rank in range(ranks.world)] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["dp", "fsdp", "ddp", "hsdp", "dp_replicate", "fsdp_2"])
+def test_data_dimensions_choose_files_and_every_other_is_of_peers(name):
+    ranks = rank_map(Grid(4), mesh=f"expert=2,{name}=4")
+    assert [ranks.slice_of(rank) for rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["data", "data_parallel", "dpx", "edp", "dp_cp", "dp_shard_cp", "replicate", "shard", "batch"]
+)
+@pytest.mark.parametrize("beside", ["", ",dp=4"])
+def test_a_name_that_looks_like_data_but_is_none_is_refused_with_what_to_write(name, beside):
+    with pytest.raises(UsageError, match=rf"--mesh .*: {name} .*dp, fsdp, ddp, hsdp or dp_…"):
+        rank_map(Grid(4), mesh=f"{name}=4{beside}")
+
+
+@pytest.mark.parametrize("mesh", ["tp=4", "pp=2,cp=2"])
+def test_a_mesh_without_a_data_dimension_is_refused_with_what_to_add(mesh):
+    with pytest.raises(UsageError, match=r"no data dimension; add one, such as dp=4"):
+        rank_map(Grid(4), mesh=mesh)
 
 
 def test_a_mesh_with_the_data_dimension_first_equals_world():
-    mesh, world = rank_map(4, mesh="dp=4,tp=2"), rank_map(4, world=8)
+    mesh, world = rank_map(Grid(4), mesh="dp=4,tp=2"), rank_map(Grid(4), world=8)
     assert [mesh.slice_of(r) for r in range(8)] == [world.slice_of(r) for r in range(8)]
 
 
-@pytest.mark.parametrize("mesh", ["", "dp", "dp=0", "dp=4,dp=4", "tp=4", "dp=8", "dp=4;tp=2", "dp=04"])
+@pytest.mark.parametrize(
+    "mesh", ["", "dp", "dp=0", "dp=4,dp=4", "dp=8", "dp=4;tp=2", "dp=04", "dp=4,tp=999999"]
+)
 def test_a_mesh_that_does_not_fit_is_refused(mesh):
     with pytest.raises(UsageError, match="--mesh"):
-        rank_map(4, mesh=mesh)
+        rank_map(Grid(4), mesh=mesh)
 
 
 def test_a_world_that_contradicts_the_mesh_is_refused():
     with pytest.raises(UsageError, match="contradicts"):
-        rank_map(4, world=4, mesh="dp=4,tp=2")
+        rank_map(Grid(4), world=4, mesh="dp=4,tp=2")
+
+
+def test_a_lake_cut_for_context_parallelism_gives_each_piece_to_its_rank():
+    ranks = rank_map(Grid(2, cp=2), mesh="cp=2,dp=2,tp=2")
+    assert [ranks.slice_of(rank) for rank in range(8)] == [0, 0, 2, 2, 1, 1, 3, 3]
+    assert [rank_map(Grid(2, cp=2)).slice_of(rank) for rank in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("mesh", "context"), [("dp=2", 1), ("dp=2,cp=4", 4)])
+def test_a_cut_lake_is_refused_by_a_mesh_of_other_pieces(mesh, context):
+    with pytest.raises(UsageError, match=rf"--mesh {mesh}: cp has {context} ranks, .* cut for cp=2"):
+        rank_map(Grid(2, cp=2), mesh=mesh)
+
+
+@pytest.mark.parametrize("grid", [Grid(2, micro=2), Grid(2, files=("", "pixels"))])
+@pytest.mark.parametrize("options", [{}, {"world": 4}, {"mesh": "dp=2"}, {"mesh": "dp=4"}])
+def test_no_file_of_a_micro_batch_is_taken_for_a_rank(grid, options):
+    with pytest.raises(RefusedError, match="shows lakes of one file a rank"):
+        rank_map(grid, **options)
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.permutations([("dp", 0), ("cp", 0), ("tp", 2), ("pp", 3)]),
+    st.integers(1, 3),
+)
+def test_every_file_is_read_by_one_data_rank_and_its_peers(data, pieces, names, context):
+    grid = Grid(data, cp=pieces)
+    sizes = {"dp": data, "cp": pieces if pieces > 1 else context}
+    mesh = parse_mesh(",".join(f"{name}={size or sizes[name]}" for name, size in names))
+    ranks = rank_map(grid, mesh=str(mesh))
+    readers: dict[int, set[tuple[int, int]]] = {}
+    for rank, (at_data, at_context) in enumerate(mesh.readers()):
+        piece = at_context if pieces > 1 else 0
+        readers.setdefault(ranks.slice_of(rank), set()).add((at_data, piece))
+    assert readers == {grid.slice_of(r, piece=c): {(r, c)} for r in range(data) for c in range(pieces)}
+    assert all(ranks.slice_of(ranks.first_rank_of(index)) == index for index in range(grid.slices))

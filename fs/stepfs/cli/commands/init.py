@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from stepfs.format.grid.record import Grid
 
 
 def init(
     lake: Lake,
     slices: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--slices",
             envvar="STEPFS_SLICES",
             metavar="N",
             help="Files per step: one per data-parallel rank.",
         ),
-    ],
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks",
+            metavar="N",
+            help="Data-parallel ranks, where each has several files.",
+        ),
+    ] = None,
+    micro_batches: Annotated[
+        int,
+        typer.Option(
+            "--micro-batches",
+            envvar="STEPFS_MICRO_BATCHES",
+            metavar="N",
+            help="Files of each rank, one per micro-batch.",
+        ),
+    ] = 1,
+    cp: Annotated[
+        int,
+        typer.Option(
+            "--cp",
+            envvar="STEPFS_CP",
+            metavar="N",
+            help="Files of each of these: pieces that the producer cuts for context parallelism.",
+        ),
+    ] = 1,
     ext: Annotated[
         str, typer.Option("--ext", envvar="STEPFS_EXT", metavar=".EXT", help="Extension of the files.")
     ] = ".safetensors",
@@ -44,29 +74,36 @@ def init(
     """
     import trio
 
+    from stepfs.format.grid.record import Grid
     from stepfs.format.records import check_ext
 
+    number = ranks if slices is None else slices
+    if number is None or (slices is not None and (ranks, micro_batches, cp) != (None, 1, 1)):
+        raise UsageError(
+            "give --slices N (one file per data-parallel rank), or --ranks N with --micro-batches or --cp"
+        )
+    grid = Grid(number, micro_batches, cp)
     check_ext(ext)
     schema = schema_text(payload_schema, from_payload, ext)
-    trio.run(_init, lake, slices, ext, check_payload, schema, StoreOptions(endpoint_url))
+    trio.run(_init, lake, grid, ext, check_payload, schema, StoreOptions(endpoint_url))
 
 
 async def _init(
-    lake: str, slices: int, ext: str, check_payload: bool, schema: str | None, store_options: StoreOptions
+    lake: str, grid: Grid, ext: str, check_payload: bool, schema: str | None, store_options: StoreOptions
 ) -> None:
     from stepfs.cli.failure import say
     from stepfs.cli.target import opened_store
     from stepfs.doctor.lakes import note_versions
     from stepfs.lake.identity import create_lake
     from stepfs.store.versioning import keeps_versions
+    from stepfs.view.naming import file_name
 
     async with opened_store(lake, store_options) as store:
         identity = await create_lake(
-            store, slices=slices, ext=ext, check_payload=check_payload, payload_schema=schema
+            store, slices=grid, ext=ext, check_payload=check_payload, payload_schema=schema
         )
-        files = f"rank-00000{identity.ext}" + (
-            f" … rank-{slices - 1:05d}{identity.ext}" if slices > 1 else ""
-        )
+        names = [file_name(grid, index, ext.encode()).decode() for index in (0, grid.slices - 1)]
+        files = " … ".join(dict.fromkeys(names))
         typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")
         if await keeps_versions(store):
             advice = note_versions()

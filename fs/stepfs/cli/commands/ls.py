@@ -13,6 +13,7 @@ from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
+    from stepfs.format.records import LakeIdentity
     from stepfs.format.snapshot import StepEntry
     from stepfs.lake.log.reader import LogReader
 
@@ -62,10 +63,11 @@ def _step_names(log: LogReader) -> Iterator[str]:
 
 
 def _file_names(log: LogReader) -> Iterator[str]:
-    from stepfs.view.naming import rank_name
+    from stepfs.view.naming import file_name
 
-    for rank in range(log.identity.slices):
-        yield f"{rank_name(rank, log.identity.ext.encode()).decode()}\n"
+    identity = log.identity
+    for index in range(identity.slices):
+        yield f"{file_name(identity.grid, index, identity.ext.encode()).decode()}\n"
 
 
 async def _print_document(log: LogReader, only: int | None) -> None:
@@ -78,6 +80,7 @@ async def _print_document(log: LogReader, only: int | None) -> None:
         "schema": JSON_SCHEMA,
         "lake_id": identity.lake_id,
         "slices": identity.slices,
+        "grid": identity.grid.document(),
         "ext": identity.ext,
         "payload_schema": schema_document(identity.payload_schema),
         "first_step": log.first_live_step,
@@ -89,20 +92,21 @@ async def _print_document(log: LogReader, only: int | None) -> None:
         entry = await log.entry(Step(number))
         document = _step_document(entry)
         if only is not None:
-            document["files"] = _files(entry, identity.ext)
+            document["files"] = _files(entry, identity)
         sys.stdout.write((",\n" if number > first else "\n") + json.dumps(document))
     sys.stdout.write("\n]}\n")
 
 
-def _files(entry: StepEntry, ext: str) -> list[dict[str, object]]:
+def _files(entry: StepEntry, identity: LakeIdentity) -> list[dict[str, object]]:
     """A step's files as a mount without `--world` names them."""
     from stepfs.format.ids import SliceIndex
-    from stepfs.view.naming import rank_name
+    from stepfs.view.naming import file_name
 
+    grid, ext = identity.grid, identity.ext.encode()
     slices = [entry.tgb.slice(SliceIndex(number)) for number in range(entry.tgb.slices)]
     return [
-        {"name": rank_name(rank, ext.encode()).decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"}
-        for rank, ref in enumerate(slices)
+        {"name": file_name(grid, index, ext).decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"}
+        for index, ref in enumerate(slices)
     ]
 
 

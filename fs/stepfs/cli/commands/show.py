@@ -143,7 +143,7 @@ async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Want
     from stepfs.cli.payload_bytes import slice_payload
     from stepfs.format.ids import SliceIndex, Step
     from stepfs.lake.identity import payload_schema
-    from stepfs.view.naming import rank_name, step_name
+    from stepfs.view.naming import file_name, step_name
 
     identity, newest = log.identity, log.state.next_step - 1
     if newest < log.first_live_step:
@@ -154,7 +154,9 @@ async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Want
     entry = await log.entry(Step(newest if wanted.step is None else wanted.step))
     ref = entry.tgb.slice(SliceIndex(rank))
     data = await slice_payload(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
-    name = f"{step_name(entry.step).decode()}/{rank_name(rank, identity.ext.encode()).decode()}"
+    name = (
+        f"{step_name(entry.step).decode()}/{file_name(identity.grid, rank, identity.ext.encode()).decode()}"
+    )
     place = {
         "lake": lake,
         "lake_id": identity.lake_id,

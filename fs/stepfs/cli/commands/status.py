@@ -96,6 +96,7 @@ def lake_document(
         "schema": JSON_SCHEMA,
         "lake_id": state.lake_id,
         "slices": state.slices,
+        "grid": log.identity.grid.document(),
         "ext": log.identity.ext,
         "payload_schema": schema_document(log.identity.payload_schema),
         "head": state.version,
@@ -169,7 +170,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     state = log.state
     live = state.next_step - log.first_live_step
     span = f"{log.first_live_step}…{state.next_step - 1}" if live else "none yet"
-    yield f"lake      {state.lake_id}  ({state.slices} slices, {log.identity.ext}{', sealed' if state.sealed else ''})"
+    yield f"lake      {state.lake_id}  ({log.identity.grid}, {log.identity.ext}{', sealed' if state.sealed else ''})"
     if log.identity.payload_schema is not None:
         yield f"schema    {schema_text(log.identity.payload_schema)}"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"

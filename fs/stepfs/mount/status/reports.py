@@ -73,6 +73,7 @@ class Reports:
             "lake": self._parts.options.redacted()["lake"],  # type: ignore[dict-item]
             "lake_id": state.lake_id,
             "slices": state.slices,
+            "grid": self._parts.reader.identity.grid.document(),  # type: ignore[dict-item]
             "ext": self._parts.reader.identity.ext,
             "world": self._parts.ranks.world,
             "head": state.version,
@@ -126,6 +127,7 @@ class Reports:
             "options": self._parts.options.redacted(),  # type: ignore[dict-item]
             "lake_id": self._parts.reader.identity.lake_id,
             "directory": str(self._parts.options.directory),
+            "grid": self._parts.reader.identity.grid.document(),  # type: ignore[dict-item]
             "world": self._parts.ranks.world,
             "memory_bytes": self._parts.machine.memory_bytes,
             "disk_bytes": self._parts.machine.disk_bytes,

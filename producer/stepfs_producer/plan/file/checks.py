@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from stepfs.format.grid.mesh import Mesh
 from stepfs_producer.plan.file.declared import Defaults
-from stepfs_producer.plan.file.mesh import Mesh
 from stepfs_producer.plan.file.problems import Problem, nearest
 from stepfs_producer.plan.file.settings import Mix, Output, Stage, Until
 from stepfs_producer.plan.rules import Exhausted
@@ -140,7 +140,7 @@ def _rows(
         if whole % length:
             what = f"sequence_length {length} does not divide micro_batch_tokens {whole}; choose a multiple of each length"
             yield Problem(where, what)
-    tokens = mesh.slices * output.micro_batches * whole
+    tokens = mesh.data_ranks * output.micro_batches * whole
     if tokens > TOKENS_MAX:
         what = (
             f"a step of {tokens} tokens (slices × micro_batches × micro_batch_tokens) is too large; "

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from stepfs.format.grid.mesh import Mesh, parse_mesh
 from stepfs_producer.plan import cost
 from stepfs_producer.plan.balance.deal import Over
 from stepfs_producer.plan.balance.partition import Method
-from stepfs_producer.plan.file.mesh import Mesh, parse_mesh
 from stepfs_producer.plan.file.part import Part
 from stepfs_producer.plan.file.problems import Problem
 from stepfs_producer.plan.file.scalars import (

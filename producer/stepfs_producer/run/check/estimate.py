@@ -58,11 +58,11 @@ def estimate_plan(plan: Plan) -> PlanEstimate:
         for step, entry in steps_of_mix
     )
     whole = micro_batch_tokens(plan)
-    step_tokens = plan.output.mesh.slices * plan.output.micro_batches * whole
+    step_tokens = plan.output.mesh.data_ranks * plan.output.micro_batches * whole
     steps = _steps(plan, step_tokens)
     return PlanEstimate(
         digest=plan_digest(plan),
-        slices=plan.output.mesh.slices,
+        slices=plan.output.mesh.data_ranks,
         ranks=plan.output.mesh.world,
         mesh=str(plan.output.mesh),
         micro_batches=plan.output.micro_batches,
