@@ -3,12 +3,12 @@
 Every look may be old: a file system shows a change late, and a slow store records it later still. Meanwhile a trainer that
 went back may have written the same checkpoint again; nodes that saw it before and after that find no change, and add
 nothing. So a change that drops something keeps all that its look shows. At that moment training could resume from
-these checkpoints, and so whatever it wrote later lies at or above the least of them: however old the look is, the
-group's need does not pass what training can resume from. A checkpoint that has vanished since then is recorded again by
-this, until its next look: who still saw it, will see it vanish.
+these checkpoints, so all later ones lie at or above the least of them: however old the look is, the group's need does
+not pass the checkpoints from which training can resume. This may record again a checkpoint that has vanished since; the
+node that saw it drops it at its next look.
 
-A change that drops nothing adds only what is new to its node. So a late node does not bring back what the others
-have just dropped, with every checkpoint.
+A change that drops nothing adds only the checkpoints that are new to its node. So a late node does not bring back those
+that the others have just dropped.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Following a checkpoint directory: new checkpoints are kept, vanished ones dropped, the same on every node.
 
 Nodes that share the directory all watch it; the first node that sees a change records it, and the others find the
-record. A node drops only what it saw vanish, never what is merely on record: a node whose network file system shows it
-an old listing would otherwise undo the changes of others, and a number that a user recorded is no file. The start is the
-one exception: a checkpoint that the group keeps and that is no longer on disk was deleted while no node watched.
+record. A node drops only checkpoints that it saw vanish, never one that is merely on record: a node whose network
+file system shows it an old listing would otherwise undo the changes of others, and a number that a user recorded is
+no file. The start is the one exception: a checkpoint that the group keeps and that is no longer on disk was deleted
+while no node watched.
 
-Every look may be old (`difference` says what follows from that), and a change that is sent may land late:
+Every look may be old (`difference` draws the conclusions), and a change that is sent may land late:
 
 * a look that shows a checkpoint whose steps are reclaimed may be as old as that. It adds, and its drops wait until the
   caches of file systems have expired; if the checkpoint is still there, it is just late;
