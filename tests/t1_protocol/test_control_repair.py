@@ -6,12 +6,14 @@ import pytest
 from controlled import control_keys
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from ledger import Ledger
 from producer_world import World, feed
-from small_world import NEED, STEPS, clean, group, grow, process, register, small
+from small_world import NEED, STEPS, TOTALS, clean, group, grow, process, register, small
 from test_control_damage import NO_ORIGINS, Spoil, deleted, flipped
 from test_fork_kills import AROUND, Stores, is_whole, reclaimed
 
 from stepfs.errors import CorruptError
+from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.lake.control import list_groups
@@ -79,6 +81,49 @@ def test_a_fork_promises_nothing_that_it_has_released_in_its_parent() -> None:
         assert await repair_control(stores.child, identity, of_parent(stores)) is not None
         reader = await LogReader.open(stores.child, identity)
         assert reader.first_live_step == NEED + 2
+
+    small(scenario, on=reclaimed)
+
+
+def spoil_newest(place: ObjectMap, lake_id: str, count: int) -> None:
+    for key in [key for key in sorted(place.objects) if key.startswith(f"{lake_id}/control/")][-count:]:
+        place.put(key, b"")
+
+
+def test_a_fork_that_lost_two_records_does_not_promise_its_own_steps_that_are_gone() -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "forker")
+        identity = await stores.fork(world.identity, Cut(Step(10), Step(10), Step(11)))
+        end = (await LogReader.open(stores.child, identity)).state.next_step
+        inside = World(place, identity, Ledger(place, identity, 4))
+        last = world.ledger.steps[STEPS - 1].producer_id  # its step and those of the fork share a segment
+        async with inside.producer(last) as producer:
+            await feed(producer, TOTALS[last] + 6)
+        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        await trainer.add(Step(end + 2))
+        await reclaim(stores.child, identity, origins=of_parent(stores), clock=TrioClock())
+        spoil_newest(place, identity.lake_id, 2)
+        await repair_control(stores.child, identity, of_parent(stores))
+        reader = await LogReader.open(stores.child, identity)
+        assert reader.first_live_step == end + 2
+
+    small(scenario, on=reclaimed)
+
+
+def test_another_lake_in_the_place_of_the_parent_does_not_say_what_a_fork_has_released() -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "forker")
+        identity = await stores.fork(world.identity)
+        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        await trainer.add(Step(NEED + 2))
+        await trainer.add(Step(NEED + 3))
+        spoil_newest(place, identity.lake_id, 1)
+        other = await World.create()
+        stranger = OriginStores(stores.child, lambda _url: process(other, "stranger"))
+        await repair_control(stores.child, identity, stranger)
+        assert (await LogReader.open(stores.child, identity)).first_live_step == NEED
 
     small(scenario, on=reclaimed)
 

@@ -82,11 +82,12 @@ async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) 
     if not reader.state.origins:
         return FIRST_STEP
     parent = reader.state.origins[0]
-    store = origins.open(parent)
-    try:
-        held = await Group.of(store, await open_lake(store), group_name(reader.identity.lake_id)).read()
-    except AbsentError:
+    store, identity = origins.open(parent), None
+    with suppress(AbsentError):
+        identity = await open_lake(store)
+    if identity is None or identity.lake_id != parent.lake_id:
         return FIRST_STEP  # the parent was deleted as a whole; `stepfs verify` reports the lost steps
+    held = await Group.of(store, identity, group_name(reader.identity.lake_id)).read()
     for number in range(min(parent.end, end)):
         if held is not None and parent.parent_step(Step(number)) >= held.need:
             return Step(number)
@@ -113,7 +114,9 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step
                 first = segment_end  # the reclaim has deleted the segment too
             entries = []
         for entry in entries:
-            if entry.tgb.origin or entry.tgb.key in present:
+            if entry.tgb.origin:
+                continue  # nothing of what the fork itself has written: `_first_held_step`
+            if entry.tgb.key in present:
                 begun.add(entry.producer_id)
             elif entry.step < base.need or entry.producer_id not in begun:
                 first = Step(entry.step + 1)
