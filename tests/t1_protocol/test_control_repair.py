@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from controlled import control_keys
 from doubles.faulty_store import ObjectMap
@@ -12,7 +14,7 @@ from small_world import NEED, STEPS, TOTALS, clean, group, grow, process, regist
 from test_control_damage import NO_ORIGINS, Spoil, deleted, flipped
 from test_fork_kills import AROUND, Stores, is_whole, reclaimed
 
-from stepfs.errors import CorruptError
+from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
@@ -23,6 +25,7 @@ from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import Reclaimer, reclaim
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.repair import repair_control
+from stepfs.store.api import Entry
 
 
 async def repair(world: World) -> str:
@@ -183,5 +186,26 @@ def test_a_log_that_is_damaged_too_does_not_prevent_the_repair() -> None:
         reader = await LogReader.open(process(world, "stranger"), world.identity, until_damage=True)
         assert reader.damage is not None
         await register(world, "more")
+
+    small(scenario, on=grow)
+
+
+def test_of_two_repairs_at_once_one_says_that_the_other_was_faster() -> None:
+    async def scenario(world: World) -> None:
+        await clean(world)
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        slow = process(world, "slow")
+        listed = slow.list
+
+        async def overtaken(prefix: str, **options: Any) -> list[Entry]:
+            if prefix == log_prefix(world.identity.lake_id) and not done:
+                done.append(await repair(world))
+            return await listed(prefix, **options)
+
+        done: list[str] = []
+        slow.list = overtaken  # type: ignore[method-assign,assignment]
+        with pytest.raises(RefusedError, match="another process wrote"):
+            await repair_control(slow, world.identity, NO_ORIGINS)
+        assert done
 
     small(scenario, on=grow)
