@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from controlled import control_keys
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from ledger import Ledger
 from producer_world import World, feed
-from small_world import NEED, STEPS, clean, group, grow, process, register, small
+from small_world import NEED, STEPS, TOTALS, clean, group, grow, process, register, small
 from test_control_damage import NO_ORIGINS, Spoil, deleted, flipped
 from test_fork_kills import AROUND, Stores, is_whole, reclaimed
 
-from stepfs.errors import CorruptError
+from stepfs.errors import CorruptError, RefusedError
+from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.lake.control import list_groups
@@ -21,6 +25,7 @@ from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import Reclaimer, reclaim
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.repair import repair_control
+from stepfs.store.api import Entry
 
 
 async def repair(world: World) -> str:
@@ -83,6 +88,49 @@ def test_a_fork_promises_nothing_that_it_has_released_in_its_parent() -> None:
     small(scenario, on=reclaimed)
 
 
+def spoil_newest(place: ObjectMap, lake_id: str, count: int) -> None:
+    for key in [key for key in sorted(place.objects) if key.startswith(f"{lake_id}/control/")][-count:]:
+        place.put(key, b"")
+
+
+def test_a_fork_that_lost_two_records_does_not_promise_its_own_steps_that_are_gone() -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "forker")
+        identity = await stores.fork(world.identity, Cut(Step(10), Step(10), Step(11)))
+        end = (await LogReader.open(stores.child, identity)).state.next_step
+        inside = World(place, identity, Ledger(place, identity, 4))
+        last = world.ledger.steps[STEPS - 1].producer_id  # its step and those of the fork share a segment
+        async with inside.producer(last) as producer:
+            await feed(producer, TOTALS[last] + 6)
+        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        await trainer.add(Step(end + 2))
+        await reclaim(stores.child, identity, origins=of_parent(stores), clock=TrioClock())
+        spoil_newest(place, identity.lake_id, 2)
+        await repair_control(stores.child, identity, of_parent(stores))
+        reader = await LogReader.open(stores.child, identity)
+        assert reader.first_live_step == end + 2
+
+    small(scenario, on=reclaimed)
+
+
+def test_another_lake_in_the_place_of_the_parent_does_not_say_what_a_fork_has_released() -> None:
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        stores = Stores.of(world, place, "forker")
+        identity = await stores.fork(world.identity)
+        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        await trainer.add(Step(NEED + 2))
+        await trainer.add(Step(NEED + 3))
+        spoil_newest(place, identity.lake_id, 1)
+        other = await World.create()
+        stranger = OriginStores(stores.child, lambda _url: process(other, "stranger"))
+        await repair_control(stores.child, identity, stranger)
+        assert (await LogReader.open(stores.child, identity)).first_live_step == NEED
+
+    small(scenario, on=reclaimed)
+
+
 @pytest.mark.parametrize("spoil", [flipped, deleted])
 def test_a_fork_whose_newest_record_is_lost_shows_only_its_own_steps(spoil: Spoil) -> None:
     async def scenario(world: World) -> None:
@@ -138,5 +186,26 @@ def test_a_log_that_is_damaged_too_does_not_prevent_the_repair() -> None:
         reader = await LogReader.open(process(world, "stranger"), world.identity, until_damage=True)
         assert reader.damage is not None
         await register(world, "more")
+
+    small(scenario, on=grow)
+
+
+def test_of_two_repairs_at_once_one_says_that_the_other_was_faster() -> None:
+    async def scenario(world: World) -> None:
+        await clean(world)
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        slow = process(world, "slow")
+        listed = slow.list
+
+        async def overtaken(prefix: str, **options: Any) -> list[Entry]:
+            if prefix == log_prefix(world.identity.lake_id) and not done:
+                done.append(await repair(world))
+            return await listed(prefix, **options)
+
+        done: list[str] = []
+        slow.list = overtaken  # type: ignore[method-assign,assignment]
+        with pytest.raises(RefusedError, match="another process wrote"):
+            await repair_control(slow, world.identity, NO_ORIGINS)
+        assert done
 
     small(scenario, on=grow)

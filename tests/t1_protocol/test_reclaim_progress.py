@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from doubles.trio_clock import TrioClock
 from producer_world import World, feed
-from small_world import TOTALS, _copy, clean, grow, process, small
+from small_world import TOTALS, _copy, checkpoint, clean, grow, process, register, small
 
-from stepfs.format.keys import reclaim_key
+from stepfs.format.keys import number_of, reclaim_key, snapshot_prefix
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import write_snapshot
 from stepfs.lake.reclaim.progress import read_progress
 from stepfs.lake.reclaim.run import Reclaimer
 
@@ -35,6 +37,30 @@ def test_progress_beyond_the_log_of_a_copied_lake_deletes_nothing_live() -> None
         assert not world.ledger.broken, world.ledger.broken
 
     small(scenario, on=grow)
+
+
+def test_an_advance_does_not_rest_on_progress_beyond_the_log() -> None:
+    """The control record of that future's advance was not copied either, so all but the advance seems to be done."""
+
+    async def scenario(world: World) -> None:
+        await register(world, "run")
+        async with world.producer("a") as producer:
+            await feed(producer, 2)
+        await checkpoint(world, "run", 2)
+        future = _copy(world)
+        for until in (3, 3):
+            async with future.producer("a") as producer:
+                await feed(producer, until)
+            log = await LogReader.open(process(future, "writer"), future.identity)
+            await write_snapshot(log.store, log.identity, log.state, log.segments, log.control)
+        await clean(future)
+        key, prefix = reclaim_key(world.identity.lake_id), snapshot_prefix(world.identity.lake_id)
+        world.shared.put(key, future.shared.objects[key])
+        assert (await clean(world)).first_live_step == 2
+        snapshots = [number_of(prefix, key) for key in world.shared.objects if key.startswith(prefix)]
+        assert max(number for number in snapshots if number is not None) <= world.ledger.state.version
+
+    small(scenario)
 
 
 def test_a_reclaimer_under_which_the_lake_was_restored_deletes_nothing_live() -> None:

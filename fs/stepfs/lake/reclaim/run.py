@@ -138,12 +138,13 @@ class Reclaimer:
         need = needed(control.record, ages_s, self._grace_s, reader.state.next_step)
         _check_share(reader, need, self._max_percent)
         target = await _target(reader, need)
-        is_idle = self._progress is not None and self._progress.swept == target
+        advances = target.first_live > reader.first_live_step  # the record may know a later control record
+        is_idle = self._progress is not None and self._progress.swept == target and not advances
         search = orphans or self._is_search_due()
         if not self._is_sure and (search or not is_idle) and not await self._check_progress():
             self._reader, self._is_near = None, False
             return None
-        if target.first_live > reader.first_live_step:
+        if advances:
             if dry_run:
                 target = replace(target, floor=await planned_floor(reader, target.floor))
             else:

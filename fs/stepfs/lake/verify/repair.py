@@ -47,6 +47,11 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
     base = replace(before, floor=max(before.floor, Version(lowest or 0)))
     control.assume(damaged, base)
     reader = await LogReader.open(store, identity, control=control, until_damage=True)
+    faster = RefusedError(
+        f"{store.url}: another process wrote a control record meanwhile; run `stepfs verify` again"
+    )
+    if control.number != damaged:  # opening the log has found it
+        raise faster
     is_next = number == damaged - 1
     end = Step(min(base.need if is_next else reader.state.next_step, reader.state.next_step))
     first_live = await _first_complete_step(reader, base, end)
@@ -55,11 +60,8 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
     repaired = successor(damaged, replace(base, first_live_step=first_live, groups=groups))
     if first_live < repaired.need:  # whatever the lost change was: a reclaimer's grace begins anew
         repaired = replace(repaired, minima=((damaged + 1, first_live), (damaged + 2, repaired.need)))
-    # No later slot: opening the log may have found new records.
     if not await control.take(damaged + 1, repaired):
-        raise RefusedError(
-            f"{store.url}: another process wrote a control record meanwhile; run `stepfs verify` again"
-        )
+        raise faster
     lost = f"record {damaged} is" if is_next else f"records {number + 1} to {damaged} are"
     return (
         f"control {lost} damaged; record {damaged + 1} continues the one before: steps from {first_live} on, groups "
@@ -82,11 +84,12 @@ async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) 
     if not reader.state.origins:
         return FIRST_STEP
     parent = reader.state.origins[0]
-    store = origins.open(parent)
-    try:
-        held = await Group.of(store, await open_lake(store), group_name(reader.identity.lake_id)).read()
-    except AbsentError:
+    store, identity = origins.open(parent), None
+    with suppress(AbsentError):
+        identity = await open_lake(store)
+    if identity is None or identity.lake_id != parent.lake_id:
         return FIRST_STEP  # the parent was deleted as a whole; `stepfs verify` reports the lost steps
+    held = await Group.of(store, identity, group_name(reader.identity.lake_id)).read()
     for number in range(min(parent.end, end)):
         if held is not None and parent.parent_step(Step(number)) >= held.need:
             return Step(number)
@@ -113,7 +116,9 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step
                 first = segment_end  # the reclaim has deleted the segment too
             entries = []
         for entry in entries:
-            if entry.tgb.origin or entry.tgb.key in present:
+            if entry.tgb.origin:
+                continue  # nothing of what the fork itself has written: `_first_held_step`
+            if entry.tgb.key in present:
                 begun.add(entry.producer_id)
             elif entry.step < base.need or entry.producer_id not in begun:
                 first = Step(entry.step + 1)
