@@ -217,7 +217,7 @@ def test_what_is_refused_is_one_line_and_creates_no_lake(file_url: str, corpus: 
     refused(produce(file_url, *fine, "--tokenizer-file", corpus / "none.json"), 3, "no such tokenizer file")
     refused(produce("gopher://x", *fine), 2, "gopher")
     refused(produce("some/dir", *fine), 2, "not a lake")
-    refused(produce("some/dir", *fine, "--ext", ".bin"), 2, "has no scheme")
+    refused(produce("some/dir", *fine, "--ext", ".bin"), 2, "a lake is a URL")
     assert not Path(file_url.removeprefix("file://")).exists()
 
 
