@@ -107,3 +107,22 @@ async def test_the_herd_finds_a_writer_that_rewrites_what_is_said_already(autoju
     herd = await Herd.make(few)
     assert await herd.together(lambda _, group: group.add(Step(7))) > 2 * few * REQUESTS_EACH
     assert (await herd.newest())[0] > few / 2
+
+
+async def test_a_change_gets_through_beside_one_who_changes_without_a_pause(autojump_clock):
+    """A decision that waited before its create lost its slot each time: sixty-four times in a row, and was refused."""
+    herd = await Herd.make(2)
+    done = trio.Event()
+
+    async def without_a_pause() -> None:
+        step = 0
+        while not done.is_set():
+            step += 1
+            await herd.groups[0].add(Step(step), keep=1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(without_a_pause)
+        with trio.fail_after(30):
+            for step in range(20):
+                await herd.groups[1].add(Step(10_000 + step))
+        done.set()

@@ -136,7 +136,6 @@ class Control:
             await self.refresh(listed=True)
             fenced = not request.fences
             for attempt in range(_ROUNDS_MAX):
-                await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, 8)))
                 number, record = self.number, self.record
                 following = decide(number, record, request)
                 if following is None and fenced:
@@ -145,6 +144,8 @@ class Control:
                 if await self._take(number + 1, following):
                     return following
                 fenced = True
+                # Before the look, not behind it: a decision that waits loses its slot to whoever does not.
+                await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt + 1, 8)))
                 await self.refresh(listed=True)
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
 
