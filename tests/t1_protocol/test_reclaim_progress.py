@@ -84,3 +84,16 @@ def test_a_reclaimer_under_which_the_lake_was_restored_deletes_nothing_live() ->
         assert not ledger.broken, ledger.broken
 
     small(scenario, on=grow)
+
+
+def test_a_lake_without_any_group_is_idle_too() -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("a") as producer:
+            await feed(producer, 2)
+        key = reclaim_key(world.identity.lake_id)
+        await clean(world)
+        noted = world.shared.objects[key]
+        await clean(world)
+        assert world.shared.objects[key] is noted
+
+    small(scenario)

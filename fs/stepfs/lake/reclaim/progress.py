@@ -32,7 +32,7 @@ _NEAR: Final = 16  # versions; from a state that is further back, the newest sna
 class Progress:
     """After a run: nothing was left below `swept`, and no orphan of an incarnation that `state` knows to be over."""
 
-    control: int  # the newest control record
+    control: int  # the newest control record; 0 also if there is none
     swept: Target
     searched_ms: int  # when a run last searched all of `data/`
     state: LogState
@@ -75,7 +75,7 @@ async def write_progress(store: Store, progress: Progress) -> None:
 
 def encode_progress(progress: Progress) -> bytes:
     body = {
-        "control": max(progress.control, 0),
+        "control": progress.control,
         "first_live_step": progress.swept.first_live,
         "floor": progress.swept.floor,
         "searched": progress.searched_ms,

@@ -193,17 +193,17 @@ class Reclaimer:
     ) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
         remover = CountingRemover(None if dry_run else self._store)
-        before, now_ms = self._progress, self._clock.now_ms()
+        before, now_ms, number = self._progress, self._clock.now_ms(), max(reader.control.number, 0)
         last: LastDead = {}
         if before is None or before.swept != target or search:
             last = await walk_doomed(reader, target, remover.remove)
         since = None if search or before is None else before.state
         await walk_orphans(reader, last, remover.remove, since=since)
-        if search or before is None or before.control != reader.control.number:
+        if search or before is None or before.control != number:
             await remover.remove_if_allowed(await _silent_nodes(reader))
         if not dry_run:
             searched_ms = now_ms if search or before is None else before.searched_ms
-            await self._note(Progress(reader.control.number, target, searched_ms, reader.state))
+            await self._note(Progress(number, target, searched_ms, reader.state))
         return remover.report(target, need.reason)
 
     async def _note(self, now: Progress) -> None:
