@@ -23,4 +23,5 @@ PAGES = sorted(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_path_below_tests_that_is_named_exists(page: Path) -> None:
     named = set(re.findall(r"\btests/[\w./]*\w", page.read_text()))
-    assert not {name for name in named if not (ROOT / name).exists()}
+    kept = {name for name in named if "__pycache__" not in name}  # a cache is there or not by luck
+    assert not {name for name in kept if not (ROOT / name).exists()}
