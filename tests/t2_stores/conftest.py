@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import cloudservers
 import pytest
 import rawserver
 import servers
 import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
+from faultproxy import FaultProxy
 
 from stepfs.store.api import Store
+from stepfs.store.cloud.cloud_store import CloudStore
+from stepfs.store.cloud.requests import Timeouts
 from stepfs.store.opening import open_store
 from stepfs.store.s3.s3_store import S3Store
 
 LANES = 10
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture(params=["file", "memory", "s3", "gs", "az"])
 async def stores(request: pytest.FixtureRequest) -> AsyncIterator[list[Store]]:
     """Several processes' views of one empty store."""
     opened: list[Store]
@@ -71,6 +75,38 @@ async def hasty(fault_proxy, direct):
     yield store
     with trio.CancelScope(shield=True):
         await store.aclose()
+
+
+class Cloud:
+    """A server of gs:// or az:// behind a fault proxy: stores of one fresh prefix, through the proxy and past it."""
+
+    def __init__(self, url: str, proxy: FaultProxy) -> None:
+        self.url = url
+        self.proxy = proxy
+        self.direct = open_store(url)
+
+    def through(self, **timeouts_s: float) -> CloudStore:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GOOGLE_BASE_URL", self.proxy.endpoint_url)
+            patch.setenv("AZURE_STORAGE_ENDPOINT", f"{self.proxy.endpoint_url}/{cloudservers.ACCOUNT}")
+            proxied = open_store(self.url)
+        assert isinstance(proxied, CloudStore)
+        return CloudStore(proxied._place, timeouts=Timeouts(**timeouts_s))
+
+    def hasty(self) -> CloudStore:
+        """Gives up early on an answer that never comes."""
+        return self.through(commit=2.0, data=2.0, upload=2.0)
+
+
+@pytest.fixture(params=["gs", "az"])
+async def cloud(request):
+    url = request.getfixturevalue(f"{request.param}_url")
+    server = request.getfixturevalue("google" if request.param == "gs" else "azurite")
+    proxy = FaultProxy(int(server.endpoint_url.rpartition(":")[2]))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(proxy.serve)
+        yield Cloud(url, proxy)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture

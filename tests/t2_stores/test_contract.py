@@ -118,7 +118,8 @@ async def test_a_thousand_and_one_objects_list_and_delete(store):
     assert await keys(store, "many/") == names
     before = store.counts.delete
     await store.delete(iter(names))
-    assert store.counts.delete - before <= 2
+    requests_of_1001 = 1001 if store.url.startswith("gs:") else 4 if store.url.startswith("az:") else 2
+    assert store.counts.delete - before <= requests_of_1001
     assert await store.list("many/") == []
 
 
@@ -188,18 +189,19 @@ async def test_counts_are_exact(store):
     await store.list("")
     await store.delete(["a", "b"])
     counts = store.counts
-    assert (counts.create, counts.put, counts.get, counts.list, counts.delete) == (2, 1, 3, 1, 1)
-    assert counts.requests == 8
+    deletes = 2 if store.url.startswith("gs:") else 1
+    assert (counts.create, counts.put, counts.get, counts.list, counts.delete) == (2, 1, 3, 1, deletes)
+    assert counts.requests == 7 + deletes
     assert (counts.bytes_read, counts.bytes_written) == (5, 10)
-    assert counts.keys == [
+    assert counts.keys[:-2] == [
         *[("create", "a")] * 2,
         ("put", "b"),
         ("get", "a"),
         ("get", "nothing"),
         ("get", "b"),
         ("list", ""),
-        *[("delete", "a"), ("delete", "b")],
     ]
+    assert sorted(counts.keys[-2:]) == [("delete", "a"), ("delete", "b")]
 
 
 async def test_an_honest_store_passes_the_probes_and_nothing_stays(store):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import servers
 from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError
-from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, stub_s3, xml_error
+from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, calls, stub_s3, xml_error
 
-from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.errors import ArchivedError, RefusedError, StoreUnreachableError
 from stepfs.lake import sequence
 from stepfs.store.api import Put
 from stepfs.store.s3.clients import Clients
@@ -30,18 +30,6 @@ async def store(stub):
     opened = S3Store(servers.BUCKET, "lake", endpoint_url=stub.endpoint_url)
     yield opened
     await opened.aclose()
-
-
-def calls(store, where="x/log/1"):
-    prefix = where.rpartition("/")[0] + "/"
-    return {
-        "get": lambda: store.get(where),
-        "read": lambda: store.read_into(where, 0, memoryview(bytearray(1))),
-        "create": lambda: store.create(where, b"x"),
-        "put": lambda: store.put(where, [b"x"]),
-        "list": lambda: store.list(prefix),
-        "delete": lambda: store.delete([where]),
-    }
 
 
 def well(method, path):
@@ -151,3 +139,14 @@ async def test_what_a_server_says_of_an_absent_key_is_absence(store, stub, answe
 async def test_a_409_that_means_taken_is_told_from_one_that_means_retry(store, stub, code, outcome):
     stub.answer = lambda _method, _path: xml_error(409, code)
     assert await store.create("x/log/1", b"x") is outcome
+
+
+async def test_an_archived_object_is_no_matter_of_credentials(store, stub):
+    stub.answer = well
+    await store.get("x/data/1")
+    stub.answer = lambda _method, _path: xml_error(403, "InvalidObjectState")
+    for verb in ("get", "read"):
+        with pytest.raises(
+            ArchivedError, match=r"archived \(InvalidObjectState\); restore it with the store's own"
+        ):
+            await calls(store, "x/data/1")[verb]()

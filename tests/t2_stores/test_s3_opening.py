@@ -76,11 +76,21 @@ async def test_settings_that_cannot_work_are_named(monkeypatch):
         await open_store("s3://stepfs-tests/x").get("a")
 
 
+@pytest.mark.parametrize("host", ["storage.googleapis.com", "bucket.storage.googleapis.com:443"])
+async def test_googles_s3_endpoint_is_refused_by_name(seaweed, monkeypatch, host):
+    """It ignores If-None-Match on writes. Nothing is sent to it."""
+    store = open_store("s3://stepfs-tests/x", endpoint_url=f"https://{host}")
+    with pytest.raises(RefusedError, match=r"storage.googleapis.com ignores If-None-Match .*use gs://"):
+        await store.create("a", b"x")
+    assert store.counts.requests == 0
+    await store.aclose()
+
+
 @pytest.mark.parametrize("thorough", [False, True])
 async def test_a_server_that_ignores_conditions_is_refused_by_name(seaweed, rclone, thorough):
     """Hazard 4."""
     store = open_store(f"s3://{servers.BUCKET}/x", endpoint_url=rclone.endpoint_url)
-    with pytest.raises(RefusedError, match=r"rclone serve s3.*If-None-Match is ignored"):
+    with pytest.raises(RefusedError, match=r"rclone serve s3.*the condition is ignored"):
         await probe_store(store, thorough=thorough)
     report = await examine_store(store)
     assert not report.fit

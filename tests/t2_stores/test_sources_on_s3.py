@@ -17,9 +17,10 @@ import zstandard
 from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.format.planned.listing import Listing, from_shards
 from stepfs.store.s3.read_only import ReadOnlyBucket
 from stepfs_producer.sources.block import Block, BlockAddress
-from stepfs_producer.sources.corpus import Listing, from_shards, list_corpus
+from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.files.objects import bucket_of
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
@@ -141,7 +142,7 @@ def test_an_object_that_was_replaced_is_refused_by_name(root, put, same_size) ->
     ):
         texts(spec, listing)
     with pytest.raises(RefusedError, match=r"/a\.jsonl (was replaced|is longer)"):
-        stored.located(list_corpus(spec), "code")
+        located(stored, list_corpus(spec), "code")
 
 
 def test_an_object_that_is_gone_is_refused_by_name(root, put) -> None:

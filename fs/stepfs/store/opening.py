@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from stepfs.errors import UsageError
+from stepfs.errors import MissingPackageError, UsageError
 from stepfs.format.arguments import check_text
 from stepfs.store.api import Store
+from stepfs.store.cloud.settings import AZURE, GOOGLE
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.names import check_key
 from stepfs.store.options import StoreOptions
 from stepfs.store.s3.settings import SET_KEYS
 from stepfs.store.silence import Silence
 
+_FORMS: Final = "file:///directory, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
+_ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -26,14 +29,14 @@ def open_store(
     options: StoreOptions | None = None,
     silence: Silence | None = None,
 ) -> Store:
-    """The store of `file:///directory` or `s3://bucket/prefix`; `UsageError` for anything else.
+    """The store of a lake's URL; `UsageError` for anything else.
 
     `endpoint_url` is short for `StoreOptions(endpoint_url)`. `silence` watches the requests of a command that waits.
     """
     options = (options or StoreOptions()).at_endpoint(endpoint_url)
     scheme, separator, rest = check_text(url, "the lake", "file:///directory").partition("://")
     if not separator:
-        raise UsageError(f"{url!r} has no scheme; write file:///directory or s3://bucket/prefix")
+        raise UsageError(f"{url!r} has no scheme; write {_FORMS}")
     if scheme == "file":
         return LocalStore(_local_root(url, rest))
     if scheme == "s3":
@@ -44,10 +47,41 @@ def open_store(
             bucket,
             prefix,
             endpoint_url=options.endpoint_url,
+            of_origin=options.of_origin,
             data_threads=options.connections,
             silence=silence,
         )
-    raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write file:///directory or s3://bucket/prefix")
+    if scheme in {"gs", "az"}:
+        return _cloud_store(url, scheme, rest, options, silence)
+    raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write {_FORMS}")
+
+
+def _cloud_store(url: str, scheme: str, rest: str, options: StoreOptions, silence: Silence | None) -> Store:
+    account, _, inner = rest.partition("/") if scheme == "az" else ("", "", rest)
+    words = AZURE if scheme == "az" else GOOGLE
+    if "@" in rest or "?" in rest:
+        raise UsageError(f"credentials and options do not belong into a URL; {words.check_keys}")
+    bucket, _, prefix = inner.partition("/")
+    if scheme == "az" and _ACCOUNT.fullmatch(account) is None:
+        raise UsageError(f"{url!r}: {account!r} is not an account name; write {words.form}")
+    if _BUCKET.fullmatch(bucket) is None:
+        raise UsageError(f"{url!r}: {bucket!r} is not a {words.container} name; write {words.form}")
+    prefix = prefix.strip("/") and check_key(prefix.strip("/"))
+    try:  # obstore takes a tenth of a second, and comes with an extra
+        from stepfs.store.cloud.cloud_store import CloudStore  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"{scheme}:// needs the package obstore, which is not installed: pip install 'stepfs[{words.extra}]'"
+        ) from error
+    if scheme == "az":
+        from stepfs.store.cloud.azure import azure_place  # noqa: PLC0415
+
+        place = azure_place(account, bucket, prefix)
+    else:
+        from stepfs.store.cloud.google import google_place  # noqa: PLC0415
+
+        place = google_place(bucket, prefix)
+    return CloudStore(place, data_threads=options.connections, silence=silence)
 
 
 def _local_root(url: str, rest: str) -> Path:

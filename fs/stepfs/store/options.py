@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,14 @@ class StoreOptions:
         None  # an S3-compatible server; None: the AWS chain decides (AWS_ENDPOINT_URL_S3, …)
     )
     connections: int | None = None  # ranged reads under way at a time; None: the store's own limit
+    of_origin: bool = (
+        False  # not the lake of the command line: the server of its own profile beats `endpoint_url`
+    )
 
     def at_endpoint(self, endpoint_url: str | None) -> StoreOptions:
         """These options, at that server unless they name one."""
-        return StoreOptions(self.endpoint_url or endpoint_url, self.connections)
+        return replace(self, endpoint_url=self.endpoint_url or endpoint_url)
+
+    def for_origin(self) -> StoreOptions:
+        """The same for the lake that a fork was made of."""
+        return replace(self, of_origin=True)

@@ -8,7 +8,7 @@ Probe objects live under `probe/`, outside every lake id; a role without the rig
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +28,8 @@ _SERVERS: Final = {  # Server header of unfit servers → their usual name
     "AmazonS3": "probably `rclone serve s3` or another gofakes3 server",
     "MinIO": "probably the JuiceFS gateway or an old MinIO",
 }
+
+_Examination = Callable[[Store, str], Awaitable["Check"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +72,32 @@ async def probe_store(store: Store, *, thorough: bool) -> None:
     Brief: two creates, a read, a delete, one after the other. Thorough: `examine_store`. `StoreUnreachableError` if
     the server does not decide a create.
     """
-    report = await (examine_store(store) if thorough else _examine(store, [_second_create]))
+    report = await (examine_store(store) if thorough else _examine(store, {_second_create: _one_key}))
     if not report.fit:
         raise RefusedError(report.refusal())
 
 
 async def examine_store(store: Store) -> StoreReport:
     """Try every capability that stepfs needs; only an unreachable or closed store raises."""
-    return await _examine(store, [_second_create, _racing_creates, _reading, _listing])
+    checks: Mapping[_Examination, Callable[[str], list[str]]] = {
+        _second_create: _one_key,
+        _racing_creates: _race_keys,
+        _reading: _one_key,
+        _listing: _list_keys,
+    }
+    return await _examine(store, checks)
 
 
-async def _examine(store: Store, checks: list[Callable[[Store, str], Awaitable[Check]]]) -> StoreReport:
+async def _examine(store: Store, checks: Mapping[_Examination, Callable[[str], list[str]]]) -> StoreReport:
+    """`checks`: each with the keys that it may leave under a prefix."""
     report = StoreReport(store.url)
-    for check in checks:
+    for check, keys in checks.items():
         prefix = f"{PREFIX}{entropy.token(16).hex()}"
         try:
             report.checks.append(await check(store, prefix))
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 10.0), suppress(RefusedError):
-                await store.delete([prefix, *_race_keys(prefix), *_list_keys(prefix)])
+                await store.delete(keys(prefix))
         if not report.checks[-1].passed:
             break  # further checks would only repeat it
     report.server = str(getattr(store, "server", ""))
@@ -101,7 +110,7 @@ async def _second_create(store: Store, prefix: str) -> Check:
     second = await _decided(store, prefix, b"second")
     if first is Put.CREATED and second is Put.CREATED:
         return Check(
-            name, passed=False, seen="If-None-Match is ignored, a second create of the same key succeeded"
+            name, passed=False, seen="the condition is ignored, a second create of the same key succeeded"
         )
     if second is not Put.EXISTS:
         return Check(
@@ -179,6 +188,10 @@ async def _listing(store: Store, prefix: str) -> Check:
     if some != keys[2:4]:
         return Check(name, passed=False, seen="listing does not start or stop where it was told to")
     return Check(name, passed=True)
+
+
+def _one_key(prefix: str) -> list[str]:
+    return [prefix]
 
 
 def _race_keys(prefix: str) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepfs.store.cloud import settings as cloud
 from stepfs.store.s3 import settings as s3
 
-PREFIXES: Final = s3.PREFIXES
-SECRETS: Final = s3.SECRETS
+PREFIXES: Final = (*s3.PREFIXES, *cloud.PREFIXES)
+SECRETS: Final = (*s3.SECRETS, *cloud.SECRETS)

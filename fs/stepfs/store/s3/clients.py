@@ -18,7 +18,6 @@ from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from botocore.httpsession import create_urllib3_context, get_cert_path
@@ -26,6 +25,7 @@ from botocore.httpsession import create_urllib3_context, get_cert_path
 from stepfs.errors import RefusedError, UsageError
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
 from stepfs.store.s3.errors import is_throttled
+from stepfs.store.s3.profiles import Chosen, choose
 from stepfs.store.s3.settings import ENDPOINTS, SET_KEYS
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class Clients:
 
     `on_request(operation, headers)` runs in the sending thread right before each HTTP attempt, retries included;
     `on_server(name)` runs with the Server header of each answer; `on_throttled()` at each answer that asks for fewer
-    requests, also if a retry succeeds.
+    requests, also if a retry succeeds. `url`: of a lake, whose profile is used; `of_origin`: its server beats
+    `endpoint_url`.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Clients:
         data_timeout_s: float,
         data_threads: int = DATA_THREADS_MAX,
         profile: str | None = None,
+        url: str | None = None,
+        of_origin: bool = False,
         on_request: Callable[[str, Mapping[str, Any]], None],
         on_server: Callable[[str], None],
         on_throttled: Callable[[], None],
@@ -61,6 +64,9 @@ class Clients:
         self._data_timeout_s = data_timeout_s
         self._data_threads = data_threads
         self._profile = profile
+        self._url = url
+        self._of_origin = of_origin
+        self.chosen: Chosen | None = None
         self._on_request = on_request
         self._on_server = on_server
         self._on_throttled = on_throttled
@@ -105,11 +111,14 @@ class Clients:
 
     def _make(self, attempts: int, threads: int, timeout_s: float) -> S3Client:
         try:
-            session = Session(profile_name=self._profile)
+            chosen = self.chosen = choose(self._profile, self._url)
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
+        session, scoped = chosen.session, chosen.endpoint_url
+        given = scoped or self._endpoint_url if self._of_origin else self._endpoint_url or scoped
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
-        named = self._endpoint_url or next(filter(None, map(os.environ.get, ENDPOINTS)), None)
+        usual = None if chosen.profile else next(filter(None, map(os.environ.get, ENDPOINTS)), None)
+        named = given or usual
         if named and "@" in named:  # it would be in argv, in logs and in error messages
             raise UsageError(f"credentials do not belong into an endpoint URL; {SET_KEYS}")
 
@@ -123,12 +132,18 @@ class Clients:
                 request_checksum_calculation="when_required",  # uploads carry a CRC32C of our own
                 response_checksum_validation="when_required",  # so do stored objects, inside
                 user_agent_extra="stepfs",
+                # Those of the environment, which are for other servers.
+                ignore_configured_endpoint_urls=chosen.profile is not None,  # type: ignore[call-arg]
                 s3={"addressing_style": style, "payload_signing_enabled": signs_body},
             )
-            region = session.region_name or "us-east-1"
+            region = chosen.region or session.region_name or "us-east-1"
             try:
                 return session.client(
-                    "s3", endpoint_url=self._endpoint_url, region_name=region, config=config
+                    "s3",
+                    endpoint_url=given,
+                    region_name=region,
+                    config=config,
+                    verify=chosen.ca_bundle,
                 )
             except ValueError as error:  # botocore raises this for anything but a URL
                 raise UsageError(f"endpoint {named!r}: write a URL such as https://host:port") from error
@@ -137,10 +152,13 @@ class Clients:
         if not named and not is_aws(client.meta.endpoint_url):  # an endpoint from a configuration file
             client.close()
             client = make("path")
+        host = urlsplit(client.meta.endpoint_url).hostname or ""
+        if signs_body and host.endswith("storage.googleapis.com"):
+            raise RefusedError(f"{host} ignores If-None-Match on writes, so no lake may lie there; use gs://")
         if self._direct is None:
             self._direct = DirectReads(
                 session.get_credentials(),
-                cache(partial(_tls, session._session.get_config_variable("ca_bundle"))),  # noqa: SLF001 - no other way
+                cache(partial(_tls, chosen.ca_bundle or session._session.get_config_variable("ca_bundle"))),  # noqa: SLF001 - no other way
                 self._data_timeout_s,
                 self._on_request,
                 self._on_throttled,

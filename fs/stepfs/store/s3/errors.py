@@ -9,7 +9,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.errors import AbsentError, ArchivedError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Put
 from stepfs.store.s3.settings import CHECK_KEYS, CHECK_NETWORK
 
@@ -121,7 +121,12 @@ def is_expired(error: Exception) -> bool:
 
 def is_forbidden(error: Exception) -> bool:
     """The server forbids this action to these credentials."""
-    return status_of(error) in _FORBIDDEN
+    return status_of(error) in _FORBIDDEN and not is_archived(error)
+
+
+def is_archived(error: Exception) -> bool:
+    """The object lies in an archive class, from which it is to be restored first."""
+    return code_of(error) == "InvalidObjectState"
 
 
 def is_past_end(error: Exception) -> bool:
@@ -196,10 +201,9 @@ def explain(error: Exception, url: str, doing: str, *, passing: bool = False) ->
         why = f"{_one_line(error)}; {CHECK_KEYS}"
     elif is_distrusted(error):
         why = f"{_one_line(error)}; set AWS_CA_BUNDLE to its authority's certificate, or correct the URL"
-    elif is_skewed(error):
-        why = f"this machine's clock is wrong {said}; set it"
-    elif code in _WRONG_REGION:
-        why = f"the bucket is in another region {said}; set AWS_REGION to it"
+    elif lasting := _lasting(error):
+        kind = ArchivedError if is_archived(error) else RefusedError
+        why = lasting
     elif is_forbidden(error) or is_expired(error):
         why = f"the server refuses these credentials or this action {said}; {CHECK_KEYS}"
     elif not _is_transient(error) and (400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED):
@@ -208,6 +212,18 @@ def explain(error: Exception, url: str, doing: str, *, passing: bool = False) ->
         kind = StoreUnreachableError
         why = f"{_one_line(error)}; {CHECK_NETWORK}"
     return kind(f"cannot {doing} in {url}: {why}")
+
+
+def _lasting(error: Exception) -> str:
+    """What no renewed credentials change, and what does; '' for another error."""
+    said = f"({code_of(error)})"
+    if is_archived(error):
+        return f"the object is archived {said}; restore it with the store's own tool"
+    if is_skewed(error):
+        return f"this machine's clock is wrong {said}; set it"
+    if code_of(error) in _WRONG_REGION:
+        return f"the bucket is in another region {said}; set AWS_REGION to it"
+    return ""
 
 
 def _one_line(error: Exception) -> str:

@@ -66,6 +66,7 @@ class S3Store:
         prefix: str,
         *,
         endpoint_url: str | None = None,
+        of_origin: bool = False,
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
         data_timeout_s: float = DATA_TIMEOUT_S,
         data_threads: int | None = None,
@@ -76,17 +77,18 @@ class S3Store:
         self.counts = Counts()
         self.server = ""  # the Server header of the last answer
         self._prefix = f"{prefix}/" if prefix else ""
-        data_threads = data_threads or DATA_THREADS_MAX
         self._clients = Clients(
             endpoint_url,
+            url=self.url,
+            of_origin=of_origin,
             commit_timeout_s=commit_timeout_s,
             data_timeout_s=data_timeout_s,
-            data_threads=data_threads,
+            data_threads=data_threads or DATA_THREADS_MAX,
             on_request=self._count,
             on_server=self._see,
-            on_throttled=self._note_throttled,
+            on_throttled=lambda: self._add(throttled=1),
         )
-        self._threads = trio.CapacityLimiter(data_threads)
+        self._threads = trio.CapacityLimiter(data_threads or DATA_THREADS_MAX)
         self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._sending = threading.local()  # verb and keys of the call that this thread runs
@@ -105,7 +107,7 @@ class S3Store:
             return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
 
         found = await self._get(key, fetch, answered)
-        self._add_read(len(found or b""))
+        self._add(read=len(found or b""))
         return found
 
     async def read_into(
@@ -129,7 +131,7 @@ class S3Store:
             return await self._get(key, fetch, target, data=True)
         finally:
             target.abandon()  # whatever ended the wait: a thread may still be reading
-            self._add_read(target.done)
+            self._add(read=target.done)
 
     async def create(self, key: str, body: bytes) -> Put:
         name = self._name(key)
@@ -192,6 +194,10 @@ class S3Store:
         for start in range(0, len(names), _PAGE):
             await self._delete_all(tuple(names[start : start + _PAGE]))
 
+    @property
+    def profile(self) -> str | None:
+        return self._clients.chosen.profile if self._clients.chosen else None  # known after a request
+
     async def keeps_versions(self) -> bool:
         """Whether the bucket keeps overwritten and deleted objects; False if the server does not answer soon."""
         with suppress(StepfsError, *FAILURES), trio.move_on_after(_ADVICE_S):
@@ -236,7 +242,7 @@ class S3Store:
         """Run `work` in a thread. `data`: it moves a body of any size, and must not delay control requests."""
 
         def labelled() -> T:
-            self._sending.label = (verb, keys)
+            self._sending.label = (verb, *keys)
             try:
                 return work()
             except FAILURES as error:
@@ -259,10 +265,8 @@ class S3Store:
     async def _get(
         self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
     ) -> T | None:
-        """The result of `fetch`, called again for what is left of a body that did not arrive whole; None: absent.
-
-        A request that no answer began is not repeated: the client has already done so several times.
-        """
+        """The result of `fetch`, called again for what is left of a body that did not arrive whole; None: absent. A
+        request that no answer began is not repeated: the client has already done so."""
         for attempt in range(_ATTEMPTS_MAX):
             before = answered.answers
             try:
@@ -281,19 +285,15 @@ class S3Store:
         return self._prefix + check_key(key)
 
     def _count(self, operation: str, headers: Mapping[str, Any]) -> None:
-        verb, keys = self._sending.label
         with self._lock:
-            self.counts.note(verb, *keys)
+            self.counts.note(*self._sending.label)
             if operation in _SENDS_BODY:
                 self.counts.bytes_written += int(headers.get("Content-Length") or 0)
 
-    def _add_read(self, size: int) -> None:
+    def _add(self, *, read: int = 0, throttled: int = 0) -> None:
         with self._lock:
-            self.counts.bytes_read += size
-
-    def _note_throttled(self) -> None:
-        with self._lock:
-            self.counts.throttled += 1
+            self.counts.bytes_read += read
+            self.counts.throttled += throttled
 
     def _see(self, server: str) -> None:
         self.server = server or self.server

@@ -1,0 +1,1 @@
+"""Google Cloud Storage (gs://) and Azure Blob Storage (az://), on obstore."""

@@ -1,0 +1,234 @@
+"""A lake in Google Cloud Storage or in Azure: six verbs on obstore in threads, each attempt one request of ours.
+
+Cancellation abandons everything but `create` at once. An abandoned thread ends at the latest with its timeout and does
+not touch the caller's memory: a read lands under a lock that a cancelled caller takes first, an upload sends a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import obstore
+import trio
+
+from stepfs.errors import CorruptError, StepfsError
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
+from stepfs.store.cloud.answers import PASSING, Verdict, create_outcome
+from stepfs.store.cloud.place import Place
+from stepfs.store.cloud.requests import TIMEOUTS, RequestError, Requests, Timeouts
+from stepfs.store.cloud.store_clock import StoreClock
+from stepfs.store.names import check_key, check_prefix
+from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget
+from stepfs.store.silence import Silence
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+    from stepfs.store.cloud.place import Client
+
+T = TypeVar("T")
+Listing = list[Entry]  # inside the class `list` is the verb
+Failures = list[StepfsError]
+SINGLE_BYTES_MAX: Final = 96 << 20
+_PART_BYTES: Final = 16 << 20
+_PARTS_AT_ONCE: Final = 4
+_PART_RETRIES: Final = 3
+_DELETES_AT_ONCE: Final = 16
+_RESOLUTION_S: Final = 1.0  # of a Date header and of Azure's Last-Modified; both are truncated
+
+
+class CloudStore:
+    """`stepfs.store.api.Store` at `place`; no request is sent before the first call."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        timeouts: Timeouts = TIMEOUTS,
+        data_threads: int | None = None,
+        silence: Silence | None = None,
+    ) -> None:
+        self.url = place.url
+        self.counts = Counts()
+        self._place = place
+        self._prefix = f"{place.prefix}/" if place.prefix else ""
+        self._requests = Requests(place, self.counts, timeouts, data_threads, silence)
+        self._clock = StoreClock(place.endpoint)
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        name = self._name(key)
+
+        def fetch(client: Client) -> bytes:
+            found = obstore.get(client, name)
+            size, pieces = found.meta["size"], []
+            if size > bytes_max:
+                raise CorruptError(f"{self.url}/{key} has {size} bytes, at most {bytes_max} make sense")
+            for piece in found.stream(min_chunk_size=PIECE_BYTES):
+                pieces.append(piece)
+                self._requests.sign_of_life()
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+        found = await self._get(key, fetch, bytes)
+        self._requests.count(bytes_read=len(found or b""))
+        return found
+
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
+    ) -> int | None:
+        name = self._name(key)
+        target = ReadTarget(buffer, landed, self._requests.sign_of_life)
+
+        def fetch(client: Client) -> int:
+            target.check()
+            first = offset + target.done  # the first attempt may have broken off in the body
+            found = obstore.get(client, name, options={"range": (first, first + target.remaining)})
+            for piece in found.stream(min_chunk_size=PIECE_BYTES):
+                target.append(piece)
+            return target.done
+
+        if target.remaining == 0:
+            return 0
+        try:
+            return await self._get(key, fetch, lambda: target.done, data=True)
+        finally:
+            target.abandon()  # whatever ended the wait: a thread may still be reading
+            self._requests.count(bytes_read=target.done)
+
+    async def create(self, key: str, body: bytes) -> Put:
+        name = self._name(key)
+
+        def send(client: Client) -> None:
+            self._requests.count(bytes_written=len(body))
+            obstore.put(client, name, body, mode="create", use_multipart=False)
+
+        try:
+            await self._requests.call("create", (key,), send)
+        except RequestError as error:
+            outcome = create_outcome(error.answer)
+            if outcome is None:
+                raise self._requests.explained(error, "create", key) from error
+            if outcome is Put.EXISTS:
+                self._requests.rights.prove("create", [key])
+            return outcome
+        return Put.CREATED
+
+    async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:  # noqa: ARG002
+        """See `Store.put`. `crc32c` is not sent, since obstore has no place for it: TLS guards the way."""
+        name = self._name(key)
+        views = [view for part in parts if len(view := memoryview(part).cast("B"))]
+        size = sum(map(len, views))
+        single = size <= SINGLE_BYTES_MAX
+        abandoned = threading.Event()
+
+        def copied(piece: bytes) -> bytes:
+            if abandoned.is_set():
+                raise AbandonedReadError  # the views may have changed before they were copied
+            self._requests.count(bytes_written=len(piece))
+            return piece
+
+        def send(client: Client) -> None:
+            if single:
+                obstore.put(client, name, copied(b"".join(views)), use_multipart=False)
+                return
+            cuts = ((view, start) for view in views for start in range(0, len(view), _PART_BYTES))
+            pieces = (copied(bytes(view[start : start + _PART_BYTES])) for view, start in cuts)
+            self._requests.count(put=-(-size // _PART_BYTES))
+            obstore.put(client, name, pieces, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+        try:
+            await self._requests.call("put", (key,), send, data=True, retries=0 if single else _PART_RETRIES)
+        except RequestError as error:
+            raise self._requests.explained(error, "put", key, "write") from error
+        finally:
+            abandoned.set()
+
+    async def list(
+        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
+    ) -> Listing:
+        wanted = self._prefix + check_prefix(prefix)
+        directory = wanted[: wanted.rfind("/") + 1]  # obstore lists directories alone
+        rows_max = self._place.keys_per_page
+        offset = self._prefix + after if after else ""
+        found: Listing = []
+        stream: Iterator[Sequence[ObjectMeta]] | None = None
+
+        def next_page(client: Client) -> Sequence[ObjectMeta]:
+            nonlocal stream
+            begun, stream = stream, None  # one that broke is begun anew behind what it gave
+            begun = begun or obstore.list(client, directory, offset=offset or None, chunk_size=rows_max)
+            page = next(begun, ())
+            stream = begun
+            return page
+
+        now = await trio.to_thread.run_sync(self._clock.now) if ages else None
+        while limit is None or len(found) < limit:
+            try:
+                page = await self._requests.call("list", (prefix,), next_page)
+            except RequestError as error:
+                raise self._requests.explained(error, "list", prefix) from error
+            # Azure may begin at `offset` itself, and Azurite begins at the beginning.
+            rows = (row for row in page if row["path"] > offset and row["path"].startswith(wanted))
+            found += [self._entry(row, now) for row in rows]
+            if len(page) < rows_max:
+                break
+            offset = max(offset, page[-1]["path"])
+        return found[:limit]
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        names = [check_key(key) for key in keys]
+        size = self._place.keys_per_delete
+        waiting = iter([tuple(names[start : start + size]) for start in range(0, len(names), size)])
+        failed: Failures = []
+
+        async def work() -> None:
+            for batch in waiting:
+                try:
+                    await self._delete(batch)
+                except StepfsError as error:
+                    failed.append(error)
+                    return
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(_DELETES_AT_ONCE, -(-len(names) // size))):
+                nursery.start_soon(work)
+        for error in failed[:1]:
+            raise error
+
+    async def aclose(self) -> None:
+        self._requests.close()
+
+    async def _delete(self, keys: tuple[str, ...]) -> None:
+        try:
+            await self._requests.call(
+                "delete", keys, lambda client: obstore.delete(client, [self._prefix + key for key in keys])
+            )
+        except RequestError as error:
+            if len(keys) > 1 and error.answer.verdict not in PASSING:
+                # The text tells the first failure of many, such as that a key was absent.
+                for key in keys:
+                    await self._delete((key,))
+            elif error.answer.verdict is not Verdict.ABSENT:
+                raise self._requests.explained(error, "delete", keys[0]) from error
+
+    async def _get(
+        self, key: str, fetch: Callable[[Client], T], past_end: Callable[[], T], *, data: bool = False
+    ) -> T | None:
+        try:
+            return await self._requests.call("get", (key,), fetch, data=data)
+        except RequestError as error:
+            if error.answer.verdict is Verdict.PAST_END:
+                return past_end()
+            if error.answer.verdict is not Verdict.ABSENT:
+                raise self._requests.explained(error, "get", key, "read") from error
+        self._requests.rights.prove("get", [key])
+        return None
+
+    def _name(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _entry(self, row: ObjectMeta, now: datetime | None) -> Entry:
+        age_s = (now - row["last_modified"]).total_seconds() - _RESOLUTION_S if now is not None else 0.0
+        return Entry(row["path"].removeprefix(self._prefix), row["size"], max(0.0, age_s))

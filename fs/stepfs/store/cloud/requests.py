@@ -1,0 +1,147 @@
+"""Requests to one place, in threads: each attempt is one of ours, counted, with the answer that its error tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import trio
+from obstore.exceptions import BaseError
+
+from stepfs import entropy
+from stepfs.errors import StepfsError
+from stepfs.store.api import Counts
+from stepfs.store.cloud.answers import PASSING, Answer, Verdict, explain, read_answer
+from stepfs.store.cloud.place import Place
+from stepfs.store.rights import Rights
+from stepfs.store.silence import Silence
+
+if TYPE_CHECKING:
+    from stepfs.store.cloud.place import Client
+
+T = TypeVar("T")
+_DATA_THREADS_MAX: Final = 32
+_CONTROL_THREADS_MAX: Final = 16
+_ATTEMPTS_MAX: Final = 4
+_RETRIED: Final = PASSING | {Verdict.CONFLICT}
+_PAUSE_S: Final = 0.25  # at most, before the second attempt
+
+
+class Timeouts(NamedTuple):
+    """Seconds without a byte; `upload`: for a whole body, since obstore's time begins with the request."""
+
+    commit: float = 15.0
+    data: float = 20.0
+    upload: float = 120.0
+
+
+TIMEOUTS: Final = Timeouts()
+
+
+class RequestError(Exception):
+    """A request failed; `answer` says how."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.said)
+        self.answer = answer
+
+
+class Requests:
+    """Threads have three budgets, so that the log never waits for bytes: creates, other control requests, data."""
+
+    def __init__(
+        self,
+        place: Place,
+        counts: Counts,
+        timeouts: Timeouts,
+        data_threads: int | None,
+        silence: Silence | None,
+    ) -> None:
+        self._place = place
+        self._counts = counts
+        self._timeouts_s = {"create": timeouts.commit, "put": timeouts.upload}
+        self._data_timeout_s = timeouts.data
+        self._clients: dict[tuple[float, int], Client] = {}
+        self._threads = trio.CapacityLimiter(data_threads or _DATA_THREADS_MAX)
+        self._control_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
+        self._commit_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._silence = silence
+        self.rights = Rights(is_expired=_is(Verdict.EXPIRED), is_forbidden=_is(Verdict.FORBIDDEN))
+        self.sign_of_life = silence.note_sign_of_life if silence is not None else lambda: None
+
+    async def call(
+        self,
+        verb: str,
+        keys: tuple[str, ...],
+        work: Callable[[Client], T],
+        *,
+        data: bool = False,
+        retries: int = 0,
+    ) -> T:
+        """Run `work` in a thread, again while its failures pass; a create once, and to its end.
+
+        `data`: it moves a body of any size. `retries` of obstore itself, within one attempt.
+        """
+
+        def attempt() -> T:
+            try:
+                client = self._client(verb, retries)
+                with self._lock:
+                    self._counts.note(verb, *keys)
+                return work(client)
+            except (BaseError, FileNotFoundError) as error:
+                raise self._failed(str(error)) from error
+
+        once = verb == "create"
+        threads = self._threads if data else self._commit_threads if once else self._control_threads
+        run = partial(trio.to_thread.run_sync, attempt, limiter=threads, abandon_on_cancel=not once)
+        url, advice = self._place.url, self._place.words.check_network
+        for number in range(_ATTEMPTS_MAX):
+            try:
+                result = await (run() if self._silence is None else self._silence.watch(url, run, advice))
+            except RequestError as error:
+                if once or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                self.rights.prove(verb, keys)
+                return result
+            await trio.sleep(entropy.uniform(0.0, _PAUSE_S * 2**number))
+        raise AssertionError
+
+    def _client(self, verb: str, retries: int) -> Client:
+        timeout_s = self._timeouts_s.get(verb, self._data_timeout_s)
+        with self._making:
+            if (timeout_s, retries) not in self._clients:
+                self._clients[timeout_s, retries] = self._place.client(timeout_s, retries=retries)
+            return self._clients[timeout_s, retries]
+
+    def _failed(self, text: str) -> RequestError:
+        answer = read_answer(text)
+        if answer.status:
+            self.sign_of_life()
+        self.count(throttled=answer.verdict is Verdict.THROTTLED)
+        return RequestError(answer)
+
+    def explained(self, error: RequestError, verb: str, key: str, doing: str = "") -> StepfsError:
+        """The error for the caller."""
+        passing = self.rights.passing(error, verb, key)
+        doing = f"{doing or verb} {key or 'the lake'}"
+        return explain(error.answer, self._place.url, doing, self._place.words, passing=passing)
+
+    def count(self, **counts: int) -> None:
+        """Add to the counts, from any thread."""
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self._counts, name, getattr(self._counts, name) + count)
+
+    def close(self) -> None:
+        """Drop all connections."""
+        self._clients.clear()
+
+
+def _is(verdict: Verdict) -> Callable[[Exception], bool]:
+    return lambda error: isinstance(error, RequestError) and error.answer.verdict is verdict

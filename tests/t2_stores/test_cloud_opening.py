@@ -1,0 +1,261 @@
+"""What is found out when gs:// and az:// are opened: URLs, settings, credentials, and servers that cannot be trusted."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+
+import cloudservers
+import pytest
+import servers
+import trio
+from stubs3 import Answer, stub_s3, xml_error
+from test_tls import make_certificate
+
+from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.lake.identity import create_lake
+from stepfs.store.api import Put
+from stepfs.store.cloud.store_clock import StoreClock
+from stepfs.store.opening import open_store
+from stepfs.store.probe import probe_store
+from stepfs_producer import AsyncProducer
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("gs://", "'' is not a bucket name; write gs://bucket/prefix"),
+        ("gs://B/", "'B' is not a bucket name; write gs://bucket/prefix"),
+        ("gs://bucket/a/../b", "not an object key"),
+        ("az://", "'' is not an account name; write az://account/container/prefix"),
+        ("az://account", "'' is not a container name; write az://account/container/prefix"),
+        ("az://account/", "'' is not a container name; write az://account/container/prefix"),
+        ("az://my-account/container", "'my-account' is not an account name"),
+        ("gs://user:secret@bucket/a", "credentials and options do not belong into a URL"),
+        ("az://account/container?sig=secret", "do not belong into a URL; check AZURE_STORAGE_ACCOUNT_KEY"),
+        ("azure://account/container", "unknown scheme 'azure'; write file:///directory, s3://.*or az://"),
+    ],
+)
+def test_bad_urls_are_refused_before_anything_is_touched(url, message):
+    with pytest.raises(UsageError, match=message) as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("nonsense", "'nonsense': write a URL such as https://host:port"),
+        ("ftp://host", "write a URL such as https://host:port"),
+        ("https://user:secret@host", "credentials do not belong into an endpoint URL"),
+        ("https://host/account?sig=secret", "credentials do not belong into an endpoint URL"),
+    ],
+)
+@pytest.mark.parametrize("url", ["gs://bucket/x", "az://account/container/x"])
+def test_an_endpoint_that_cannot_work_is_named(monkeypatch, url, endpoint, message):
+    monkeypatch.setenv("GOOGLE_BASE_URL", endpoint)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
+    with pytest.raises(UsageError, match=message) as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("url", "extra"), [("gs://bucket/x", "gcs"), ("az://account/container/x", "azure")])
+def test_without_its_extra_a_url_names_it(monkeypatch, url, extra):
+    for name in [name for name in sys.modules if name.startswith("stepfs.store.cloud.")]:
+        if name != "stepfs.store.cloud.settings":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingPackageError, match=rf"needs the package obstore.*'stepfs\[{extra}\]'"):
+        open_store(url)
+
+
+def test_other_urls_import_nothing_of_it():
+    program = (
+        "import sys, stepfs.store.opening as o; o.open_store('file:///nowhere'); o.open_store('s3://bucket/x'); "
+        "sys.exit('obstore' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+async def test_a_container_that_is_not_there_is_named(cloud):
+    store = open_store(cloud.url.replace(servers.BUCKET, "no-such-place"))
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.read_into("a", 0, memoryview(bytearray(1))),
+        lambda: store.create("a", b""),
+        lambda: store.put("a", [b""]),
+        lambda: store.list(""),
+    ):
+        with pytest.raises(AbsentError, match=r"of .*no-such-place.* does not exist .*create it first"):
+            await call()
+
+
+async def test_a_wrong_key_is_refused_and_not_shown(az_url, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmcta2V5")
+    store = open_store(az_url)
+    for call in (lambda: store.get("a"), lambda: store.create("a", b""), lambda: store.put("a", [b""])):
+        with pytest.raises(RefusedError, match=r"403 .*check AZURE_STORAGE_ACCOUNT_KEY") as refused:
+            await call()
+        assert "d3Jvbmcta2V5" not in str(refused.value)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "%wrong%")
+    with pytest.raises(RefusedError, match=r"Invalid Access Key.*; check AZURE_STORAGE_ACCOUNT_KEY"):
+        await open_store(az_url).get("a")
+
+
+async def test_credentials_that_cannot_be_had_are_refused_with_what_to_check(google, azurite, monkeypatch):
+    """`AZURE_MSI_ENDPOINT`: not the one of the machine that runs this test."""
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"http://127.0.0.1:{servers.free_port_of_nobody()}/")
+    for home, advice in [
+        (google.home, "check GOOGLE_APPLICATION_CREDENTIALS"),
+        (azurite.home, "check AZURE_STORAGE_ACCOUNT_KEY"),
+    ]:
+        store = open_store(f"{home}/x")
+        for call in (lambda: store.get("a"), lambda: store.create("a", b""), lambda: store.list("")):  # noqa: B023
+            with pytest.raises(RefusedError, match=advice):
+                await call()
+
+
+async def test_a_token_that_is_refused_says_so(monkeypatch):
+    with stub_s3() as stub:
+        stub.answer = lambda _method, _path: xml_error(409, "invalid_grant")
+        monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY", raising=False)
+        for name in ("CLIENT_ID", "CLIENT_SECRET", "TENANT_ID"):
+            monkeypatch.setenv(f"AZURE_{name}", "x")
+        monkeypatch.setenv("AZURE_AUTHORITY_HOST", stub.endpoint_url)
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{stub.endpoint_url}/account")
+        store = open_store("az://account/container/x")
+        with pytest.raises(RefusedError, match=r"\(no token: 409 invalid_grant\); check AZURE_"):
+            await store.create("a", b"x")  # the 409 is not the store's
+        with pytest.raises(RefusedError, match="no token"):
+            await store.get("a")
+
+
+async def test_a_server_that_is_not_there_is_unreachable(monkeypatch):
+    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{servers.free_port_of_nobody()}")
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "x")
+    store = open_store("gs://bucket/x")
+    with pytest.raises(StoreUnreachableError, match="Connection refused; check the network and GOOGLE_BASE"):
+        await store.get("a")
+    assert await store.create("a", b"") is Put.UNKNOWN
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "https://nobody.invalid")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloudservers.KEY)
+    with pytest.raises(StoreUnreachableError, match="check the account's name, the network"):
+        await open_store("az://nobody/container").get("a")
+
+
+async def test_a_server_nobody_vouches_for_is_refused(monkeypatch, nursery, tmp_path):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*make_certificate(tmp_path))
+
+    async def serve(stream):
+        with suppress(trio.BrokenResourceError):  # the handshake that failed
+            await stream.receive_some()
+
+    listeners = await nursery.start(partial(trio.serve_ssl_over_tcp, serve, 0, context, host="127.0.0.1"))
+    port = listeners[0].transport_listener.socket.getsockname()[1]
+    monkeypatch.setenv("GOOGLE_BASE_URL", f"https://127.0.0.1:{port}")
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "x")
+    store = open_store("gs://bucket/x")
+    for call in (lambda: store.get("a"), lambda: store.create("a", b"x")):
+        with pytest.raises(RefusedError, match=r"certificate does not verify .*set SSL_CERT_FILE"):
+            await call()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+async def test_a_server_that_ignores_conditions_is_refused(tmp_path, monkeypatch, thorough):
+    """Hazard 4, as of gcp-storage-emulator."""
+    with cloudservers.google(tmp_path, lies=True) as liar:
+        for name, value in liar.environment().items():
+            monkeypatch.setenv(name, value)
+        store = open_store(f"{liar.home}/x")
+        with pytest.raises(
+            RefusedError, match="cannot hold a lake: conditional create: the condition is ignored"
+        ):
+            await probe_store(store, thorough=thorough)
+        assert await store.list("probe/") == []
+
+
+async def test_an_uncontended_commit_takes_three_requests(cloud):
+    store = open_store(cloud.url)
+    await create_lake(store, slices=1)
+    async with AsyncProducer(cloud.url, producer_id="p", store=store) as producer:
+        await producer.append([b"x"], position=1)
+        await producer.flush()
+        store.counts.keys = []
+        await producer.append([b"x"], position=2)
+        await producer.flush()
+        rooms = [f"{verb} {key.split('/')[1]}" for verb, key in store.counts.keys]
+    assert rooms == ["put data", "get log", "create log", "get control"]
+
+
+async def test_a_forked_process_is_refused_not_hung(cloud):
+    await cloud.direct.get("a")
+    code = os.fork()
+    if code == 0:  # no trio in the child: only the client's own check
+        try:
+            cloud.direct._place.client(1.0)
+        except RefusedError:
+            os._exit(42)
+        os._exit(1)
+    status = await trio.to_thread.run_sync(os.waitpid, code, 0)
+    assert os.waitstatus_to_exitcode(status[1]) == 42
+
+
+async def test_a_key_that_is_listed_and_gone_reads_as_none(cloud):
+    await cloud.direct.put("a/1", [b"x"])
+    (entry,) = await cloud.direct.list("a/")
+    await cloud.direct.delete(["a/1"])
+    assert await cloud.direct.get(entry.key) is None
+    assert await cloud.direct.read_into(entry.key, 0, memoryview(bytearray(1))) is None
+
+
+class TestStoreClock:
+    def test_one_head_lasts_ten_minutes(self, monkeypatch):
+        now_s = [1000.0]
+        monkeypatch.setattr("stepfs.store.cloud.store_clock.time.monotonic", lambda: now_s[0])
+        with stub_s3() as stub:
+            stub.answer = lambda _method, _path: Answer(400)
+            clock = StoreClock(stub.endpoint_url)
+            first = clock.now()
+            now_s[0] += 599.0
+            second = clock.now()
+            assert stub.requests == [("HEAD", "/")]
+            assert (second - first).total_seconds() == 599.0
+            now_s[0] += 1.0
+            clock.now()
+            assert len(stub.requests) == 2
+        assert abs((first - datetime.now(UTC)).total_seconds()) < 60
+
+    def test_a_server_that_does_not_answer_tells_no_time(self):
+        assert StoreClock(f"http://127.0.0.1:{servers.free_port_of_nobody()}").now() is None
+
+    def test_a_server_that_tells_none_is_asked_once_a_minute(self, monkeypatch):
+        now_s = [1000.0]
+        monkeypatch.setattr("stepfs.store.cloud.store_clock.time.monotonic", lambda: now_s[0])
+        with stub_s3() as stub:
+            stub.answer = lambda _method, _path: Answer(200, headers={f"X-{n}": "" for n in range(101)})
+            clock = StoreClock(stub.endpoint_url)  # more headers than http.client takes: no answer
+            assert [clock.now(), clock.now()] == [None, None]
+            assert len(stub.requests) == 1
+            now_s[0] += 60.0
+            assert clock.now() is None
+            assert len(stub.requests) == 2
+
+    async def test_without_a_time_every_object_is_new(self, cloud, monkeypatch):
+        monkeypatch.setattr(StoreClock, "_ask", lambda _self: None)
+        store = cloud.through()
+        await store.put("g/0", [b"x"])
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+        assert [entry.age_s for entry in await store.list("g/", ages=True)] == [0.0]
