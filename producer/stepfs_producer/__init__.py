@@ -2,7 +2,7 @@
 
     from stepfs_producer import Producer
     from stepfs_producer import Jsonl, Mix, Output, Plan     # a plan of many sources; needs the extra `plan`
-    from stepfs_producer import Bad                          # what a `decode` of yours returns for a bad record
+    from stepfs_producer import Bad                          # the value that your `decode` returns for a bad record
 
 `append` and `flush` raise `Fenced` and `Sealed`; a process that ends by them should exit with their `exit_code`. Public
 are the names below (`fs/API.md`); all modules in this package may change with any version.
@@ -18,7 +18,8 @@ from stepfs.errors import FencedError as Fenced
 from stepfs.errors import SealedError as Sealed
 
 if TYPE_CHECKING:
-    from stepfs_producer.plans import (
+    from stepfs_producer.plan.file.problems import PlanError
+    from stepfs_producer.plan.file.schema import (
         Balance,
         Cost,
         Defaults,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
         Output,
         Pack,
         Parquet,
-        Plan,
-        PlanError,
         Shuffle,
         Source,
         Stage,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         Tokenizer,
         Until,
     )
+    from stepfs_producer.plans import Plan
     from stepfs_producer.producer import AsyncProducer
     from stepfs_producer.sources.fields import Bad
     from stepfs_producer.sync import Producer
@@ -51,6 +51,8 @@ __all__ = [
 _HOMES = {
     "AsyncProducer": "stepfs_producer.producer",
     "Bad": "stepfs_producer.sources.fields",
+    "Plan": "stepfs_producer.plans",
+    "PlanError": "stepfs_producer.plan.file.problems",
     "Producer": "stepfs_producer.sync",
 }
 
@@ -59,7 +61,10 @@ def __getattr__(name: str) -> object:
     # At their first use: workers of a planned run import this package, and commit nothing.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "stepfs_producer.plans")), name)
+    from stepfs_producer.plan.packages import plan_packages  # noqa: PLC0415
+
+    with plan_packages():
+        return getattr(import_module(_HOMES.get(name, "stepfs_producer.plan.file.schema")), name)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@
     create       log/<head+1>, exactly once; reading the slot resolves an ambiguous result (stepfs.lake.sequence)
     floor        after every branch with our slot: it is Committed only if the floor has not passed it (hazard 1)
 
-What holds between two awaits. `_unresolved` is set before the first byte of a create is sent and cleared only by an
+Between two awaits: `_unresolved` is set before the first byte of a create is sent and cleared only by an
 answer that decides it, so the next attempt first finishes one that an unreachable store interrupted. The reader's
 head is extended by our own commit only after the floor check, so a head never rests on a lost slot of ours.
 

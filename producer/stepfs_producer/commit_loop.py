@@ -1,6 +1,6 @@
 """The one task of a producer that writes the log: it commits durable appends when the pacer allows it.
 
-One commit is in flight at a time; appends that become durable meanwhile join the next. What holds between two awaits:
+One commit is in flight at a time; appends that become durable meanwhile join the next. Between two awaits:
 `Pending` is shortened only here, by the log's own state (`next_seq`), so neither a commit that seemed lost nor one
 whose create arrived twice can drop or double an append.
 """

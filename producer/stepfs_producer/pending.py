@@ -20,7 +20,7 @@ UNCOMMITTED_TGBS_MAX: Final = 4096
 
 @dataclass(slots=True)
 class Item:
-    """One append on its way into the log."""
+    """One append that is not in the log yet."""
 
     seq: int
     payloads: tuple[bytes, ...]  # emptied once the TGB is durable

@@ -1,4 +1,4 @@
-"""Plans from Python: the names of the plan file, and what the commands do with it.
+"""Plans from Python: `Plan.run` and `Plan.simulate` do as the commands do.
 
     from stepfs_producer import Jsonl, Mix, Output, Parquet, Plan, Tokenizer, Until
 
@@ -37,34 +37,10 @@ from stepfs_producer.plan.packages import plan_packages
 
 with plan_packages():
     from stepfs_producer.plan.file import schema
-    from stepfs_producer.plan.file.problems import PlanError
-    from stepfs_producer.plan.file.schema import (
-        Balance,
-        Cost,
-        Defaults,
-        Jsonl,
-        Megatron,
-        Mix,
-        OnError,
-        Output,
-        Pack,
-        Parquet,
-        Shuffle,
-        Source,
-        Stage,
-        Text,
-        Tokenizer,
-        Until,
-    )
     from stepfs_producer.run.options import RunOptions
     from stepfs_producer.run.prepare import LocatedPlan
     from stepfs_producer.run.session import run_plan, simulate_plan
     from stepfs_producer.run.stopping import Stopping
-
-__all__ = [
-    "Balance", "Cost", "Defaults", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet", "Plan", "PlanError",
-    "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
-]  # fmt: skip
 
 _T = TypeVar("_T")
 
@@ -81,6 +57,7 @@ class Plan(schema.Plan):
         workers: int | None = None,
         memory: int | str | None = None,
         max_lead: int | None = 1000,
+        max_live_bytes: int | str | None = None,
         limit_steps: int | None = None,
         steps_per_second: float | None = None,
         holdout: bool = False,
@@ -89,9 +66,10 @@ class Plan(schema.Plan):
     ) -> dict[str, Any]:
         """Run the plan into `lake`, created when absent, as `stepfs-produce run` does; run again, it continues exactly.
 
-        Returns the document that `stepfs-produce run --json` prints (fs/JSON.md). `memory`: bytes, or text such as "8G";
-        `max_lead`: steps, None for no bound. In the main thread Ctrl-C ends it between two steps: everything appended is
-        committed, then `KeyboardInterrupt` is raised; SIGTERM the same with `SystemExit`.
+        Returns the document that `stepfs-produce run --json` prints (fs/JSON.md). `memory`, `max_live_bytes`: bytes, or text
+        such as "8G"; `max_lead`: steps. `max_live_bytes` None, and `max_lead` None or 0: no bound. In the main thread Ctrl-C
+        ends it between two steps: everything appended is committed, then `KeyboardInterrupt` is raised; SIGTERM the same with
+        `SystemExit`.
         """
         _refuse_import_by_worker("run")
         options = RunOptions(
@@ -101,6 +79,7 @@ class Plan(schema.Plan):
             workers=workers,
             memory_bytes=parse_size(memory) if isinstance(memory, str) else memory,
             max_lead=max_lead,
+            max_live_bytes=parse_size(max_live_bytes) if isinstance(max_live_bytes, str) else max_live_bytes,
             limit_steps=limit_steps,
             steps_per_second=steps_per_second,
             seal=seal,

@@ -52,7 +52,7 @@ class AsyncProducer:
     `stepfs_producer.pace`'s (simulations, benchmarks); a given pacer has its own `max_delay`.
 
     Entering starts the incarnation and fences all older ones; leaving flushes; leaving by an exception abandons
-    what is not committed yet.
+    uncommitted batches.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class AsyncProducer:
         max_delay: float = MAX_DELAY_S,
         max_lead: int | None = None,
         max_lead_bytes: int | None = None,
+        max_live_bytes: int | None = None,
         uploads: int = UPLOADS,
         give_up_after: float = GIVE_UP_AFTER_S,
         max_lead_without_groups: bool = True,
@@ -78,6 +79,7 @@ class AsyncProducer:
             max_delay,
             max_lead,
             max_lead_bytes,
+            max_live_bytes,
             max_lead_without_groups,
             uploads,
             give_up_after,
@@ -142,15 +144,16 @@ class AsyncProducer:
         schema; `FencedError`, `SealedError`, `StoreUnreachableError` and others once the producer has failed.
         """
         live = self._open()
-        slices = live.started.identity.slices
-        payloads = freeze(batch, slices=slices, bytes_max=self._settings.max_pending_bytes)
+        grid = live.started.identity.grid
+        payloads = freeze(batch, grid=grid, bytes_max=self._settings.max_pending_bytes)
         if live.started.identity.check_payload and live.pending.next_seq == live.started.state.next_seq:
             check_kind(payloads, ext=live.started.identity.ext)  # once: the first batch of this incarnation
-        counts = check_records(records, slices=slices)
+        counts = check_records(records, slices=grid.slices)
         packed = pack_position(position)
         async with self._append_order:  # before anything that waits, so seqs are in the order of the calls
             await self._check_schema(payloads)
             await live.wait_for_capacity(sum(map(len, payloads)))
+            await trio.lowlevel.checkpoint_if_cancelled()  # a check in a thread holds a cancellation back
             self._open()
             return live.start_upload(payloads, counts, packed).seq
 
@@ -220,6 +223,11 @@ class AsyncProducer:
     def tally(self) -> CommitStats:
         """The attempts of this incarnation so far, and their results."""
         return self._running.loop.tally
+
+    @property
+    def held_s(self) -> float:
+        """Seconds that appends of this incarnation have waited: for trainers (`max_lead`), or reclaim (`max_live_bytes`)."""
+        return self._running.held_s
 
     @property
     def pacing(self) -> Pacing:

@@ -37,7 +37,7 @@ class Started:
     """A live incarnation and the state from which it continues."""
 
     identity: LakeIdentity
-    schema: PayloadSchema | None  # what the lake says of its payloads
+    schema: PayloadSchema | None  # of the lake's payloads
     committer: Committer
     me: Incarnation
     state: ProducerState
@@ -51,7 +51,9 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
     `SealedError` if no more steps may come. Raced starts end with exactly one live.
     """
     identity = await backoff.run(lambda: open_lake(store))
-    schema = payload_schema(identity, store.url)  # one of a newer stepfs is refused before anybody is fenced
+    schema = payload_schema(
+        identity, store.url
+    )  # one of a newer stepfs is refused before any producer is fenced
     await backoff.run(lambda: probe_store(store, thorough=False))
     committer = Committer(store, await backoff.run(lambda: LogReader.open(store, identity)), clock)
     incarnation = entropy.token(COMMIT_ID_BYTES)

@@ -38,6 +38,7 @@ class RunningProducer:
         self._outage = Outage()
         self._settings = settings
         self._nursery = nursery
+        self.held_s = 0.0  # that appends waited for trainers
         self._failure: StepfsError | None = None
         self._scopes: dict[trio.CancelScope, None] = {}  # in the order of their start: simulations replay it
         self.loop = CommitLoop(
@@ -54,6 +55,7 @@ class RunningProducer:
             started.committer.reader.control,
             steps_max=settings.max_lead,
             bytes_max=settings.max_lead_bytes,
+            live_bytes_max=settings.max_live_bytes,
             without_groups=settings.max_lead_without_groups,
         )
         nursery.start_soon(self._guarded, self.loop.run)
@@ -82,8 +84,10 @@ class RunningProducer:
                 await backoff.run(lambda: self._lead.look(self.loop.head))
             elif self._lead.exceeded(head, self.pending, payload_bytes):
                 self._lead.note_held()
+                began_s = trio.current_time()
                 with trio.move_on_after(self._lead.pause_s):
                     await self.wait_for_change()
+                self.held_s += trio.current_time() - began_s
             else:
                 self._lead.note_moving()
                 return

@@ -26,7 +26,9 @@ class ProducerSettings:
     max_lead: int | None = None
     # The same in payload bytes.
     max_lead_bytes: int | None = None
-    # Whether these bounds hold while no consumer group is registered. False: no bound then, and one warning.
+    # Payload bytes that may be live in the lake: committed by anybody, and not reclaimed. None: any.
+    max_live_bytes: int | None = None
+    # Whether the bounds of the lead hold while no consumer group is registered. False: no bound then, and one warning.
     max_lead_without_groups: bool = True
     # Uploads under way at a time.
     uploads: int = UPLOADS
@@ -34,7 +36,7 @@ class ProducerSettings:
     give_up_after: float = GIVE_UP_AFTER_S
 
     def __post_init__(self) -> None:
-        for name in ("max_pending_bytes", "uploads", "max_lead", "max_lead_bytes"):
+        for name in ("max_pending_bytes", "uploads", "max_lead", "max_lead_bytes", "max_live_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: use at least 1")

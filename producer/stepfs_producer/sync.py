@@ -76,7 +76,10 @@ class Producer:
     def append(
         self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
     ) -> int:
-        """Append one global step; see `AsyncProducer.append`. Blocks only while too much is pending."""
+        """Append one global step; see `AsyncProducer.append`. Blocks only while too much is pending.
+
+        Ctrl-C ends the wait. `next_seq` then tells whether the batch was appended nevertheless, at the last moment.
+        """
 
         async def append() -> int:
             return await self._async.append(batch, position=position, records=records)

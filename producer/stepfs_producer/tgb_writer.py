@@ -17,6 +17,7 @@ import trio
 from stepfs.errors import CorruptError, PayloadTypeError, UsageError
 from stepfs.format.codec import unpack
 from stepfs.format.descriptor import Descriptor, descriptor_bytes
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX
 from stepfs.format.keys import data_key
 from stepfs.format.payload.check import PayloadCheck
@@ -36,14 +37,12 @@ _BYTE_FORMATS: Final = {"B", "b", "c"}
 _INLINE_BYTES_MAX: Final = 256 << 10  # checksumming this much takes less time than reaching a worker thread
 
 
-def freeze(batch: Sequence[Payload], *, slices: int, bytes_max: int) -> tuple[bytes, ...]:
+def freeze(batch: Sequence[Payload], *, grid: Grid, bytes_max: int) -> tuple[bytes, ...]:
     """One batch as immutable payloads, one per slice; `UsageError` names the rule that it breaks."""
     if isinstance(batch, (bytes, bytearray, memoryview, str)) or not isinstance(batch, Sequence):
-        raise UsageError(f"a batch is a sequence of {slices} payloads, not a {type(batch).__name__}")
-    if len(batch) != slices:
-        raise UsageError(
-            f"a batch of {len(batch)} payloads for a lake of {slices} slices; pass one per slice"
-        )
+        raise UsageError(f"a batch is a sequence of {grid.slices} payloads, not a {type(batch).__name__}")
+    if len(batch) != grid.slices:
+        raise UsageError(f"a batch of {len(batch)} payloads for a lake of {grid}; pass one per slice")
     views = [_view(payload, number) for number, payload in enumerate(batch)]
     size = sum(view.nbytes for view in views)
     if size > bytes_max:
@@ -53,7 +52,7 @@ def freeze(batch: Sequence[Payload], *, slices: int, bytes_max: int) -> tuple[by
     checksums = descriptor_bytes([view.nbytes for view in views])
     if checksums > DESCRIPTOR_BYTES_MAX:
         raise UsageError(
-            f"a batch of {size} bytes in {slices} slices needs {checksums} bytes of checksums in the log, at most "
+            f"a batch of {size} bytes in {grid.slices} slices needs {checksums} bytes of checksums in the log, at most "
             f"{DESCRIPTOR_BYTES_MAX} fit; make smaller batches"
         )
     return tuple(
@@ -88,7 +87,7 @@ def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
 
 
 def check_schema(payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema) -> None:
-    """`UsageError` names the first payload that is not what the lake's schema says, and the first array in it."""
+    """`UsageError` names the first payload that contradicts the lake's schema, and the first such array in it."""
     check = PayloadCheck(ext, schema, torch_arrays)
     for number, payload in enumerate(payloads):
         problem = check.problem(Excerpt.of(payload))

@@ -3,11 +3,11 @@
 
 def main() -> None:
     """Entry point of the console script."""
-    from stepfs.interruption import end_silently  # noqa: PLC0415
+    from stepfs.interruption import end_silently
 
     end_silently()
-    from stepfs.cli.failure import log_to_stderr, open_standard_streams  # noqa: PLC0415
-    from stepfs_producer.cli.app import app  # noqa: PLC0415
+    from stepfs.cli.failure import log_to_stderr, open_standard_streams
+    from stepfs_producer.cli.app import app
 
     open_standard_streams()
     log_to_stderr()

@@ -1,1 +1,1 @@
-"""Workers: `api` is the face of an engine, `local` runs tasks in processes of this machine, `failover` carries them out."""
+"""Workers: `api` is the face of an engine and repeats tasks whose worker died, `local` has processes of this machine."""

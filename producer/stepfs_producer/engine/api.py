@@ -17,13 +17,24 @@ class WorkerDied:
 
 
 class Engine(Protocol):
-    """Runs tasks side by side, in no promised order. A task's exceptions are raised where it was submitted."""
+    """Runs what is submitted side by side, in no promised order. A task's exceptions are raised where it was submitted."""
 
     @property
     def workers(self) -> int:
-        """How many tasks run at a time."""
+        """How many tasks should run at a time; `failover` keeps to it."""
+        ...
+
+    @property
+    def spares(self) -> int:
+        """Workers beyond those, for tasks whose worker died or is late."""
         ...
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied:
-        """Run `function(*arguments)` in a worker. The function is found there by its name."""
+        """Run `function(*arguments)` in a worker, at once. The function is found there by its name. Cancelling it ends the
+        worker.
+        """
+        ...
+
+    def warm_spare(self) -> None:
+        """Start a worker in place of one that was ended; it is up before it is needed."""
         ...

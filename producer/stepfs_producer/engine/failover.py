@@ -1,15 +1,22 @@
-"""Carrying out a task although workers die and stores are silent: the same task again, and its result is the same.
+"""Carrying out tasks although workers die or hang and stores are silent: the same task again, and its result is the same.
 
 A worker that dies may have been killed, or may have been killed by its task: out of memory, a fault in a library. So a
-task gets three workers. An error of the operating system or of a store is never a property of the data, so it is
-waited out; any other error of a task ends the run.
+task gets three workers. A worker may also hang, for a reason of its own or of its task, and nobody would ever say so: a
+task that is late, beside others of its kind, is given to a spare worker as well; if that is late, too, to another in its
+place. The first answer wins, and the other worker is ended, which is no death. An error of the operating system or of a
+store is never a property of the data, so it is waited out; any other error of a task ends the run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
+
+import trio
 
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs_producer.backoff import Backoff
@@ -20,62 +27,154 @@ T = TypeVar("T")
 _log = logging.getLogger("stepfs.producer")
 
 WORKERS_MAX: Final = 3  # that one task may cost
+LATE_S_MIN: Final = 5.0
+LATE_TIMES_MEAN: Final = 10  # of the tasks of its kind and source
+_KEPT: Final = 0.9  # weight of the mean so far when another task is done
 
 
 class WorkersDiedError(StepfsError):
     """A task killed every worker that it was given to."""
 
 
-async def carry_out(
-    engine: Engine, what: str, give_up_after_s: float, function: Callable[..., T], *arguments: object
-) -> T:
-    """The result of `function(*arguments)`. `what` names the task in messages.
+class Tasks:
+    """The tasks of a run: as many at a time as the engine has workers, and second tries of late ones on its spares."""
 
-    `WorkersDiedError` after three workers died of it; `StoreUnreachableError` when its store was silent too long.
-    """
-    backoff = Backoff(what, give_up_after_s)
-    died = 0
-    while True:
+    def __init__(self, engine: Engine, give_up_after_s: float) -> None:
+        self._engine = engine
+        self._give_up_after_s = give_up_after_s
+        self._room = trio.CapacityLimiter(engine.workers)
+        self._spares = trio.CapacityLimiter(engine.spares)
+        self._held_s: dict[str, float] = defaultdict(float)
+        self._holding: dict[object, tuple[str, float]] = {}  # source and beginning
+        self._means_s: dict[tuple[object, str], float] = {}
+        self.workers = engine.workers
+        self.late = 0  # tasks, so far
+        self.seconds = 0.0  # of workers, so far
+
+    def held_s(self) -> Mapping[str, float]:
+        """Seconds until now that tasks held a worker, by source; those under way are included."""
+        now_s = trio.current_time()
+        held_s = self._held_s.copy()
+        for source, began_s in self._holding.values():
+            held_s[source] += now_s - began_s
+        return held_s
+
+    @asynccontextmanager
+    async def _a_worker(self, source: str) -> AsyncIterator[None]:
+        key = object()
+        async with self._room:
+            began_s = trio.current_time()
+            self._holding[key] = source, began_s
+            try:
+                yield
+            finally:
+                del self._holding[key]
+                self._held_s[source] += trio.current_time() - began_s
+
+    async def carry_out(self, what: str, source: str, function: Callable[..., T], *arguments: object) -> T:
+        """The result of `function(*arguments)`. `what` names the task in messages; `source` is empty for steps.
+
+        `WorkersDiedError` after three workers died of it; `StoreUnreachableError` when its store was silent too long.
+        """
+        backoff = Backoff(what, self._give_up_after_s)
+        died = 0
+        while True:
+            try:
+                result = await self._first_answer(what, source, function, *arguments)
+            except OSError as error:
+                await backoff.failed(StoreUnreachableError(f"{what}: {error}"))
+            except StoreUnreachableError as error:
+                await backoff.failed(error)
+            else:
+                if not isinstance(result, WorkerDied):
+                    return result
+                died += 1
+                if died == WORKERS_MAX:
+                    raise WorkersDiedError(
+                        f"{what}: {died} workers died of it in a row ({result.reason}). Is the memory too small, or does "
+                        "a library fail on these records? Nothing was committed beyond the steps before it"
+                    )
+                _log.info("%s: its worker died, another one takes over", what)
+
+    async def culprit(
+        self, records: Records, function: Callable[..., object], *arguments: object
+    ) -> int | None:
+        """The index of a record that kills a worker by itself, None if none does. `function(*arguments, records)` is the
+        task.
+
+        Halves are tried until one record is left. It costs one worker per halving: 17 for the largest group.
+        """
+        first, last = 0, len(records)
+        while last - first > 1:
+            middle = (first + last) // 2
+            if await self._kills(function, *arguments, records.part(first, middle)):
+                last = middle
+            else:
+                first = middle
+        return first if await self._kills(function, *arguments, records.part(first, last)) else None
+
+    async def _kills(self, function: Callable[..., object], *arguments: object) -> bool:
+        async with self._room:
+            try:
+                return isinstance(await self._engine.submit(function, *arguments), WorkerDied)
+            except (
+                StepfsError,
+                OSError,
+            ):  # of another record; it would have ended the run already, had the worker lived
+                return False
+
+    async def _first_answer(
+        self, what: str, source: str, function: Callable[..., T], *arguments: object
+    ) -> T | WorkerDied:
+        """Of one worker, or of two while the first one is late."""
+        answers: list[T | WorkerDied | Exception] = []
+        under_way = 0
+
+        async def try_once(scope: trio.CancelScope, patience_s: float) -> None:
+            nonlocal under_way
+            under_way += 1
+            began_s = trio.current_time()
+            with trio.move_on_after(patience_s) as patience:
+                answer = await self._answer(function, *arguments)
+            under_way -= 1
+            if patience.cancelled_caught:
+                self._engine.warm_spare()
+                return
+            if isinstance(answer, WorkerDied) and under_way:
+                return  # the other one may still answer
+            if not isinstance(answer, WorkerDied | Exception):
+                self._note(function, source, trio.current_time() - began_s)
+            answers.append(answer)
+            scope.cancel()
+
+        async with self._a_worker(source), trio.open_nursery() as nursery:
+            nursery.start_soon(try_once, nursery.cancel_scope, math.inf)  # to the end: it may only be long
+            patience_s = self._late_after_s(function, source)
+            await trio.sleep(patience_s)
+            self.late += 1
+            while not answers:
+                patience_s *= 2
+                async with self._spares:
+                    _log.info("%s: late, another worker tries it as well", what)
+                    until_s = trio.current_time() + patience_s
+                    await try_once(nursery.cancel_scope, patience_s)
+                await trio.sleep_until(until_s)  # if that one died of it, the next one may as well
+        if under_way:
+            self._engine.warm_spare()  # in place of the one that came second, and was ended
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
+
+    async def _answer(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Exception:
         try:
-            result = await engine.submit(function, *arguments)
-        except OSError as error:
-            await backoff.failed(StoreUnreachableError(f"{what}: {error}"))
-        except StoreUnreachableError as error:
-            await backoff.failed(error)
-        else:
-            if not isinstance(result, WorkerDied):
-                return result
-            died += 1
-            if died == WORKERS_MAX:
-                raise WorkersDiedError(
-                    f"{what}: {died} workers died of it in a row ({result.reason}). Is the memory too small, or does "
-                    "a library fail on these records? Nothing was committed beyond the steps before it"
-                )
-            _log.info("%s: its worker died, another one takes over", what)
+            return await self._engine.submit(function, *arguments)
+        except Exception as error:  # noqa: BLE001 - raised once it is known that it is the first answer
+            return error
 
+    def _late_after_s(self, function: Callable[..., object], source: str) -> float:
+        return max(LATE_S_MIN, LATE_TIMES_MEAN * self._means_s.get((function, source), 0.0))
 
-async def culprit(
-    engine: Engine, records: Records, function: Callable[..., object], *arguments: object
-) -> int | None:
-    """The index of a record that kills a worker by itself, None if none does. `function(*arguments, records)` is the task.
-
-    Halves are tried until one record is left. It costs one worker per halving: 17 for the largest group.
-    """
-    first, last = 0, len(records)
-    while last - first > 1:
-        middle = (first + last) // 2
-        if await _kills(engine, function, *arguments, records.part(first, middle)):
-            last = middle
-        else:
-            first = middle
-    return first if await _kills(engine, function, *arguments, records.part(first, last)) else None
-
-
-async def _kills(engine: Engine, function: Callable[..., object], *arguments: object) -> bool:
-    try:
-        return isinstance(await engine.submit(function, *arguments), WorkerDied)
-    except (
-        StepfsError,
-        OSError,
-    ):  # of another record; it would have ended the run already, had the worker lived
-        return False
+    def _note(self, function: Callable[..., object], source: str, seconds: float) -> None:
+        self.seconds += seconds
+        before = self._means_s.get((function, source), seconds)
+        self._means_s[function, source] = _KEPT * before + (1 - _KEPT) * seconds

@@ -21,12 +21,12 @@ from stepfs_producer.engine.worker import begin
 T = TypeVar("T")
 _log = logging.getLogger("stepfs.producer")
 
-SPARES: Final = 1  # warm workers beyond those that work: one takes over at once where one died
+_WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
 _ENDING_S: Final = 5.0  # that idle workers have to end
 
 
 class LocalEngine:
-    """`workers` tasks at a time, each in a process of its own."""
+    """Tasks in processes of their own."""
 
     def __init__(
         self,
@@ -37,9 +37,10 @@ class LocalEngine:
     ) -> None:
         self._context = context
         self._preload = preload
-        self._limiter = trio.CapacityLimiter(workers)
+        self._limiter = trio.CapacityLimiter(math.inf)
         self._nursery = nursery
         self.workers = workers
+        self.spares = -(-workers // _WORKERS_PER_SPARE)
         self.died = 0  # workers, so far
 
     @property
@@ -55,20 +56,24 @@ class LocalEngine:
             result: T = await self._context.run_sync(call, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as error:
             self.died += 1
-            self._nursery.start_soon(self._warm_one)
+            self.warm_spare()
             return WorkerDied(_how_it_ended(error))
         return result
 
     async def warm(self) -> None:
-        """Start all workers and the spare, side by side."""
+        """Start all workers and the spares, side by side."""
         async with trio.open_nursery() as nursery:
-            for _ in range(self.workers + SPARES):
+            for _ in range(self.workers + self.spares):
                 nursery.start_soon(self._warm_one)
 
+    def warm_spare(self) -> None:
+        """Start a worker in place of one that was ended. Idle ones get the task first, so there is one for each of them."""
+        for _ in range(self.idle + 1):
+            self._nursery.start_soon(self._warm_one)
+
     async def _warm_one(self) -> None:
-        # Beyond the limiter, so one more worker is up than may work at a time.
         try:
-            await self._context.run_sync(self._preload, kill_on_cancel=True, limiter=trio.CapacityLimiter(1))
+            await self._context.run_sync(self._preload, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as error:
             _log.info("a new worker died before it had a task: %s", error)
 
@@ -77,7 +82,7 @@ class LocalEngine:
 async def local_engine(
     workers: int, *, preload: Callable[[], object] = os.getpid
 ) -> AsyncIterator[LocalEngine]:
-    """An engine of `workers` processes and a spare; leaving ends them all.
+    """An engine of `workers` processes and their spares; leaving ends them all.
 
     `preload` runs in each new worker before its first task, to import the modules of tasks.
     """

@@ -1,7 +1,7 @@
-"""Back-pressure from the trainers: a bound on the lead of producers over the slowest consumer group.
+"""Back-pressure: a bound on the lead of producers over the slowest consumer group, and one on the bytes that are live.
 
-Without it a producer that is faster than training fills the bucket, because only steps below a checkpoint can be
-reclaimed. The bound is exact for a single producer; other producers may exceed it by their commits between two of our
+Without them a producer that is faster than training fills the bucket, because only steps below a checkpoint can be
+reclaimed. A bound is exact for a single producer; other producers may exceed it by their commits between two of our
 own reads of the log. Groups are read (one GET of the next control record) only when the last known need would stop an
 append, and sometimes to notice a roll-back; a run far from its bound costs nothing. While held back, the pauses between
 looks double and are jittered.
@@ -27,13 +27,17 @@ LOOK_S_MAX: Final = 30.0
 LOOK_JITTER: Final = 0.25
 LONG_S: Final = 600.0  # a hold without progress that a person should look at
 _RECENT_STEPS: Final = 32
+_RECLAIM: Final = "run `stepfs reclaim` behind the checkpoints"
 TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
 
 class Lead:
     """The bound of one producer. `steps_max`: steps beyond the need; `bytes_max`: the same in payload bytes, counting
     every committed step with the lake's mean. None means no bound. `without_groups`: they hold, counted from the first
-    live step, although no consumer group is registered that could end a wait."""
+    live step, although no consumer group is registered that could end a wait.
+
+    `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
+    case, and takes no request while it is kept: each commit reads the control record that says what is deleted."""
 
     def __init__(
         self,
@@ -41,11 +45,13 @@ class Lead:
         *,
         steps_max: int | None,
         bytes_max: int | None,
+        live_bytes_max: int | None = None,
         without_groups: bool = True,
     ) -> None:
         self._control = control
         self._steps_max = steps_max
         self._bytes_max = bytes_max
+        self._live_bytes_max = live_bytes_max
         self._without_groups = without_groups
         self._said_unbounded = False
         self._need = Step(0)
@@ -54,39 +60,57 @@ class Lead:
         self._look_at_s = float("-inf")  # time of the next look, at the earliest
         self._trusted_until_s = float("-inf")
         self._pause_s = LOOK_S_MIN
-        self._still_since_s = float("-inf")  # since then neither the need nor this producer has moved
+        self._moves: object = (
+            None  # what a hold waits for: the group and its need, or the bytes that reclaim deleted
+        )
+        self._still_since_s = float("-inf")  # since then neither that nor this producer has moved
         self._held = False
         self._said = False
         self._said_long = False
+        self._is_full = False  # what holds is `live_bytes_max`
         self._fork_mean_at = -1  # version
         self._fork_mean_bytes = 0.0
 
     @property
-    def bounded(self) -> bool:
+    def _has_lead(self) -> bool:
         return self._steps_max is not None or self._bytes_max is not None
 
     def look_due(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         """Whether the groups must be looked at before the next append."""
-        if not self.bounded:
-            return False
         now_s = trio.current_time()
-        return now_s >= self._trusted_until_s or (
+        return (self._has_lead and now_s >= self._trusted_until_s) or (
             now_s >= self._look_at_s and self.exceeded(head, pending, payload_bytes)
         )
 
     @property
     def pause_s(self) -> float:
         """Seconds until the next look of a producer that is held back."""
-        return max(0.0, min(self._look_at_s, self._trusted_until_s) - trio.current_time())
+        until_s = min(self._look_at_s, self._trusted_until_s) if self._has_lead else self._look_at_s
+        return max(0.0, until_s - trio.current_time())
 
     def exceeded(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
-        """Whether an append of this size would be too far ahead of the last known need."""
+        """Whether an append of this size would be too far ahead of the last known need, or too much."""
+        self._is_full = self._fills(head, pending, payload_bytes)
+        if self._is_full:
+            return True
         if not self._is_over(head, pending, payload_bytes):
             return False
         if self._without_groups or not self._known or self._holder is not None:
             return True
         self._note_unbounded()
         return False
+
+    def _fills(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
+        if self._live_bytes_max is None:
+            return False
+        ahead = (
+            self._live_bytes(head) + pending.uncommitted_bytes
+        )  # a batch larger than the bound may stand alone
+        return ahead > 0 and ahead + payload_bytes > self._live_bytes_max
+
+    def _live_bytes(self, head: LogState) -> int:
+        """Known to be live. Not below 0: `head` may be older than the record, which then counts what `head` lacks."""
+        return max(0, head.total_bytes - self._control.record.deleted_bytes)
 
     def _is_over(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         committed = max(0, head.next_step - self._need)
@@ -114,8 +138,9 @@ class Lead:
         groups, now_s = self._control.groups, trio.current_time()
         holder = min(groups, key=lambda name: groups[name].need, default=None)
         need = self._control.record.need
-        if (holder, need) != (self._holder, self._need):
-            self._still_since_s = now_s
+        moves = self._control.record.deleted_bytes if self._is_full else (holder, need)
+        if moves != self._moves:
+            self._moves, self._still_since_s = moves, now_s
             self._pause_s = LOOK_S_MIN
         elif self._held:
             self._pause_s = min(LOOK_S_MAX, 2.0 * self._pause_s)
@@ -132,12 +157,13 @@ class Lead:
             return
         self._said_long = True
         _log.warning(
-            "%s: held back by max_lead (%s) for %.0f s: group %r needs step %d, %d steps are committed since then. Check "
-            "that its trainer runs, and that max_lead is more than the steps between two of its checkpoints: if not, "
-            "producers and trainer wait for each other for ever",
+            "%s: held back by %s for %.0f s%s: group %r needs step %d, %d steps are committed since then. Check that its "
+            "trainer runs, and that the bound is more than what lies between two of its checkpoints: if not, producers and "
+            "trainer wait for each other for ever",
             self._control.store.url,
             self._bound,
             held_s,
+            f", and nothing was deleted ({_RECLAIM})" if self._is_full else "",
             group,
             self._need,
             ahead,
@@ -145,7 +171,9 @@ class Lead:
 
     @property
     def _bound(self) -> str:
-        return f"{self._bytes_max} bytes" if self._steps_max is None else str(self._steps_max)
+        if self._is_full:
+            return f"max_live_bytes ({self._live_bytes_max})"
+        return f"max_lead ({f'{self._bytes_max} bytes' if self._steps_max is None else self._steps_max})"
 
     def _note_unbounded(self) -> None:
         if self._said_unbounded:
@@ -153,7 +181,7 @@ class Lead:
         self._said_unbounded = True
         _log.warning(
             "%s: no consumer group is registered, so nothing bounds how far this producer runs ahead; mount with --group, "
-            "and it keeps within max_lead (%s) of the slowest group",
+            "and it keeps within %s of the slowest group",
             self._control.store.url,
             self._bound,
         )
@@ -168,12 +196,15 @@ class Lead:
         self._said = True
         if self._holder is None:
             _log.warning(
-                "%s: held back by max_lead, and no consumer group is registered; mount with --group or checkpoint one",
+                "%s: held back by %s, and no consumer group is registered; mount with --group or checkpoint one%s",
                 self._control.store.url,
+                self._bound,
+                f", and {_RECLAIM}" if self._is_full else "",
             )
         else:
+            room = f"; {_RECLAIM}" if self._is_full else ""
             _log.info(
-                "held back by max_lead (%s): group %r needs step %d", self._bound, self._holder, self._need
+                "held back by %s: group %r needs step %d%s", self._bound, self._holder, self._need, room
             )
 
     def note_moving(self) -> None:

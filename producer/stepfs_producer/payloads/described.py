@@ -35,7 +35,7 @@ def planned_schema(
     vocabulary: int,
     shape: tuple[Dimension, Dimension] = ("micro", "tokens"),
 ) -> PayloadSchema:
-    """Of the files of a plan. `shape`: micro-batches, and tokens of each; numbers where they never change."""
+    """Of the files of a plan. `shape`: micro-batches in a file, and tokens of each; numbers where they never change."""
     if ext == ".bin":  # its length tells one dimension
         known = all(isinstance(size, int) for size in shape)
         dtype = "uint16" if vocabulary <= _SHORT_VOCABULARY else "uint32"

@@ -32,13 +32,15 @@ Encoder = Callable[[RankArrays], bytes]
 
 
 def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]]:
-    """The payload of each rank, and the number of spans (documents, or parts of them) in each.
+    """The payload of each file, in the order of slices, and the number of spans (documents, or parts of them) in each.
 
     The same task gives the same bytes in every process. `UsageError` for an unknown extension.
     """
     encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
+    if spec.of_micro_batch:
+        task = task.by_micro_batch()
     arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)
     payloads = [encode(rank) for rank in arrays]
     records = np.bincount(task.spans[:, 0], minlength=task.shape[0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,32 @@ class StepTask:
     mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it
     following_mask: NDArray[np.uint8] | None  # per span: the same of `following`
 
+    def by_micro_batch(self) -> Self:
+        """The same step, of as many ranks as it has micro-batches, with one each."""
+        ranks, micro, rows = self.shape
+        spans = self.spans.copy()
+        spans[:, 0] = spans[:, 0] * micro + spans[:, 1]
+        spans[:, 1] = 0
+        return replace(self, shape=(ranks * micro, 1, rows), spans=spans)
+
+
+def cut_to(task: StepTask, ranks: Sequence[int]) -> StepTask:
+    """The part of a task that makes the payloads of these ranks alone, in ascending order: the same bytes."""
+    owner = task.spans[:, SPAN_COLUMNS.index("rank")]
+    kept = np.isin(owner, ranks)
+    ids = np.repeat(kept, task.spans[:, SPAN_COLUMNS.index("tokens")])
+    spans = task.spans[kept]
+    spans[:, SPAN_COLUMNS.index("rank")] = np.searchsorted(ranks, owner[kept])
+    return replace(
+        task,
+        shape=(len(ranks), *task.shape[1:]),
+        spans=spans,
+        ids=task.ids[ids],
+        following=task.following[kept],
+        mask=None if task.mask is None else task.mask[ids],
+        following_mask=None if task.following_mask is None else task.following_mask[kept],
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class PayloadSpec:
@@ -45,3 +72,4 @@ class PayloadSpec:
     labels_shifted: bool  # y[i] = x[i+1]; else y = x, for models that shift by themselves
     padding: int  # token id
     vocabulary: int  # ids are below it
+    of_micro_batch: bool = False  # a file is one micro-batch of a rank; else all of them

@@ -63,7 +63,7 @@ class Planner:
                 name,
                 state.sources[name],
                 ahead.get(name, Ahead()),
-                sequence_length=length,
+                sequence_length=rules.stages.sample_length(state.step, name),
                 long=rules.sources[name].long,
                 skips=rules.sources[name].skips,
             )
@@ -106,7 +106,8 @@ class Planner:
         if not drawn.tokens:
             return End("every source is exhausted")
         kept = packed(drawn, rules.packing, rows=rows, sequence_length=length)
-        table, row = joined(addresses(drawn, kept, samples), kept.row)
+        fill_rows = [rules.stages.sample_length(state.step, name) == length for name in self._names]
+        table, row = joined(addresses(drawn, kept, samples), kept.row, np.array(fill_rows))
         tokens, source, record, first = table[:, 4], table[:, 5], table[:, 9], table[:, 10]
         columns = {"tokens": tokens, "source": source, "record": record, "first": first}
 

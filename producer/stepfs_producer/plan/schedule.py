@@ -107,18 +107,28 @@ def _between(before: MixEntry, after: MixEntry, step: int) -> tuple[int, ...]:
 
 
 class Stages:
-    """The sequence length at every step."""
+    """The sequence length at every step, and those of sources whose samples are shorter than a row."""
 
-    def __init__(self, lengths: Mapping[int, int]) -> None:
-        """First step → sequence length in tokens. `UsageError` unless step 0 has one."""
+    def __init__(
+        self, lengths: Mapping[int, int], of_sources: Mapping[int, Mapping[str, int]] | None = None
+    ) -> None:
+        """First step → sequence length in tokens; first step → source → its own. `UsageError` unless step 0 has one."""
         if 0 not in lengths:
             raise UsageError("no stage begins at step 0; give the first stage `from: 0`")
         self._steps = sorted(lengths)
         self._lengths = dict(lengths)
+        self._of_sources = dict(of_sources or {})
 
     def sequence_length(self, step: int) -> int:
         """Tokens in a row of `step`."""
-        return self._lengths[self._steps[bisect_right(self._steps, step) - 1]]
+        return self._lengths[self._first(step)]
+
+    def sample_length(self, step: int, source: str) -> int:
+        """The most tokens of `source` that `step` shows as one document; at most a row's."""
+        return self._of_sources.get(self._first(step), {}).get(source, self.sequence_length(step))
+
+    def _first(self, step: int) -> int:
+        return self._steps[bisect_right(self._steps, step) - 1]
 
     def every(self) -> list[int]:
         """The sequence length of each stage."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepfs_producer.plan.cost import Integers
 from stepfs_producer.plan.mix import Drawn
@@ -67,10 +68,13 @@ def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples]) -> Integ
     return table
 
 
-def joined(table: Integers, row: Integers) -> tuple[Integers, Integers]:
-    """One span in place of several that go on with each other in a row, as parts of a long document do; and their rows."""
+def joined(table: Integers, row: Integers, fill_rows: NDArray[np.bool_]) -> tuple[Integers, Integers]:
+    """One span in place of several that go on with each other in a row, as parts of a long document do; and their rows.
+
+    `fill_rows`: by source, whether its samples may be as long as a row; those of the others must not become longer.
+    """
     before, after = table[:-1], table[1:]
-    same = (before[:, 5:10] == after[:, 5:10]).all(axis=1) & (row[:-1] == row[1:])
+    same = (before[:, 5:10] == after[:, 5:10]).all(axis=1) & (row[:-1] == row[1:]) & fill_rows[before[:, 5]]
     starts = np.flatnonzero(np.r_[True, ~(same & (before[:, 10] + before[:, 4] == after[:, 10]))])
     whole = table[starts]
     whole[:, 4] = np.add.reduceat(table[:, 4], starts)

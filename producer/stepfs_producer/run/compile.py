@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from stepfs.format.grid.record import Grid
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.file.declared import AnySource, Jsonl, Parquet, Source, Text
@@ -38,10 +39,11 @@ class CompiledPlan:
     tokenizer: TokenizerSpec
     ext: str
     labels_shifted: bool
+    of_micro_batch: bool
 
     def payload_spec(self, *, padding: int, vocabulary: int) -> PayloadSpec:
         """How payloads are written, with ids of the loaded tokenizer."""
-        return PayloadSpec(self.ext, self.labels_shifted, padding, vocabulary)
+        return PayloadSpec(self.ext, self.labels_shifted, padding, vocabulary, self.of_micro_batch)
 
 
 def compile_plan(
@@ -72,7 +74,14 @@ def compile_plan(
         tokenizer=tokenizer,
         ext=plan.output.ext,
         labels_shifted=plan.output.labels == "shifted",
+        of_micro_batch=plan.output.files == "micro_batches",
     )
+
+
+def grid_of(plan: Plan) -> Grid:
+    """The files of a step."""
+    output = plan.output
+    return Grid(output.mesh.data_ranks, output.micro_batches if output.files == "micro_batches" else 1)
 
 
 def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> dict[str, SourceSpec]:
@@ -123,6 +132,7 @@ def schedule_of(plan: Plan) -> MixSchedule:
 
 
 def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str]) -> Rules:
+    stages = stages_of(plan)
     return Rules(
         digest=plan_digest(plan),
         sources={
@@ -130,7 +140,10 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
             for name, source in with_defaults(plan).items()
         },
         mix=schedule_of(plan),
-        stages=Stages({stage.from_: stage.sequence_length for stage in stages_of(plan)}),
+        stages=Stages(
+            {stage.from_: stage.sequence_length for stage in stages},
+            {stage.from_: stage.lengths for stage in stages},
+        ),
         ranks=plan.output.mesh.data_ranks,
         micro_batches=plan.output.micro_batches,
         micro_batch_tokens=micro_batch_tokens(plan),

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import trio
 
 from stepfs_producer.engine.api import Engine
+from stepfs_producer.engine.failover import Tasks
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, StepPlan
+from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
 from stepfs_producer.run.step_builder import StepBuilder, StepSink
@@ -41,6 +43,7 @@ class RunConfig:
     steps_per_second: float | None = None
     held_bytes_max: int | None = None
     give_up_after_s: float = 600.0
+    ranks: tuple[int, ...] | None = None  # whose files are made; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +65,30 @@ class Conductor:
         self._callbacks = callbacks
         self._stop = trio.Event()
         self.reason = ""  # of the end, in words
+        self.tasks = Tasks(engine, config.give_up_after_s)
+        self.waits = Waits()
+        self._began_s = 0.0
+        self._steps = 0  # appended by this run
         self.loaders = {
             source.spec.name: SourceLoader(
-                source,
-                engine,
-                give_up_after_s=config.give_up_after_s,
-                changed=self._loaded,
-                skipped=callbacks.skipped,
+                source, self.tasks, changed=self._loaded, skipped=callbacks.skipped
             )
             for source in config.sources
         }
         self._planner = PlannerTask(
-            config.rules, self.loaders, workers=engine.workers, held_bytes_max=config.held_bytes_max
+            config.rules,
+            self.loaders,
+            tasks=self.tasks,
+            waits=self.waits,
+            held_bytes_max=config.held_bytes_max,
         )
         self._builder = StepBuilder(
-            engine,
+            self.tasks,
             sink,
             config.payloads,
-            give_up_after_s=config.give_up_after_s,
+            waits=self.waits,
             steps_per_second=config.steps_per_second,
+            ranks=config.ranks,
             appended=self._appended,
         )
 
@@ -88,16 +96,31 @@ class Conductor:
         """End as soon as all appended steps are committed."""
         self._stop.set()
 
+    def bottleneck(self, held_s: float = 0.0) -> Bottleneck | None:
+        """What the run waited for most until now; None before it waited. `held_s`: how long appends waited for trainers."""
+        elapsed_s = trio.current_time() - self._began_s
+        if self._config.steps_per_second is not None:  # wanted, whether it is reached or not
+            elapsed_s = min(elapsed_s, self._steps / self._config.steps_per_second)
+        return bottleneck_of(
+            self.waits,
+            held_s=held_s,
+            work_s=self.tasks.seconds,
+            elapsed_s=elapsed_s,
+            workers=self.tasks.workers,
+        )
+
     def _loaded(self) -> None:
         self._planner.changed()
 
     def _appended(self, plan: StepPlan) -> None:
+        self._steps += 1
         held = {name: loader.held.tokens for name, loader in self.loaders.items()}
         self._callbacks.appended(plan, self._planner.seconds, held)
 
     async def run(self, state: State) -> EndReason:
         """Run from `state` to the end of the plan, the limit, or `stop`; all that was appended is committed then."""
         endings: list[EndReason] = []
+        self._began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stopped, nursery.cancel_scope, endings)
             async with trio.open_nursery() as loading:
@@ -117,11 +140,13 @@ class Conductor:
     async def _plan(self, state: State, building: trio.Nursery) -> EndReason:
         limit = self._config.steps_max
         while limit is None or state.step < limit:
-            await self._builder.wait_for_room()
-            planned = await self._planner.next(state)
+            planned = await self._planner.next(
+                state
+            )  # before there is room for it: planning is not waited for
             if isinstance(planned, End):
                 self.reason = planned.reason
                 return EndReason.COMPLETE
+            await self._builder.wait_for_room()
             state = planned.after
             groups = {name: loader.held.until(state.sources[name]) for name, loader in self.loaders.items()}
             self._builder.start(planned, groups, building)

@@ -7,19 +7,26 @@ digests and created if absent, so two runs that keep the same write the same byt
 
 from __future__ import annotations
 
+import json
+import platform
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.grid.record import Grid
-from stepfs.format.keys import plan_key, source_listing_key
+from stepfs.format.ids import Epoch
+from stepfs.format.keys import libraries_key, plan_key, source_listing_key
 from stepfs.format.payload.schema import PayloadSchema
+from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
-from stepfs_producer.sources.corpus import Listing, from_shards, shard_count
 from stepfs_producer.tgb_writer import unpack_position
+
+_LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "pyarrow", "zstandard", "torch")
 
 
 async def ensure_lake(store: Store, grid: Grid, ext: str, schema: PayloadSchema | None) -> LakeIdentity:
@@ -29,12 +36,9 @@ async def ensure_lake(store: Store, grid: Grid, ext: str, schema: PayloadSchema 
     except AbsentError:
         identity = await _create_or_open(store, grid, ext, None if schema is None else schema.text())
     if identity.grid != grid:
-        way = (
-            f", or set output.mesh to one with dp = {identity.slices}"
-            if identity.grid == Grid(identity.slices)
-            else ""
+        raise RefusedError(
+            f"{store.url} has {identity.grid} per step, not {grid}; name another lake{_way_to(identity.grid, grid)}"
         )
-        raise RefusedError(f"{store.url} has {identity.grid} per step, not {grid}; name another lake{way}")
     if identity.ext != ext:
         raise RefusedError(
             f"{store.url} holds {identity.ext} files, not {ext}; name another lake, or set output.ext to {identity.ext}"
@@ -42,9 +46,8 @@ async def ensure_lake(store: Store, grid: Grid, ext: str, schema: PayloadSchema 
     return identity
 
 
-async def committed_positions(store: Store, identity: LakeIdentity) -> dict[str, object]:
+def committed_positions(log: LogReader) -> dict[str, object]:
     """Producer id → the position of its last commit, of every producer that has committed."""
-    log = await LogReader.open(store, identity)
     positions = {}
     for producer_id, known in log.state.producers.items():
         with suppress(CorruptError):  # of another program's producer; its positions are not ours to read
@@ -57,10 +60,33 @@ async def keep_plan(store: Store, lake_id: str, digest: str, text: str) -> None:
     await _keep(store, plan_key(lake_id, digest), text.encode())
 
 
-async def kept_plan(store: Store, lake_id: str, digest: str) -> str | None:
-    """The normalised text of a plan that an earlier run kept."""
-    data = await store.get(plan_key(lake_id, digest))
-    return None if data is None else data.decode("utf-8", "replace")
+async def keep_libraries(store: Store, lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> None:
+    """Keep the versions of the libraries that one incarnation makes steps with."""
+    text = json.dumps(libraries())
+    await store.put(libraries_key(lake_id, digest, producer_id, epoch), [text.encode()])
+
+
+async def kept_libraries(
+    store: Store, lake_id: str, digest: str, producer_id: str, epoch: Epoch
+) -> dict[str, str | None]:
+    """What `keep_libraries` kept; empty if nothing readable is there."""
+    data = await store.get(libraries_key(lake_id, digest, producer_id, epoch))
+    try:
+        found = json.loads(data or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def libraries() -> dict[str, str | None]:
+    """Versions here of everything that bytes of a step may depend on; None: not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 async def keep_listing(store: Store, lake_id: str, listing: Listing) -> None:
@@ -69,15 +95,15 @@ async def keep_listing(store: Store, lake_id: str, listing: Listing) -> None:
         await _keep(store, source_listing_key(lake_id, listing.digest, number), shard)
 
 
-async def kept_listing(store: Store, lake_id: str, digest: str) -> Listing | None:
-    """A kept listing, without locations; None if it is not (wholly) there, as in a fork."""
-    shards: list[bytes] = []
-    while not shards or len(shards) < shard_count(shards[0]):
-        shard = await store.get(source_listing_key(lake_id, digest, len(shards)))
-        if shard is None:
-            return None
-        shards.append(shard)
-    return from_shards(shards, digest)
+def _way_to(grid: Grid, planned: Grid) -> str:
+    """What the plan would have to say for this grid; nothing for one that no plan has."""
+    if grid != Grid(grid.ranks, grid.micro):
+        return ""
+    mesh = [f"output.mesh to one with dp = {grid.ranks}"] if grid.ranks != planned.ranks else []
+    files = (
+        f"micro_batches to {grid.micro} and files to micro_batches" if grid.micro > 1 else "files to ranks"
+    )
+    return ", or set " + ", ".join([*mesh, *([f"output.{files}"] if grid.micro != planned.micro else [])])
 
 
 async def _create_or_open(store: Store, grid: Grid, ext: str, schema: str | None) -> LakeIdentity:

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs_producer.engine.local import LocalEngine
+from stepfs_producer.run.conductor import Conductor
 from stepfs_producer.run.results import PlanTotals
-from stepfs_producer.run.source_loader import SourceLoader
 
 _PREFIX: Final = "stepfs_produce_"
 
@@ -25,13 +25,13 @@ class PlanMetrics(Collector):
         self,
         info: Mapping[str, str],
         totals: PlanTotals,
-        loaders: Mapping[str, SourceLoader],
+        conductor: Conductor,
         engine: LocalEngine,
     ) -> None:
         """`info`: lake, producer id and plan."""
         self._info = dict(info)
         self._totals = totals
-        self._loaders = loaders
+        self._conductor = conductor
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
@@ -54,7 +54,24 @@ class PlanMetrics(Collector):
             totals.slowest,
         )
         yield CounterMetricFamily(_PREFIX + "workers_died", "Workers that died", self._engine.died)
+        tasks = self._conductor.tasks
+        yield CounterMetricFamily(
+            _PREFIX + "late_tasks", "Tasks that a spare worker tried as well", tasks.late
+        )
+        yield CounterMetricFamily(_PREFIX + "task_seconds", "Seconds that workers worked", tasks.seconds)
+        yield GaugeMetricFamily(_PREFIX + "workers", "Tasks that run at a time", tasks.workers)
+        yield self._waited()
         yield from self._of_sources()
+
+    def _waited(self) -> Metric:
+        waited = CounterMetricFamily(
+            _PREFIX + "waited_seconds",
+            "What the run waited for, by cause; the time of store includes that of trainers",
+            labels=["cause", "source"],
+        )
+        for (cause, source), seconds in list(self._conductor.waits.seconds.items()):
+            waited.add_metric([cause, source], seconds)
+        return waited
 
     def _of_sources(self) -> Iterator[Metric]:
         given = CounterMetricFamily(_PREFIX + "source_tokens", "Tokens by source", labels=["source"])
@@ -73,7 +90,7 @@ class PlanMetrics(Collector):
             given.add_metric([name], one["tokens"])
             wanted.add_metric([name], wishes.get(name, 0.0))
             skipped.add_metric([name], one["skipped"])
-        for name, loader in self._loaders.items():
+        for name, loader in self._conductor.loaders.items():
             ahead.add_metric([name], loader.held.tokens)
             held.add_metric([name], loader.held.nbytes + loader.block_bytes)
         yield from (given, wanted, skipped, ahead, held)

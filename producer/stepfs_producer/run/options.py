@@ -1,37 +1,98 @@
-"""The options of a run beside its plan, and how its progress is shown."""
+"""The options of a run beside its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from stepfs.declared_option import Opt
+from stepfs.errors import UsageError
+from stepfs.format.arguments import parse_size
 from stepfs.store.options import StoreOptions
-from stepfs_producer.run.results import PlanTotals
 
-Show = Callable[[PlanTotals, Mapping[str, int]], None]  # with the tokens held ahead by source
-Progress = Callable[[str, int | None], AbstractContextManager[Show]]  # of a producer id and its steps at most
+LimitSteps = Annotated[
+    int | None,
+    Opt("--limit-steps", "Stop when this producer id has N steps, earlier runs included.", "N", least=1),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of a run, beside its plan."""
+    """The options of a run, beside its plan. `UsageError` for a rate that is not above 0."""
 
     lake: str
-    producer_id: str = "plan"
-    accept_changes: bool = False
-    workers: int | None = None  # one per core
-    memory_bytes: int | None = None
-    max_lead: int | None = 1000
-    limit_steps: int | None = None
-    steps_per_second: float | None = None
-    seal: bool = False
+    producer_id: Annotated[
+        str,
+        Opt(
+            "--producer-id",
+            "Name that a restart continues under. A second run with the same id fences the first.",
+            "ID",
+        ),
+    ] = "plan"
+    accept_changes: Annotated[
+        bool,
+        Opt(
+            "--accept-changes",
+            "Continue although the plan is not the one that the lake's steps were made by. Otherwise a run shows the changes, and fences no one.",
+        ),
+    ] = False
+    workers: Annotated[
+        int | None,
+        Opt(
+            "--workers",
+            "Processes that read, tokenise and build (default: one per core), and one spare that waits.",
+            "N",
+            least=1,
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        int | None,
+        Opt(
+            "--memory",
+            "Bound on samples held ahead and steps under way (default: a quarter of the machine's); `check` prints the least.",
+            "8G",
+            parse=parse_size,
+        ),
+    ] = None
+    max_lead: Annotated[  # None or 0: no bound
+        int | None,
+        Opt(
+            "--max-lead",
+            "Wait when so many steps beyond the slowest group's need are committed; 0, or a lake without groups: never.",
+            "STEPS",
+            least=0,
+        ),
+    ] = 1000
+    max_live_bytes: Annotated[
+        int | None,
+        Opt(
+            "--max-live-bytes",
+            "Wait while the lake's live steps would exceed this, such as 2T, until a reclaim has deleted some.",
+            "SIZE",
+            parse=parse_size,
+        ),
+    ] = None
+    limit_steps: LimitSteps = None
+    steps_per_second: Annotated[float | None, Opt("--steps-per-second", "Not faster than this.", "R")] = None
+    seal: Annotated[bool, Opt("--seal", "Seal the lake when the plan is complete: no more steps come.")] = (
+        False
+    )
     fixed_shape: bool = False  # a new lake takes rows of this plan's shape alone
     store_options: StoreOptions = field(default_factory=StoreOptions)
-    metrics_port: int | None = None
-    metrics_address: str = "127.0.0.1"
+    metrics_port: Annotated[
+        int | None,
+        Opt(
+            "--metrics-port",
+            "Serve Prometheus metrics (/metrics, and /healthz).",
+            "PORT",
+            least=1,
+            most=65535,
+        ),
+    ] = None
+    metrics_address: Annotated[str, Opt("--metrics-address", "Address of the metrics port.", "ADDRESS")] = (
+        "127.0.0.1"
+    )
 
-
-def show_nothing(_name: str, _steps_max: int | None) -> AbstractContextManager[Show]:
-    """A `Progress` for programs."""
-    return nullcontext(lambda _totals, _held: None)
+    def __post_init__(self) -> None:
+        if self.steps_per_second is not None and not self.steps_per_second > 0:
+            raise UsageError(f"steps_per_second={self.steps_per_second}: use a number above 0")

@@ -10,19 +10,19 @@ from typing import Final
 
 import trio
 
+from stepfs_producer.engine.failover import Tasks
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need, StepPlan
+from stepfs_producer.run.measured.bottleneck import Cause, Waits
+from stepfs_producer.run.measured.work import STEPS_AHEAD, marks_of
 from stepfs_producer.run.source_loader import SourceLoader
 
 _log = logging.getLogger("stepfs.producer")
 
 TOLD_AFTER_S: Final = 60.0  # of waiting for a source; its tasks are made to take a quarter of a second
-STEPS_AHEAD: Final = (
-    3  # of samples: the step that is planned, and those while its successors' blocks are read
-)
 _SHARES_SEEN: Final = 2  # of a step, that the planner sees at first; samples beyond a step cannot change it
 _BYTES_PER_TOKEN: Final = 8  # held: an id, and what a short record's address costs
 
@@ -35,13 +35,15 @@ class PlannerTask:
         rules: Rules,
         loadings: Mapping[str, SourceLoader],
         *,
-        workers: int,
+        tasks: Tasks,
+        waits: Waits,
         held_bytes_max: int | None = None,
     ) -> None:
         self._rules = rules
         self._planner = Planner(rules)
         self._loadings: Sequence[SourceLoader] = [loadings[name] for name in sorted(rules.sources)]
-        self._workers = workers
+        self._tasks = tasks
+        self._waits = waits
         self._held_bytes_max = held_bytes_max
         self._changed = trio.Event()
         self.seconds = 0.0  # of the last plan, waiting not included
@@ -51,27 +53,30 @@ class PlannerTask:
         self._changed.set()
 
     def set_marks(self, step: int) -> None:
-        """Ask every loader for its share of the steps from `step` on."""
+        """Ask every loader for its share of the steps from `step` on, and of the workers."""
         rules = self._rules
-        coming = [rules.mix.shares(step + later) for later in range(STEPS_AHEAD)]
-        marks = [sum(shares) * step_tokens(rules) // ONE for shares in zip(*coming, strict=True)]
-        if self._held_bytes_max is not None:
-            bound = self._held_bytes_max // _BYTES_PER_TOKEN
-            marks = [min(mark, mark * bound // max(sum(marks), 1)) for mark in marks]
-        for loading, mark, share in zip(self._loadings, marks, coming[0], strict=True):
-            loading.want(tokens=mark, parallel=1 + -(-self._workers * share // ONE))
+        shares = [rules.mix.shares(step + later) for later in range(STEPS_AHEAD)]
+        coming = [sum(of_source) * step_tokens(rules) // ONE for of_source in zip(*shares, strict=True)]
+        marks = marks_of(coming, [loading.work for loading in self._loadings], self._tasks.workers)
+        total = max(sum(tokens for tokens, _ in marks), 1)
+        bound = total if self._held_bytes_max is None else self._held_bytes_max // _BYTES_PER_TOKEN
+        for loading, (tokens, parallel) in zip(self._loadings, marks, strict=True):
+            loading.want(tokens=min(tokens, tokens * bound // total), parallel=parallel)
 
     async def next(self, state: State) -> StepPlan | End:
         """The step of `state`, as soon as the samples that have arrived decide it."""
-        self.set_marks(state.step)
         seen = self._seen(state.step)
         while True:
+            self.set_marks(state.step)  # again after each wait: more of the work is known
             self._changed = trio.Event()
             added = {loading.name: loading.added for loading in self._loadings}
             ahead = {loading.name: loading.held.ahead(seen[loading.name]) for loading in self._loadings}
             known = {name: of_source for name, (of_source, _) in ahead.items()}
             started = time.perf_counter()
-            planned = await trio.to_thread.run_sync(self._planner.next, state, known, abandon_on_cancel=True)
+            with self._waits.on(Cause.PLANNER):
+                planned = await trio.to_thread.run_sync(
+                    self._planner.next, state, known, abandon_on_cancel=True
+                )
             self.seconds = time.perf_counter() - started
             if not isinstance(planned, Need):
                 return planned
@@ -107,7 +112,10 @@ class PlannerTask:
             }
             if not missing:
                 return
-            with trio.move_on_at(tell_s):
+            with (
+                trio.move_on_at(tell_s),
+                self._waits.on_sources([one.name for one in missing], self._tasks.held_s),
+            ):
                 await self._changed.wait()
                 self._changed = trio.Event()
                 continue

@@ -16,7 +16,9 @@ import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.payload.schema import Scalar
+from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
+from stepfs.lake.planned import kept_listing, kept_plan
 from stepfs.store.api import Store
 from stepfs_producer.payloads.described import tokenizer_facts
 from stepfs_producer.payloads.step_task import PayloadSpec
@@ -28,9 +30,9 @@ from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
 from stepfs_producer.run.compile import CompiledPlan, compile_plan, source_specs, tokenizer_spec
-from stepfs_producer.run.lake import keep_listing, keep_plan, kept_listing, kept_plan
+from stepfs_producer.run.lake import keep_listing, keep_plan
 from stepfs_producer.run.source_loader import LoadedSource
-from stepfs_producer.sources.corpus import Listing, list_corpus
+from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer, tokenizer_digest
@@ -149,7 +151,7 @@ async def fit_plan(
                     f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
                     f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
                 )
-            listings[name] = frozen.located(listing, name)
+            listings[name] = located(frozen, listing, name)
         else:
             listings[name] = listing
         await keep_listing(store, identity.lake_id, listings[name])

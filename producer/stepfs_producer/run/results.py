@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,7 +11,9 @@ from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.run.conductor import EndReason
+from stepfs_producer.run.conductor import EndReason, RunCallbacks
+from stepfs_producer.run.measured.bottleneck import Bottleneck
+from stepfs_producer.run.prepare import PreparedPlan
 
 _BAD_LINES: Final = 10
 _BAD_SHOWN: Final = 100  # in JSON documents
@@ -101,6 +104,15 @@ class PlanTotals:
         }
 
 
+Show = Callable[[PlanTotals, Mapping[str, int]], None]  # with the tokens held ahead by source
+Progress = Callable[[str, int | None], AbstractContextManager[Show]]  # of a producer id and its steps at most
+
+
+def show_nothing(_name: str, _steps_max: int | None) -> AbstractContextManager[Show]:
+    """A `Progress` for programs."""
+    return nullcontext(lambda _totals, _held: None)
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """One run, ended."""
@@ -112,6 +124,7 @@ class RunResult:
     totals: PlanTotals
     ending: EndReason
     reason: str
+    bottleneck: Bottleneck | None
     seconds: float
     sealed: bool
     skip_log: str | None  # its object in the lake
@@ -127,6 +140,7 @@ class RunResult:
             "plan": self.plan,
             "ending": str(self.ending),
             "reason": self.reason,
+            "bottleneck": None if self.bottleneck is None else self.bottleneck.document(),
             "sealed": self.sealed,
             "seconds": round(self.seconds, 3),
             "run": {"steps": totals.steps, "tokens": totals.tokens},
@@ -167,3 +181,16 @@ def _measures(totals: PlanTotals) -> Mapping[str, Any]:
             for one in totals.bad[:_BAD_SHOWN]
         ],
     }
+
+
+def callbacks_of(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunCallbacks:
+    """That count in `totals`."""
+
+    def skipped(source: str, file: int, offset: int, reason: str) -> None:
+        totals.note_bad(BadRecord(source, prepared.listings[source].files[file].name, offset, reason))
+
+    def planned(plan: StepPlan, planning_s: float, held: Mapping[str, int]) -> None:
+        totals.note(plan, planning_s)
+        show(totals, held)
+
+    return RunCallbacks(skipped, planned)

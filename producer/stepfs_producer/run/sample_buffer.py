@@ -18,7 +18,7 @@ from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.transforms.tokenised import Tokenised
+from stepfs_producer.transforms.documents import Tokenised
 
 Integers = NDArray[np.int64]
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 
 import trio
 
 from stepfs.clock import SystemClock
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import skips_key
 from stepfs.format.records import LakeIdentity
@@ -30,12 +29,13 @@ from stepfs_producer.payloads.described import planned_schema, refuse_other_arra
 from stepfs_producer.plan.file.digest import micro_batch_tokens
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import read_position
-from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.producer import AsyncProducer
-from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
-from stepfs_producer.run.lake import committed_positions, ensure_lake
+from stepfs_producer.run.compile import grid_of
+from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
+from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libraries
+from stepfs_producer.run.measured.bottleneck import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
-from stepfs_producer.run.options import Progress, RunOptions, Show, show_nothing
+from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import (
     LocatedPlan,
     PreparedPlan,
@@ -44,7 +44,14 @@ from stepfs_producer.run.prepare import (
     prepare_plan,
     refuse_other_shards,
 )
-from stepfs_producer.run.results import BadRecord, PlanTotals, RunResult, SimulationResult
+from stepfs_producer.run.results import (
+    PlanTotals,
+    Progress,
+    RunResult,
+    SimulationResult,
+    callbacks_of,
+    show_nothing,
+)
 from stepfs_producer.run.skip_log import SkipLog
 from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.settings import GIVE_UP_AFTER_S
@@ -77,20 +84,20 @@ async def simulate_plan(
     begun_s = time.monotonic()
     workers = workers or len(os.sched_getaffinity(0))
     prepared = await _prepare(place)
-    state = Planner(prepared.compiled.rules).begin()
+    rules = prepared.compiled.rules
+    state = Planner(rules).begin()
     totals = PlanTotals(state, state)
-    memory = memory_of(None, prepared.compiled.rules, prepared.sources, workers)
     config = RunConfig(
-        prepared.compiled.rules,
+        rules,
         prepared.sources,
         prepared.payloads,
         steps_max=steps,
-        held_bytes_max=memory.held_bytes,
+        held_bytes_max=memory_of(None, rules, prepared.sources, workers).held_bytes,
         give_up_after_s=GIVE_UP_AFTER_S,
     )
     with progress("simulate", steps) as show:
         async with local_engine(workers, preload=partial(preload, place.directory)) as engine:
-            conductor = Conductor(config, engine, None, _callbacks(prepared, totals, show))
+            conductor = Conductor(config, engine, None, callbacks_of(prepared, totals, show))
             await conductor.run(state)
     reason = conductor.reason or "the limit is reached"
     return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)
@@ -99,19 +106,6 @@ async def simulate_plan(
 async def _prepare(place: LocatedPlan) -> PreparedPlan:
     find_modules_in(place.directory)
     return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place))
-
-
-def _callbacks(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunCallbacks:
-    """That count in `totals`."""
-
-    def skipped(source: str, file: int, offset: int, reason: str) -> None:
-        totals.note_bad(BadRecord(source, prepared.listings[source].files[file].name, offset, reason))
-
-    def planned(plan: StepPlan, planning_s: float, held: Mapping[str, int]) -> None:
-        totals.note(plan, planning_s)
-        show(totals, held)
-
-    return RunCallbacks(skipped, planned)
 
 
 class _RunSession:
@@ -133,6 +127,7 @@ class _RunSession:
         self._progress = progress
         self._silence = Silence(say)
         self._conductor: Conductor | None = None
+        self._bottleneck: Bottleneck | None = None
         self._begun_s = time.monotonic()
 
     def stop(self) -> None:
@@ -149,14 +144,8 @@ class _RunSession:
             identity = await self._lake(store, prepared)
             # Before the producer is opened, which would fence a healthy run.
             position = await self._position(store, identity, prepared)
-            fit = partial(
-                fit_plan,
-                store,
-                identity,
-                self._place,
-                prepared.listings,
-                accept_changes=options.accept_changes,
-            )
+            accept, listings = options.accept_changes, prepared.listings
+            fit = partial(fit_plan, store, identity, self._place, listings, accept_changes=accept)
             prepared = await fit(position)
             async with self._producer(store, self._memory_of(prepared)) as producer:
                 self._silence.set_limit(GIVE_UP_AFTER_S)
@@ -164,7 +153,9 @@ class _RunSession:
                     prepared = await fit(producer.position)
                 await self._position(store, identity, prepared)  # others may have begun meanwhile
                 totals = _totals_of(producer, prepared)
-                key = skips_key(identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
+                incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
+                key = skips_key(*incarnation)
+                await keep_libraries(store, *incarnation)
                 skip_log = SkipLog(store, key, totals)
                 try:
                     conductor, ending = await self._conduct(producer, prepared, totals, skip_log)
@@ -184,6 +175,7 @@ class _RunSession:
             totals=totals,
             ending=ending,
             reason=conductor.reason,
+            bottleneck=self._bottleneck,
             seconds=time.monotonic() - self._begun_s,
             sealed=sealed,
             skip_log=logged,
@@ -201,14 +193,15 @@ class _RunSession:
     async def _lake(self, store: Store, prepared: PreparedPlan) -> LakeIdentity:
         plan = self._place.plan
         output = plan.output
-        shape = (output.micro_batches, micro_batch_tokens(plan)) if self._options.fixed_shape else None
+        fixed = self._options.fixed_shape
+        micro = 1 if output.files == "micro_batches" else output.micro_batches if fixed else "micro"
         schema = planned_schema(
             output.ext,
             prepared.tokenizer,
             vocabulary=prepared.payloads.vocabulary,
-            shape=shape or ("micro", "tokens"),
+            shape=(micro, micro_batch_tokens(plan) if fixed else "tokens"),
         )
-        identity = await ensure_lake(store, Grid(output.mesh.data_ranks), output.ext, schema)
+        identity = await ensure_lake(store, grid_of(plan), output.ext, schema)
         warning = refuse_other_arrays(
             self._options.lake, schema, payload_schema(identity, self._options.lake)
         )
@@ -218,22 +211,23 @@ class _RunSession:
 
     async def _position(self, store: Store, identity: LakeIdentity, prepared: PreparedPlan) -> object:
         """Where this producer id is, None if it has not begun; then no other one may have other shards of its files."""
-        positions = await committed_positions(store, identity)
+        positions = committed_positions(await LogReader.open(store, identity))
         mine = positions.get(self._options.producer_id)
         if mine is None:
             await refuse_other_shards(store, identity, prepared, positions)
         return mine
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
-        options = self._options
-        return memory_of(options.memory_bytes, prepared.compiled.rules, prepared.sources, self._workers)
+        given = self._options.memory_bytes
+        return memory_of(given, prepared.compiled.rules, prepared.sources, self._workers)
 
     def _producer(self, store: Store, memory: Memory) -> AsyncProducer:
         return AsyncProducer(
             self._options.lake,
             producer_id=self._options.producer_id,
             store=store,
-            max_lead=self._options.max_lead,
+            max_lead=self._options.max_lead or None,
+            max_live_bytes=self._options.max_live_bytes,
             max_lead_without_groups=False,
             max_pending_bytes=memory.pending_bytes,
         )
@@ -258,13 +252,14 @@ class _RunSession:
                 trio.open_nursery() as nursery,
             ):
                 self._conductor = conductor = Conductor(
-                    config, engine, producer, _callbacks(prepared, totals, show)
+                    config, engine, producer, callbacks_of(prepared, totals, show)
                 )
                 if self._stopping.requested:  # it may have come already
                     conductor.stop()
                 nursery.start_soon(skip_log.run)
                 with self._scraped(prepared, totals, conductor, engine):
                     ending = await conductor.run(totals.start)
+                self._bottleneck = conductor.bottleneck(producer.held_s)
                 nursery.cancel_scope.cancel()
         return conductor, ending
 
@@ -278,7 +273,7 @@ class _RunSession:
         from stepfs_producer.run.metrics import PlanMetrics, registry_of  # noqa: PLC0415
 
         info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
-        metrics = PlanMetrics(info, totals, conductor.loaders, engine)
+        metrics = PlanMetrics(info, totals, conductor, engine)
         return scrape.served(
             options.metrics_port,
             registry_of(metrics),

@@ -1,8 +1,8 @@
 """Bringing the samples of one source in: blocks are read, groups of records transformed, in any order, kept in theirs.
 
 Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
-for them in order. The first two stop at the marks, which follow the source's share of the coming steps. How many groups
-are under way, how large they are and when they come never shows in the sample buffer.
+for them in order. The first two stop at the marks, which follow the source's share of the work of the coming steps. How
+many groups are under way, how large they are and when they come never shows in the sample buffer.
 """
 
 from __future__ import annotations
@@ -16,23 +16,19 @@ import numpy as np
 import trio
 
 from stepfs.errors import RefusedError
-from stepfs_producer.engine.api import Engine
-from stepfs_producer.engine.failover import WorkersDiedError, carry_out, culprit
+from stepfs_producer.engine.failover import Tasks, WorkersDiedError
 from stepfs_producer.plan.state import SourceState
+from stepfs_producer.run.measured.work import Work
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer
 from stepfs_producer.sources.block import Block, BlockAddress, Records
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.documents import Tokenised
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
-from stepfs_producer.transforms.tokenised import Tokenised
 
 T = TypeVar("T")
-
-GROUP_RECORDS_MIN: Final = 16  # the first step is not late because of a large group
-GROUP_RECORDS_MAX: Final = 1 << 16
-GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +52,19 @@ class SourceLoader:
     def __init__(
         self,
         source: LoadedSource,
-        engine: Engine,
+        tasks: Tasks,
         *,
-        give_up_after_s: float,
         changed: Callable[[], None],
         skipped: OnSkip,
     ) -> None:
         self.held = SampleBuffer()
         self.reading = False  # a block is being read
-        self.under_way = 0  # groups
+        self.under_way = 0  # groups, those included that wait for an older one
+        self.work = Work()
         self.added = 0  # groups so far
         self.block_bytes = 0  # of the blocks that are here
         self._source = source
-        self._engine = engine
-        self._give_up_after_s = give_up_after_s
+        self._tasks = tasks
         self._changed = changed
         self._skipped = skipped
         self._wanted_tokens = 1
@@ -77,15 +72,14 @@ class SourceLoader:
         self._epoch_tokens = 0
         self._whole_epoch = False  # since the run began
         self._parallel = 1
-        self._group_records = GROUP_RECORDS_MIN
-        self._mean_tokens = 1.0
+        self._transforming = 0  # groups
         self._wake = trio.Event()
-        self._tasks: list[str] = []  # under way, oldest first
+        self._doing: list[str] = []  # tasks under way, oldest first
 
     @property
     def doing(self) -> str:
         """One of its oldest tasks under way, in words; empty if there is none."""
-        return self._tasks[0] if self._tasks else ""
+        return self._doing[0] if self._doing else ""
 
     @property
     def name(self) -> str:
@@ -93,7 +87,7 @@ class SourceLoader:
         return self._source.spec.name
 
     def want(self, *, tokens: int, parallel: int) -> None:
-        """Keep so many tokens ahead, with at most so many groups under way."""
+        """Keep so many tokens ahead, with at most so many groups in their transform."""
         if (tokens, parallel) != (self._wanted_tokens, self._parallel):
             self._wanted_tokens, self._parallel = tokens, parallel
             self._notice()
@@ -118,7 +112,7 @@ class SourceLoader:
         ):  # in this order: an error ends the reader first
             nursery.start_soon(self._read_blocks, start, sender.clone())
             await sender.aclose()
-            slots, in_order = trio.open_memory_channel[_Slot](math.inf)  # `_parallel` bounds it
+            slots, in_order = trio.open_memory_channel[_Slot](math.inf)  # the marks bound it
             nursery.start_soon(self._submit_groups, receiver, start.taken, slots, nursery)
             async for slot in in_order:
                 await slot.done.wait()
@@ -163,11 +157,12 @@ class SourceLoader:
                     slots.send_nowait(_Slot(rest, first, records, _EMPTY))
                     self.under_way += 1
                 while first < records:
-                    await self._until(lambda: self.under_way < self._parallel and self._wants_more())
-                    last = min(first + self._group_records, records)
+                    await self._until(lambda: self._transforming < self._parallel and self._wants_more())
+                    last = min(first + self.work.group_records, records)
                     slot = _Slot(rest, first, last)
                     slots.send_nowait(slot)
                     self.under_way += 1
+                    self._transforming += 1
                     nursery.start_soon(self._transform_group, slot, block.records.part(first, last))
                     first = last
                 self.block_bytes -= len(block.records.data)
@@ -180,7 +175,7 @@ class SourceLoader:
         try:
             result, seconds = await self._carry_out(f"transforming {where}", timed_transform, *shared, part)
         except WorkersDiedError as error:
-            index = await culprit(self._engine, part, timed_transform, *shared)
+            index = await self._tasks.culprit(part, timed_transform, *shared)
             if index is None:
                 raise
             raise WorkersDiedError(
@@ -189,12 +184,10 @@ class SourceLoader:
                 "the record, or repair the function or library that fails on it"
             ) from error
         slot.result = result
-        size = slot.last - slot.first
-        if size == self._group_records and seconds < GROUP_S:
-            self._group_records = min(size * 2, GROUP_RECORDS_MAX)
-        elif seconds > 2 * GROUP_S:
-            self._group_records = max(min(self._group_records, size // 2), GROUP_RECORDS_MIN)
+        self.work.note(slot.last - slot.first, len(result.ids), seconds)
+        self._transforming -= 1
         slot.done.set()
+        self._notice()
 
     def _refuse_empty_epochs(self, block: Block, tokens: int) -> None:
         """A source whose records are all blank, bad or dropped would be read for ever."""
@@ -232,25 +225,21 @@ class SourceLoader:
             self._refuse_empty_epochs(block, len(tokenised.ids))
         else:
             self._epoch_tokens += len(tokenised.ids)
-        if last > first:
-            self._mean_tokens = max(len(tokenised.ids) / (last - first), 1.0)
         if last == len(records) and block.ended:
             self.held.ended = True  # with the last group, so that no step waits for more
         self._changed()
 
     def _wants_more(self) -> bool:
         """Whether tokens here and under way are below the marks."""
-        likely = self.under_way * self._group_records * self._mean_tokens
+        likely = self.under_way * self.work.group_tokens
         return self._starved or self.held.tokens + likely < self._wanted_tokens
 
     async def _carry_out(self, what: str, function: Callable[..., T], *arguments: object) -> T:
-        self._tasks.append(what)
+        self._doing.append(what)
         try:
-            return await carry_out(
-                self._engine, f"source {self.name}: {what}", self._give_up_after_s, function, *arguments
-            )
+            return await self._tasks.carry_out(f"source {self.name}: {what}", self.name, function, *arguments)
         finally:
-            self._tasks.remove(what)
+            self._doing.remove(what)
 
     def _file(self, number: int) -> str:
         return self._source.layout.listing.files[number].name

@@ -11,11 +11,11 @@ from typing import Final, Protocol
 
 import trio
 
-from stepfs_producer.engine.api import Engine
-from stepfs_producer.engine.failover import carry_out
+from stepfs_producer.engine.failover import Tasks
 from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.step_task import PayloadSpec, cut_to
 from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.run.measured.bottleneck import Cause, Waits
 from stepfs_producer.run.sample_buffer import Group, task_of
 
 STEPS_PER_WORKER: Final = 2
@@ -46,27 +46,30 @@ class StepBuilder:
 
     def __init__(
         self,
-        engine: Engine,
+        tasks: Tasks,
         sink: StepSink | None,
         spec: PayloadSpec,
         *,
-        give_up_after_s: float,
+        waits: Waits,
         steps_per_second: float | None,
+        ranks: Sequence[int] | None,
         appended: Callable[[StepPlan], None],
     ) -> None:
-        self._engine = engine
+        self._tasks = tasks
         self._sink = sink
         self._spec = spec
-        self._give_up_after_s = give_up_after_s
+        self._ranks = ranks
+        self._waits = waits
         self._interval_s = 0.0 if steps_per_second is None else 1 / steps_per_second
         self._appended = appended
-        steps = STEPS_PER_WORKER * engine.workers
+        steps = STEPS_PER_WORKER * tasks.workers
         self._room = trio.Semaphore(steps)
         self._sender, self._receiver = trio.open_memory_channel[_PendingStep](steps)
 
     async def wait_for_room(self) -> None:
-        """Wait until one more step may be planned."""
-        await self._room.acquire()
+        """Wait until one more step may be made."""
+        with self._waits.on(Cause.ROOM):
+            await self._room.acquire()
 
     def start(self, plan: StepPlan, groups: Mapping[str, tuple[Group, ...]], nursery: trio.Nursery) -> None:
         """Make and append the step after those before it. `wait_for_room` was called."""
@@ -88,24 +91,25 @@ class StepBuilder:
             return
         due_s = trio.current_time()
         async for making in self._receiver:
-            await making.done.wait()
+            with self._waits.on(Cause.WORKERS):
+                await making.done.wait()
             if self._interval_s:
                 # A pace is a limit, and lost time is not made up for.
-                await trio.sleep_until(due_s)
+                with self._waits.on(Cause.PACE):
+                    await trio.sleep_until(due_s)
                 due_s = max(due_s, trio.current_time()) + self._interval_s
             plan = making.plan
-            await self._sink.append(making.payloads, position=plan.after.position(), records=making.records)
+            with self._waits.on(Cause.STORE):
+                await self._sink.append(
+                    making.payloads, position=plan.after.position(), records=making.records
+                )
             self._room.release()
             self._appended(plan)
 
     async def _make(self, making: _PendingStep, groups: Mapping[str, tuple[Group, ...]]) -> None:
         task = await trio.to_thread.run_sync(task_of, making.plan, groups)
-        making.payloads, making.records = await carry_out(
-            self._engine,
-            f"making step {making.plan.step}",
-            self._give_up_after_s,
-            construct,
-            self._spec,
-            task,
-        )
+        if self._ranks is not None:
+            task = cut_to(task, self._ranks)
+        what = f"making step {making.plan.step}"
+        making.payloads, making.records = await self._tasks.carry_out(what, "", construct, self._spec, task)
         making.done.set()

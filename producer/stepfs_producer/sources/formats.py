@@ -53,6 +53,11 @@ class Format(Protocol):
         """The records of a fragment in stored order."""
         ...
 
+    def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:
+        """The byte, or row, at which the record at `offset` of a file begins; None: it may be in any fragment. `first`:
+        one of the file's."""
+        ...
+
     def decode(self, spec: SourceSpec, stored: Any) -> Value: ...
 
 
@@ -98,6 +103,9 @@ class LineFormat:
                 yield Raw(fragment.file, line.offset, line.length, line)
         finally:
             file.close()
+
+    def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
+        return offset
 
     def decode(self, spec: SourceSpec, stored: Any) -> Value:
         if self.json:

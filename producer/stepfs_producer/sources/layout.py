@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs.format.planned.listing import CorpusFile, Listing
 from stepfs_producer.plan.order import block_key, fragment_order
 from stepfs_producer.sources.block import BlockAddress, Kind
-from stepfs_producer.sources.corpus import CorpusFile, Listing
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask, FileRef, Fragment, Unit
@@ -156,6 +156,30 @@ class Layout:
         other = self._names.get(format_of(self._spec).beside(file.name))
         beside = None if other is None else _ref(self.listing.files[other])
         return Fragment(number, _ref(file), begin, min(begin + self.range_bytes, file.size), beside=beside)
+
+    def holding(self, file: int, offset: int) -> range:
+        """The fragments, in the order of the listing, of which one holds the record at `offset` of a file, if any does."""
+        first, end = (int(number) for number in self._firsts[file : file + 2])
+        unit = self._units[file]
+        where = format_of(self._spec).where(self._spec, self.fragment(first), offset) if first < end else None
+        if where is None or unit is Unit.WHOLE:
+            return range(first, end)
+        if unit is Unit.PARTS:
+            rows = np.cumsum([records for records, _ in self.listing.files[file].parts])
+            first += int(np.searchsorted(rows, where, side="right"))
+        else:
+            first += where // self.range_bytes
+        return range(first, min(first + 1, end))
+
+    def block_with(self, epoch: int, fragment: int) -> BlockAddress:
+        """The first block of an epoch in which a fragment, in the order of the listing, stands."""
+        order = self._order(epoch)
+        place, first = order.index(fragment), 0
+        while True:
+            taken = len(self._taken_from(order, first))
+            if place < first + taken:
+                return BlockAddress(epoch, first, 0)
+            first += taken
 
     def _order_of(self, epoch: int) -> list[int]:
         spec = self._spec

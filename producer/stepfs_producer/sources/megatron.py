@@ -1,7 +1,7 @@
 """Megatron's indexed datasets: `.bin` holds token ids end to end, `.idx` says where sequences and documents begin.
 
 A record is a document that is not empty; it belongs to the range of `.bin` bytes in which it begins. Of the index only
-what a range needs is read: a search by pages, then the entries of its documents.
+only the parts for a range are read: a search by pages, then the entries of its documents.
 """
 
 from __future__ import annotations
@@ -84,6 +84,15 @@ class MegatronFormat:
         finally:
             file.close()
 
+    def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:
+        assert first.beside is not None
+        beside = first.beside
+        file = open_file(spec, beside.location, beside.size, etag=beside.etag, head=beside.head)
+        try:
+            return _Index(file).begin_of(offset, first.ref.size)
+        finally:
+            file.close()
+
     def decode(self, spec: SourceSpec, stored: Any) -> Value:  # noqa: ARG002
         return tokens_of(stored)
 
@@ -158,13 +167,16 @@ class _Index:
         low, high = 0, self.documents
         while low < high:
             middle = (low + high) // 2
-            if self._begin_of(middle, size) < place:
+            if self.begin_of(middle, size) < place:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _begin_of(self, document: int, size: int) -> int:
+    def begin_of(self, document: int, size: int) -> int:
+        """The byte of `.bin` at which a document begins; its end for one that there is not."""
+        if document >= self.documents:
+            return size
         sequence = self._integer(self._documents_at + 8 * document)
         return size if sequence >= self._sequences else self._integer(self._pointers_at + 8 * sequence)
 

@@ -82,6 +82,9 @@ class ParquetFormat:
         finally:
             file.close()
 
+    def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
+        return offset
+
     def decode(self, spec: SourceSpec, stored: Any) -> Value:  # noqa: ARG002
         value: Value = stored
         return value

@@ -1,31 +1,29 @@
 """A block's task → its records in block order: the same for every process, at any time.
 
-Holdout and shard are decided by hashes of the record's bytes: duplicates are on one side, and the records of a file do not
-move when another file comes or goes. A fractional last epoch keeps a record when its own key (seed, epoch, source, file,
-offset) is below the fraction. A dropped record keeps its place and has no bytes. A record outside of the epoch is not
+A record that `selection` drops keeps its place and has no bytes. A record outside of the epoch is not
 decoded, so it is not bad; a bad one is so on both sides of holdout, and in every shard.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
 
-from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
+from stepfs_producer.plan.order import KEY_BYTES, record_order
 from stepfs_producer.sources.block import Block, BlockAddress, Kind, Records
 from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value
 from stepfs_producer.sources.formats import format_of
+from stepfs_producer.sources.selection import is_in_epoch, is_of_this_run
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask, Fragment
 
 OPEN_MAX: Final = 64
-_HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
-_SHARD: Final = b"stepfs-shard---1"
 
 
 def read_block(spec: SourceSpec, task: BlockTask) -> Block:
@@ -46,6 +44,18 @@ def read_block(spec: SourceSpec, task: BlockTask) -> Block:
     return Block(place, _ordered(spec, task, stored), follows, ended)
 
 
+def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | None:
+    """The record at `offset` of a fragment's file, by itself, whatever run it is of; None if none begins there."""
+    every = replace(spec, holdout=Fraction(0), shard=(0, 1))
+    stored = format_of(spec).records(spec, fragment)
+    found = [raw for raw in takewhile(lambda raw: raw.offset <= offset, stored) if raw.offset == offset]
+    here = BlockAddress(0, 0, 0)
+    task = BlockTask(
+        here, (fragment,), bytes(KEY_BYTES), cut=False, next_fragment=here, epochs_end=None, share=None
+    )
+    return _ordered(every, task, found) if found else None
+
+
 def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Records:
     """Decode records, in the order of the block."""
     rule = format_of(spec)
@@ -59,14 +69,14 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
     for at, index in enumerate(order.tolist()):
         raw = stored[index]
         value: Value = b""
-        if task.share is not None and not _in_epoch(spec, task, raw):
+        if task.share is not None and not is_in_epoch(spec, task, raw):
             dropped[at] = True
         else:
             value = rule.decode(spec, raw.stored)
         if isinstance(value, Bad):
             bad[at] = value.reason
             value = b""
-        elif not dropped[at] and not _is_of_this_run(spec, value):
+        elif not dropped[at] and not is_of_this_run(spec, value):
             dropped[at] = True
             value = b""
         ids, mask = value if isinstance(value, Tokens) else (value, None)
@@ -91,30 +101,6 @@ def _joined(data: Sequence[bytes], masks: Sequence[bytes | None]) -> bytes | Non
         return None
     pairs = zip(data, masks, strict=True)
     return b"".join(b"\1" * (len(ids) // 4) if mask is None else mask for ids, mask in pairs)
-
-
-def _in_epoch(spec: SourceSpec, task: BlockTask, raw: Raw) -> bool:
-    share = task.share or Fraction(1)
-    key = int.from_bytes(record_key(spec.seed, task.place.epoch, spec.name, raw.file, raw.offset), "little")
-    return key * share.denominator < share.numerator << (8 * KEY_BYTES)
-
-
-def _is_of_this_run(spec: SourceSpec, value: bytes | Tokens) -> bool:
-    if spec.holdout and is_held_out(value, spec.holdout) != spec.held_out:
-        return False
-    index, count = spec.shard
-    return count == 1 or _hash(value, _SHARD) % count == index
-
-
-def is_held_out(value: bytes | Tokens, share: Fraction) -> bool:
-    """Whether a record is on the side of the holdout, whatever its epoch and place."""
-    return _hash(value, _HOLDOUT) * share.denominator < share.numerator << 64
-
-
-def _hash(value: bytes | Tokens, purpose: bytes) -> int:
-    """Of the record's bytes: 64 bits, others for each purpose."""
-    data = value.ids if isinstance(value, Tokens) else value
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=purpose).digest(), "little")
 
 
 class _Cutter:

@@ -7,8 +7,9 @@ is its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int32]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.uint8]
+
+BAD: Final = -1  # as a length: the record could not be decoded
 
 
 class UnfitRecordError(Exception):
@@ -62,3 +65,13 @@ def documents_of(pieces: Sequence[Ids], masks: Sequence[Mask | None]) -> Documen
         for piece, mask in zip(pieces, masks, strict=True)
     ]
     return Documents(ids, lengths, np.concatenate(whole))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """The samples of consecutive records of a block, in block order."""
+
+    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD: undecodable
+    ids: Ids  # of all records, end to end
+    mask: Mask | None = None  # per id: 0 where the loss ignores it; None: nowhere
+    bad: Mapping[int, str] = field(default_factory=dict)  # record → why

@@ -12,10 +12,17 @@ import numpy as np
 from stepfs.errors import UsageError
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.sources.block import Kind, Records
-from stepfs_producer.transforms.documents import Documents, Ids, Mask, UnfitRecordError, documents_of
+from stepfs_producer.transforms.documents import (
+    BAD,
+    Documents,
+    Ids,
+    Mask,
+    Tokenised,
+    UnfitRecordError,
+    documents_of,
+)
 from stepfs_producer.transforms.model_tokenizer import Tokenizer, load_tokenizer
 from stepfs_producer.transforms.spec import TransformSpec
-from stepfs_producer.transforms.tokenised import BAD, Tokenised
 from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
 
 _REASON_CHARACTERS_MAX: Final = 300
@@ -25,7 +32,8 @@ _NOTHING: Final = np.empty(0, np.int32)
 def timed_transform(
     spec: TransformSpec, seed: int, epoch: int, name: str, records: Records
 ) -> tuple[Tokenised, float]:
-    """`transform`, and its seconds. A record's key is made only for a function that may use it."""
+    """`transform`, and its seconds, what is loaded once not included. A record's key is made only for a function."""
+    load_tokenizer(spec.tokenizer)
     began = time.perf_counter()
     keys = [b""] * len(records)
     if spec.call is not None:

@@ -17,7 +17,7 @@ from stepfs.cli.failure import say
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import with_defaults
-from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.schema import Plan, Stage
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
@@ -70,10 +70,11 @@ class _Report:
             "slices": outlook.slices,
             "ranks": outlook.ranks,
             "mesh": outlook.mesh,
+            "files": outlook.files,
             "micro_batches": outlook.micro_batches,
             "micro_batch_tokens": outlook.micro_batch_tokens,
             "step_tokens": outlook.step_tokens,
-            "stages": [{"from": step, "sequence_length": length} for step, length in outlook.stages.items()],
+            "stages": [stage.model_dump(by_alias=True) for stage in outlook.stages],
             "mix": [
                 {
                     "step": entry.step,
@@ -92,13 +93,12 @@ class _Report:
 
     def lines(self) -> Iterator[str]:
         outlook = self.outlook
-        lengths = ", ".join(
-            f"{length}" + (f" from step {step}" if step else "") for step, length in outlook.stages.items()
-        )
+        lengths = ", ".join(map(_rows_text, outlook.stages))
         yield f"plan       {outlook.digest}"
-        yield f"slices     {outlook.slices} (mesh {outlook.mesh}: {outlook.ranks} ranks; each coordinate of dp is a slice)"
+        kind = "coordinate of dp" if outlook.files == "ranks" else "micro-batch of it"
+        yield f"slices     {outlook.slices} (mesh {outlook.mesh}: {outlook.ranks} ranks; each {kind} is a slice)"
         yield (
-            f"step       {outlook.step_tokens} tokens: {outlook.slices} slices × {outlook.micro_batches} micro-batches × "
+            f"step       {outlook.step_tokens} tokens: {outlook.data_ranks} data ranks × {outlook.micro_batches} micro-batches × "
             f"{outlook.micro_batch_tokens}; rows of {lengths}"
         )
         yield f"steps      {self._steps_text()}"
@@ -182,3 +182,9 @@ class _Report:
 
 def _step_text(step: int, *, ramp: bool) -> str:
     return f"{'TO' if ramp else 'FROM'} STEP {step}"
+
+
+def _rows_text(stage: Stage) -> str:
+    begins = f" from step {stage.from_}" if stage.from_ else ""
+    own = ", ".join(f"{printable(name)} {length}" for name, length in stage.lengths.items())
+    return f"{stage.sequence_length}{begins}" + (f" ({own})" if own else "")

@@ -14,9 +14,9 @@ import typer
 from stepfs.cli.columns import printable
 from stepfs.cli.failure import announce
 from stepfs_producer.run.conductor import EndReason
-from stepfs_producer.run.options import RunOptions, Show
+from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import LocatedPlan
-from stepfs_producer.run.results import PlanTotals, RunResult
+from stepfs_producer.run.results import PlanTotals, RunResult, Show
 from stepfs_producer.run.session import run_plan
 from stepfs_producer.run.stopping import Stopping
 
@@ -53,10 +53,11 @@ def _line(result: RunResult) -> str:
         + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
         for name, one in totals.sources().items()
     )
+    bottleneck = "" if result.bottleneck is None else f"bottleneck: {printable(str(result.bottleneck))}; "
     return (
         f"{result.producer_id}: {totals.steps} steps in {result.seconds:.1f} s, all committed; {totals.state.step} steps in "
         f"total; {totals.tokens} tokens ({shares}), fill {measures['fill']:.4f}, slowest ÷ mean rank "
-        f"{measures['slowest_to_mean']:.4f}; {ended}{sealed}"
+        f"{measures['slowest_to_mean']:.4f}; {bottleneck}{ended}{sealed}"
     )
 
 
@@ -66,8 +67,8 @@ def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
     if not sys.stderr.isatty():
         yield lambda _totals, _held: None
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description}"),

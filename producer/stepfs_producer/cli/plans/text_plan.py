@@ -12,6 +12,7 @@ from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.store.options import StoreOptions
+from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan, parsed_plan
 from stepfs_producer.sources.files.found import find_files
@@ -64,33 +65,27 @@ def parsed_shard(text: str) -> tuple[int, int]:
 
 
 def text_plan(
-    inputs: Sequence[str],
-    shape: LakeShape,
-    *,
-    rows: int,
-    seq_len: int,
-    tokenizer_file: str | None,
-    shard: str,
-    endpoint_url: str | None,
+    inputs: Sequence[str], shape: LakeShape, options: TextOptions, endpoint_url: str | None
 ) -> Plan:
-    """A row is a micro-batch, so a file holds `rows` rows. `UsageError` for a value that a plan cannot have."""
+    """A row is a micro-batch, so a file holds `batch_size` rows. `UsageError` for a value that a plan cannot have."""
+    tokenizer = options.tokenizer_file
     source = _format_of(inputs, endpoint_url)
     return parsed_plan(
         {
             "output": {
                 "ext": shape.ext,
                 "mesh": f"dp={shape.slices}",
-                "sequence_length": seq_len,
-                "micro_batches": rows,
+                "sequence_length": options.seq_len,
+                "micro_batches": options.batch_size,
             },
-            "tokenizer": {"kind": "huggingface", "file": tokenizer_file} if tokenizer_file else "bytes",
+            "tokenizer": {"kind": "huggingface", "file": tokenizer} if tokenizer else "bytes",
             "sources": {
                 "text": {
                     **source,
                     "files": list(inputs),
                     "shuffle": "none",
                     "epochs": 1,
-                    "shard": shard,
+                    "shard": options.shard,
                     "endpoint_url": endpoint_url,
                 }
             },

@@ -5,13 +5,16 @@ Each check needs some of the fields, so it also runs while others are wrong: a u
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 from stepfs.format.grid.mesh import Mesh
-from stepfs_producer.plan.file.declared import Defaults
-from stepfs_producer.plan.file.problems import Problem, nearest
+from stepfs.format.ids import SLICES_MAX
+from stepfs_producer.plan.file.declared import AnySource, Defaults
+from stepfs_producer.plan.file.problems import Problem, Where, nearest
 from stepfs_producer.plan.file.settings import Mix, Output, Stage, Until
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, SourceState, State, position_bytes_max
@@ -34,6 +37,9 @@ def problems_of_plan(
         problems += _mix(fields["mix"])
     if "output" in fields and "stages" in fields:
         problems += _lengths(fields["output"], fields["stages"], len(sources or ()))
+        problems += _lengths_of_sources(
+            fields["output"], fields["stages"], fields.get("sources", {}), sources or {}
+        )
     if {"until", "defaults", "sources"} <= set(fields):
         problems += _ending(fields["until"], fields["defaults"], fields["sources"])
     return problems
@@ -131,6 +137,38 @@ def _lengths(output: Output, stages: Sequence[Stage], sources: int) -> Iterator[
         yield Problem(("sources",), what)
 
 
+def _lengths_of_sources(
+    output: Output, stages: Sequence[Stage], declared: Mapping[str, AnySource], names: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """A source's own length divides the rows, also those of each stage that does not give it another one."""
+    rows = (*stages, *([Stage(sequence_length=output.sequence_length)] if output.sequence_length else []))
+    for name, source in declared.items():
+        for stage in rows:
+            if source.sequence_length is not None and name not in stage.lengths:
+                place = ("sources", name, "sequence_length")
+                yield from _unfit(place, source.sequence_length, stage.from_, stage.sequence_length)
+    for number, stage in enumerate(stages):
+        for name, length in stage.lengths.items():
+            where = ("stages", number, "lengths", name)
+            if name not in names:
+                yield Problem(where, f"unknown source {name!r}{nearest(name, names)}", of_key=True)
+            yield from _unfit(where, length, stage.from_, stage.sequence_length)
+
+
+def _unfit(where: Where, length: int, step: int, row: int) -> Iterator[Problem]:
+    rows = f"the rows of {row} from step {step} on"
+    if length > row:
+        yield Problem(where, f"{length} tokens have no room in {rows}; choose at most {row}")
+    elif row % length:
+        small = [one for one in range(1, math.isqrt(row) + 1) if row % one == 0]
+        known = sorted({*small, *(row // one for one in small)})
+        after = bisect(known, length)
+        yield Problem(
+            where,
+            f"{length} does not divide {rows}, so their ends would stay empty; choose {known[after - 1]} or {known[after]}",
+        )
+
+
 def _rows(
     output: Output, places: Sequence[tuple[tuple[str | int, ...], int]], longest: int
 ) -> Iterator[Problem]:
@@ -140,7 +178,11 @@ def _rows(
         if whole % length:
             what = f"sequence_length {length} does not divide micro_batch_tokens {whole}; choose a multiple of each length"
             yield Problem(where, what)
-    tokens = mesh.data_ranks * output.micro_batches * whole
+    files = mesh.data_ranks * output.micro_batches
+    if output.files == "micro_batches" and files > SLICES_MAX:
+        what = f"a step of {files} files (ranks × micro_batches) is too large; the most is {SLICES_MAX}"
+        yield Problem(("output", "micro_batches"), what)
+    tokens = files * whole
     if tokens > TOKENS_MAX:
         what = (
             f"a step of {tokens} tokens (slices × micro_batches × micro_batch_tokens) is too large; "

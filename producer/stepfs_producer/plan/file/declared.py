@@ -26,7 +26,7 @@ from stepfs_producer.plan.file.scalars import (
     text,
     user_code,
 )
-from stepfs_producer.plan.file.settings import OnError, Shuffle
+from stepfs_producer.plan.file.settings import Length, OnError, Shuffle
 from stepfs_producer.plan.samples import Long
 
 _FIELD: Final = text("name of a field")
@@ -46,7 +46,7 @@ class Defaults(Part):
     ] = Shuffle()
     """In which blocks records are shuffled; `none`: as stored."""
     long: Annotated[Long, choice("way", Long)] = Long.SPLIT
-    """What becomes of a document longer than a row: split, truncate or drop."""
+    """What becomes of a document longer than a row, or than the sequence_length of its source: split, truncate or drop."""
     epochs: Annotated[Fraction | None, or_none(decimal("number of epochs", above_zero=True))] = None
     """How often the source is read, such as 2.5; `none`: without end."""
     on_error: OnError = OnError()
@@ -71,6 +71,8 @@ class _Files(Defaults):
     """Files, directories and globs; s3:// URLs of them."""
     shard: Annotated[tuple[int, int], Parsed(parse_shard, {"type": "string"})] | None = None
     """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
+    sequence_length: Length | None = None
+    """The most tokens that make one document, if that is less than a row; unless a stage's `lengths` say so."""
     transform: Annotated[str, user_code("function")] | None = None
     """module:function that makes a sample of a whole record."""
     version: Annotated[str, text("version", empty=True)] = ""

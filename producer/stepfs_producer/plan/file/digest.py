@@ -34,10 +34,23 @@ def with_defaults(plan: Plan) -> dict[str, AnySource]:
 
 
 def stages_of(plan: Plan) -> tuple[Stage, ...]:
-    """Sequence lengths by step, also of a plan that has a single one."""
+    """Sequence lengths by step, also of a plan that has a single one. `lengths` hold those of sources, where they are less."""
+    stages = plan.stages
     if plan.output.sequence_length is not None:
-        return (Stage(sequence_length=plan.output.sequence_length),)
-    return plan.stages
+        stages = (Stage(sequence_length=plan.output.sequence_length),)
+    own = {name: one.sequence_length for name, one in sorted(plan.sources.items()) if one.sequence_length}
+    return tuple(
+        stage.model_copy(
+            update={
+                "lengths": {
+                    name: length
+                    for name, length in sorted({**own, **stage.lengths}.items())
+                    if length != stage.sequence_length
+                }
+            }
+        )
+        for stage in stages
+    )
 
 
 def mix_of(plan: Plan) -> tuple[Mix, ...]:
@@ -55,14 +68,18 @@ def normalised(plan: Plan) -> Normalised:
     return {
         "version": plan.version,
         "seed": plan.seed,
-        "output": {
-            "ext": plan.output.ext,
-            "mesh": str(plan.output.mesh),
-            "micro_batches": plan.output.micro_batches,
-            "micro_batch_tokens": micro_batch_tokens(plan),
-            "labels": plan.output.labels,
-        },
-        "stages": [{"from": one.from_, "sequence_length": one.sequence_length} for one in stages_of(plan)],
+        "output": _given(
+            {
+                "ext": plan.output.ext,
+                "mesh": str(plan.output.mesh),
+                "micro_batches": plan.output.micro_batches,
+                "micro_batch_tokens": micro_batch_tokens(plan),
+                # Unset by default: a key that came later must not change the digests of plans without it.
+                "files": plan.output.files if plan.output.files != "ranks" else None,
+                "labels": plan.output.labels,
+            }
+        ),
+        "stages": [_stage(one) for one in stages_of(plan)],
         "tokenizer": _tokenizer(plan.tokenizer),
         "sources": {name: _source(source) for name, source in with_defaults(plan).items()},
         "mix": [_entry(entry) for entry in mix_of(plan)],
@@ -89,6 +106,11 @@ def plan_of_text(text: str) -> Plan:
 def plan_digest(plan: Plan) -> str:
     """32 hexadecimal digits."""
     return hashlib.blake2b(plan_text(plan).encode(), digest_size=16).hexdigest()
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    lengths = {"lengths": stage.lengths} if stage.lengths else {}
+    return {"from": stage.from_, "sequence_length": stage.sequence_length, **lengths}
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -56,11 +56,15 @@ class Output(Part):
     ] = ".safetensors"
     """Kind of file."""
     mesh: Annotated[Mesh, Parsed(parse_mesh, {"type": "string"})]
-    """The trainer's mesh, slowest dimension first, such as pp=2,dp=4,tp=2. Each coordinate of dp is a slice."""
+    """The trainer's mesh, slowest dimension first, such as pp=2,dp=4,tp=2. Each coordinate of dp has files."""
     sequence_length: Length | None = None
     """Tokens of a row, unless `stages` say so."""
     micro_batches: Annotated[int, whole(1, MICRO_BATCHES_MAX)] = 1
     """Per data-parallel rank and step."""
+    files: Annotated[
+        Literal["ranks", "micro_batches"], choice("kind of files", ("ranks", "micro_batches"))
+    ] = "ranks"
+    """ranks: one per rank, of all its micro-batches; micro_batches: one of each, so that other meshes can read the lake."""
     micro_batch_tokens: Length | None = None
     """A multiple of every stage's sequence length; by default the longest."""
     labels: Annotated[Literal["shifted", "same"], choice("kind of labels", ("shifted", "same"))] = "shifted"
@@ -76,6 +80,8 @@ class Stage(Part):
     """First step."""
     sequence_length: Length
     """Tokens of a row."""
+    lengths: dict[str, Length] = Field(default_factory=dict)
+    """By source: the most tokens of it that make one document, in place of the source's `sequence_length`."""
 
 
 class Tokenizer(Part):

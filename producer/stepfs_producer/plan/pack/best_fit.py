@@ -2,14 +2,18 @@
 
 Samples that do not fit must not wait for the next step: a step takes prefixes of its sources, so the *last drawn* samples
 are dropped, at least as many tokens as did not fit, and the rest is packed again. The fullest row that has room takes a
-document; among rows equally full, the one that became so last. Free lengths are few, so a bisection over the distinct
-ones replaces a search over rows.
+document; among rows equally full, the one that became so last.
+
+This is most of what a step costs, so documents of one length are placed in one turn: a row that has taken one of them
+is the fullest that has room for the next, until it has none, and then comes the next of the rows that were equally full.
+Free lengths are few, so a bisection over the distinct ones replaces a search over rows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,28 +23,34 @@ class _Rows:
 
     def __init__(self, rows: int, length: int) -> None:
         self._free = [length]  # distinct, ascending
-        self._rows = {length: list(range(rows - 1, -1, -1))}
+        self._rows: list[list[int]] = [[] for _ in range(length + 1)]  # by free tokens
+        self._rows[length] = list(range(rows - 1, -1, -1))
 
-    def take(self, tokens: int) -> int:
-        """Place a document: its row, or -1 if no row has room."""
+    def take(self, tokens: int, documents: int) -> list[int]:
+        """Place documents of `tokens` tokens each: their rows, of as many as there is room for."""
         free, rows_of = self._free, self._rows
-        at = bisect_left(free, tokens)
-        if at == len(free):
-            return -1
-        length = free[at]
-        rows = rows_of[length]
-        row = rows.pop()
-        if not rows:
-            del free[at], rows_of[length]
-        rest = length - tokens
-        if rest:
-            equal = rows_of.get(rest)
-            if equal is None:
-                insort(free, rest)
-                rows_of[rest] = [row]
-            else:
-                equal.append(row)
-        return row
+        placed: list[int] = []
+        while documents:
+            at = bisect_left(free, tokens)
+            if at == len(free):
+                break
+            length = free[at]
+            here = rows_of[length]
+            each = min(length // tokens, documents)
+            first = max(len(here) - documents // each, 0)
+            rows = here[first:]
+            rows.reverse()
+            del here[first:]
+            rest = length - each * tokens
+            if not here:
+                del free[at]
+            if rest:
+                if not rows_of[rest]:
+                    insort(free, rest)
+                rows_of[rest] += rows
+            documents -= each * len(rows)
+            placed += rows if each == 1 else [row for row in rows for _ in range(each)]
+        return placed
 
 
 def best_fit(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list[int]:
@@ -50,34 +60,38 @@ def best_fit(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list
     """
     kept = len(lengths)
     while True:
-        row_of, left = _decreasing(lengths[:kept], rows, sequence_length)
-        if left is None:
+        row_of, free, left = _decreasing(lengths[:kept], rows, sequence_length)
+        if not left:
             break
         dropped = 0
         while dropped < left:
             kept -= 1
             dropped += lengths[kept]
-    placed = [*row_of[0]]
     for tokens in lengths[kept:]:
-        row = row_of[1].take(tokens)
-        if row < 0:
+        row = free.take(tokens, 1)
+        if not row:
             break
-        placed.append(row)
-    return placed
+        row_of += row
+    return row_of
 
 
-def _decreasing(
-    lengths: Sequence[int], rows: int, sequence_length: int
-) -> tuple[tuple[list[int], _Rows], int | None]:
-    """Rows of the samples, and the free rows; the tokens that did not fit, None if all did."""
+def _decreasing(lengths: Sequence[int], rows: int, sequence_length: int) -> tuple[list[int], _Rows, int]:
+    """The samples' rows, and the free rows, if all samples fit; and the tokens that did not fit."""
+    drawn = np.array(lengths, np.int64)
+    order = np.argsort(-drawn, kind="stable")
+    longest_first = drawn[order]
+    bounds = np.flatnonzero(np.diff(longest_first, prepend=0, append=0))
     free = _Rows(rows, sequence_length)
-    take = free.take
-    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
-    row_in_order = [take(lengths[index]) for index in order]
-    row_of = [0] * len(lengths)
-    for index, row in zip(order, row_in_order, strict=True):
-        row_of[index] = row
+    placed: list[int] = []
     left = 0
-    if -1 in row_in_order:
-        left = sum(tokens for tokens, row in zip(lengths, row_of, strict=True) if row < 0)
-    return (row_of, free), left or None
+    for tokens, (first, last) in zip(
+        longest_first[bounds[:-1]].tolist(), pairwise(bounds.tolist()), strict=True
+    ):
+        taken = free.take(tokens, last - first)
+        placed += taken
+        left += tokens * (last - first - len(taken))
+    if left:
+        return [], free, left
+    row_of = np.empty(len(drawn), np.int64)
+    row_of[order] = placed
+    return row_of.tolist(), free, 0

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from stepfs_producer.plan.file.checks import position_bytes
 from stepfs_producer.plan.file.digest import micro_batch_tokens, mix_of, plan_digest, stages_of, with_defaults
-from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.schema import Plan, Stage
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.run.compile import schedule_of
+from stepfs_producer.run.compile import grid_of, schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,11 @@ class PlanEstimate:
     slices: int
     ranks: int  # of the trainer's mesh
     mesh: str
+    data_ranks: int
+    files: str  # what has one: `ranks` or `micro_batches`
     micro_batches: int
     micro_batch_tokens: int
-    stages: dict[int, int]  # first step → sequence length
+    stages: tuple[Stage, ...]
     mix: tuple[MixShares, ...]
     steps: int | None  # at most; None: `until` gives neither steps nor tokens
     position_bytes: int  # at most
@@ -39,7 +41,7 @@ class PlanEstimate:
 
     @property
     def step_tokens(self) -> int:
-        return self.slices * self.micro_batches * self.micro_batch_tokens
+        return self.data_ranks * self.micro_batches * self.micro_batch_tokens
 
 
 def estimate_plan(plan: Plan) -> PlanEstimate:
@@ -62,12 +64,14 @@ def estimate_plan(plan: Plan) -> PlanEstimate:
     steps = _steps(plan, step_tokens)
     return PlanEstimate(
         digest=plan_digest(plan),
-        slices=plan.output.mesh.data_ranks,
+        slices=grid_of(plan).slices,
         ranks=plan.output.mesh.world,
         mesh=str(plan.output.mesh),
+        data_ranks=plan.output.mesh.data_ranks,
+        files=plan.output.files,
         micro_batches=plan.output.micro_batches,
         micro_batch_tokens=whole,
-        stages={stage.from_: stage.sequence_length for stage in stages_of(plan)},
+        stages=stages_of(plan),
         mix=mix,
         steps=steps,
         position_bytes=position_bytes(names),

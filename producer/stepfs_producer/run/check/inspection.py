@@ -14,20 +14,21 @@ from typing import Final
 import numpy as np
 
 from stepfs.errors import RefusedError, StepfsError
+from stepfs.format.planned.listing import Listing
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.run.compile import source_specs, tokenizer_spec
 from stepfs_producer.sources.block import BlockAddress, Records
-from stepfs_producer.sources.corpus import Listing, list_corpus
+from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
+from stepfs_producer.transforms.documents import BAD
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer
 from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TransformSpec
-from stepfs_producer.transforms.tokenised import BAD
 from stepfs_producer.transforms.user import function_of
 
 _AT_ONCE: Final = 16

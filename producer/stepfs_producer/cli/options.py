@@ -1,0 +1,18 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepfs.cli.options import opt
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan: a YAML file.")]
+Holdout = Annotated[
+    bool, opt("--holdout", "Take the records that the plan holds out; a run needs a lake of their own.")
+]
+Workers = Annotated[
+    int | None, opt("--workers", "Processes that read and tokenise; one per core by default.", "N", least=1)
+]

@@ -1,0 +1,75 @@
+"""What `stepfs-produce find` prints: a line per step and rank, or a JSON document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+import trio
+
+from stepfs.cli.columns import printable, table
+from stepfs.cli.target import opened_log, watched_store
+from stepfs.errors import AbsentError
+from stepfs.format.ids import JSON_SCHEMA
+from stepfs.lake.lineage import LineageReader
+from stepfs.lake.origins import OriginStores
+from stepfs.store.options import StoreOptions
+from stepfs.torch.process import TorchProcess
+from stepfs_producer.run.history.find import Asked, Holder, NotHeld, find_record
+
+Found = Sequence[Holder | NotHeld]
+
+
+def find_report(
+    lake: str, options: StoreOptions, source: str, file: str, record: int, *, plan_dir: str, as_json: bool
+) -> str:
+    """`AbsentError` if no step holds the record."""
+    asked = Asked(source, file, record, plan_dir)
+    found = trio.run(partial(_found, lake, options, asked))
+    missing = [one for one in found if isinstance(one, NotHeld)]
+    if len(missing) == len(found):
+        why = "; ".join(f"epoch {one.epoch} of {one.producer}: {one.why}" for one in missing[:5])
+        raise AbsentError(f"no step holds record {record} of {file}; {why or 'the source was not drawn yet'}")
+    return _document(lake, asked, found) if as_json else "\n".join(_lines(found))
+
+
+async def _found(lake: str, options: StoreOptions, asked: Asked) -> Found:
+    async with opened_log(lake, options) as log:
+        origins = OriginStores(log.store, lambda url: watched_store(url, options))
+        try:
+            with TorchProcess() as by_torch:
+                return await find_record(log, LineageReader(log, origins, by_torch), asked)
+        finally:
+            await origins.aclose()
+
+
+def _document(lake: str, asked: Asked, found: Found) -> str:
+    return json.dumps(
+        {
+            "schema": JSON_SCHEMA,
+            "lake": lake,
+            "source": asked.source,
+            "file": asked.file,
+            "record": asked.record,
+            "found": [asdict(one) for one in found if isinstance(one, Holder)],
+            "missing": [asdict(one) for one in found if isinstance(one, NotHeld)],
+        },
+        ensure_ascii=False,
+    )
+
+
+def _lines(found: Found) -> Iterator[str]:
+    header = ["EPOCH", "STEP", "RANK", "MICRO", "START", "TOKENS", "FIRST", "PRODUCER"]
+    yield from table(
+        header,
+        [
+            [str(getattr(one, name.lower())) for name in header[:-1]] + [printable(one.producer)]
+            for one in found
+            if isinstance(one, Holder)
+        ],
+    )
+    for one in found:
+        if isinstance(one, NotHeld):
+            yield printable(f"epoch {one.epoch} of {one.producer}: {one.why}")

@@ -1,0 +1,37 @@
+"""Whether a plan's files are here. Their names are relative to the plan's directory, which the lake does not know."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Collection
+from pathlib import PurePosixPath
+
+from stepfs.errors import AbsentError
+from stepfs_producer.plan.file.digest import with_defaults
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.run.compile import source_specs
+from stepfs_producer.sources.formats import format_of
+
+
+def require_files(plan: Plan, directory: str, sources: Collection[str]) -> None:
+    """`AbsentError` names the first entry of these sources, or tokenizer, that `directory` does not have."""
+    tokenizer = plan.tokenizer.file
+    if tokenizer is not None:
+        _require("the tokenizer", tokenizer, tokenizer, directory)
+    specs = source_specs(plan)
+    for source, given in with_defaults(plan).items():
+        for name in given.files if source in sources else ():
+            for entry in format_of(specs[source]).entries((name,)):
+                _require(f"source {source}", name, entry, directory)
+
+
+def _require(what: str, name: str, entry: str, directory: str) -> None:
+    path = str(PurePosixPath(directory) / entry)
+    if "://" in entry or entry.startswith("/") or os.path.lexists(path):
+        return
+    if next(glob.iglob(path, recursive=True), None) is None:  # noqa: PTH207  (as `find_files` reads entries)
+        raise AbsentError(
+            f"{what}: {name}: no such file in {os.path.abspath(directory)}; restore it, or name the directory that the "  # noqa: PTH100
+            "plan's file was in by --plan-dir"
+        )

@@ -1,0 +1,286 @@
+"""Making steps of a lake again: the same plan from the position before them, with a comparison in place of the producer.
+
+A change of plan shows in the positions; there the planner is changed as a restart does it. What cannot be made again is
+refused by name: steps before the first position that is left, files that are gone or changed, another tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from stepfs.cli.target import opened_log, watched_store
+from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.ids import Epoch, Step
+from stepfs.lake.lineage import LineageReader
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.planned import kept_listing, kept_plan
+from stepfs.store.options import StoreOptions
+from stepfs.torch.process import TorchProcess
+from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.worker import find_modules_in, preload
+from stepfs_producer.plan.file.digest import plan_of_text
+from stepfs_producer.plan.planner import REVISION, Planner
+from stepfs_producer.plan.state import State
+from stepfs_producer.run.conductor import Conductor, RunConfig
+from stepfs_producer.run.history.at_hand import require_files
+from stepfs_producer.run.history.positions import CommitBehind, Positions
+from stepfs_producer.run.history.replayed import ComparingSink, Comparison, Difference, Expected, WritingSink
+from stepfs_producer.run.history.texts import RESTORE
+from stepfs_producer.run.lake import kept_libraries, libraries
+from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
+from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
+from stepfs_producer.run.step_builder import StepSink
+from stepfs_producer.settings import GIVE_UP_AFTER_S
+from stepfs_producer.sources.corpus import located
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Which steps are made again, and what becomes of them."""
+
+    lake: str
+    steps: range
+    producer_id: str | None = None  # of the steps, where several producers made them
+    ranks: tuple[int, ...] | None = None  # that are encoded; all are planned
+    to: Path | None = None  # write them there; None: compare them
+    directory: str = "."  # of the plan's file
+    workers: int | None = None
+    store_options: StoreOptions = field(default_factory=StoreOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryChange:
+    """A library that is not the one of then. None: not installed."""
+
+    library: str
+    then: str | None
+    now: str | None
+
+
+@dataclass(slots=True)
+class Replay:
+    """What was made again."""
+
+    options: ReplayOptions
+    lake_id: str
+    producer_id: str
+    plans: list[str] = field(default_factory=list)
+    found: Comparison = field(default_factory=Comparison)
+    libraries: list[LibraryChange] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Consecutive commits of one plan."""
+
+    before: State | None
+    commits: tuple[CommitBehind, ...]
+
+    @property
+    def behind(self) -> State:
+        return self.commits[-1].state
+
+
+async def replay(options: ReplayOptions, *, progress: Progress = show_nothing) -> Replay:
+    """Make the steps again. `AbsentError`, `RefusedError`, `UsageError` say what is missing for it."""
+    begun_s = time.monotonic()
+    find_modules_in(options.directory)
+    async with opened_log(options.lake, options.store_options) as log:
+        origins = OriginStores(log.store, lambda url: watched_store(url, options.store_options))
+        try:
+            with TorchProcess() as by_torch:
+                run = await _Run.of(options, log, LineageReader(log, origins, by_torch), by_torch)
+                await run.carry_out(progress)
+        finally:
+            await origins.aclose()
+    run.result.seconds = time.monotonic() - begun_s
+    return run.result
+
+
+class _Run:
+    """One replay, under way."""
+
+    def __init__(
+        self,
+        options: ReplayOptions,
+        log: LogReader,
+        positions: Positions,
+        reader: LineageReader,
+        by_torch: TorchProcess,
+    ) -> None:
+        self._options = options
+        self._log = log
+        self._positions = positions
+        self._reader = reader
+        self._by_torch = by_torch
+        grid = log.identity.grid
+        each = grid.slices // grid.ranks
+        wanted = range(grid.ranks) if options.ranks is None else options.ranks
+        if wanted and max(wanted) >= grid.ranks:
+            raise UsageError(
+                f"--ranks names rank {max(wanted)}; the lake has {grid.ranks} data ranks, from 0 on"
+            )
+        self._slices = tuple(index for rank in wanted for index in range(rank * each, (rank + 1) * each))
+        self.result = Replay(options, log.identity.lake_id, positions.producer_id)
+
+    @classmethod
+    async def of(
+        cls, options: ReplayOptions, log: LogReader, reader: LineageReader, by_torch: TorchProcess
+    ) -> _Run:
+        producers = {(await log.entry(Step(step))).producer_id for step in options.steps}
+        asked = f"steps {options.steps.start}:{options.steps.stop}"
+        if options.producer_id is None and len(producers) > 1:
+            raise UsageError(f"{asked} are of {', '.join(sorted(producers))}; choose one with --producer-id")
+        producer_id = options.producer_id or producers.pop()
+        if options.producer_id is not None and options.producer_id not in producers:
+            raise AbsentError(
+                f"{asked}: none is of the producer {producer_id}; they are of {', '.join(sorted(producers))}"
+            )
+        return cls(options, log, Positions(log, producer_id), reader, by_torch)
+
+    async def carry_out(self, progress: Progress) -> None:
+        state: State | None = None
+        with progress("replay", None) as show:
+            for stretch in await self._stretches():
+                prepared = await self._prepared(stretch)
+                await self._note_libraries(stretch)
+                placed = await self._placed(stretch)
+                begin = Planner(prepared.compiled.rules).begin(stretch.before if state is None else state)
+                totals = PlanTotals(begin, begin)
+                workers = self._options.workers or len(os.sched_getaffinity(0))
+                config = RunConfig(
+                    prepared.compiled.rules,
+                    prepared.sources,
+                    prepared.payloads,
+                    steps_max=max(placed) + 1,
+                    held_bytes_max=memory_of(
+                        None, prepared.compiled.rules, prepared.sources, workers
+                    ).held_bytes,
+                    give_up_after_s=GIVE_UP_AFTER_S,
+                    ranks=self._options.ranks,
+                )
+                async with local_engine(workers, preload=partial(preload, self._options.directory)) as engine:
+                    conductor = Conductor(
+                        config, engine, self._sink(placed), callbacks_of(prepared, totals, show)
+                    )
+                    await conductor.run(begin)
+                state = totals.state
+                for number in range(state.step, max(placed) + 1):
+                    entry = placed[number].entry
+                    why = f"the plan has no such step any more: {conductor.reason}"
+                    self.result.found.differ(Difference(entry.step, None, None, why))
+
+    def _sink(self, placed: dict[int, Expected]) -> StepSink:
+        identity, to = self._log.identity, self._options.to
+        if to is not None:
+            return WritingSink(placed, self._slices, identity, to, self.result.found)
+        return ComparingSink(placed, self._slices, identity, self._reader, self._by_torch, self.result.found)
+
+    async def _stretches(self) -> list[_Stretch]:
+        positions, wanted = self._positions, self._options.steps
+        if wanted.start < positions.first:
+            raise AbsentError(
+                f"steps below {positions.first} cannot be made again here: {positions.why_first}"
+            )
+        commit = await self._commit(wanted.start)
+        assert commit is not None
+        before = None if commit.first else await positions.before(commit.steps.start)
+        if before is None and not commit.first:
+            later = await positions.at(commit.steps.stop)
+            raise AbsentError(
+                f"step {wanted.start} cannot be made again: the position before it is not left ({positions.why_first})"
+                + ("" if later is None else f"; the first that can is {later.steps.start}")
+            )
+        state = None if before is None else before.state
+        commits: list[CommitBehind] = []
+        found: list[_Stretch] = []
+        while commit is not None and commit.steps.start < wanted.stop:
+            if commits and commit.state.plan != commits[0].state.plan:
+                found.append(_Stretch(state, tuple(commits)))
+                state, commits = commits[-1].state, []
+            commits.append(commit)
+            commit = await self._commit(commit.steps.stop)
+        return [*found, _Stretch(state, tuple(commits))]
+
+    async def _commit(self, step: int) -> CommitBehind | None:
+        try:
+            return await self._positions.at(step)
+        except RefusedError as error:
+            raise RefusedError(
+                f"the steps of {self._positions.producer_id} cannot be made again: a plan did not make them, or a newer "
+                f"stepfs did ({error})"
+            ) from error
+
+    async def _placed(self, stretch: _Stretch) -> dict[int, Expected]:
+        """The wanted steps of a stretch, by the plan's own numbers."""
+        placed = {}
+        for commit in stretch.commits:
+            behind = commit.state.step
+            for number, step in enumerate(commit.steps, behind - len(commit.steps)):
+                if step in self._options.steps:
+                    last = commit.state if number + 1 == behind else None
+                    placed[number] = Expected(await self._log.entry(Step(step)), last)
+        return placed
+
+    async def _prepared(self, stretch: _Stretch) -> PreparedPlan:
+        """The plan of the steps, with the listings of then; `RefusedError` if it would not make the same samples."""
+        digest, sources = stretch.behind.plan, stretch.behind.sources
+        store, lake_id = self._log.store, self._log.identity.lake_id
+        text = await kept_plan(store, lake_id, digest)
+        if text is None:
+            raise AbsentError(f"the plan {digest} is not in the lake; restore its object plans/{digest}")
+        self.result.plans.append(digest)
+        place = LocatedPlan(plan_of_text(text), self._options.directory)
+        await trio.to_thread.run_sync(require_files, place.plan, place.directory, place.plan.sources.keys())
+        now = await list_sources(place)
+        listings = {}
+        for name in now:
+            frozen = await kept_listing(store, lake_id, sources[name].listing)
+            if frozen is None:
+                raise AbsentError(
+                    f"the list of files of source {name} is not in the lake; restore its objects "
+                    f"sources/{sources[name].listing}/"
+                )
+            listings[name] = located(frozen, now[name], name, advice=RESTORE)
+        others: Sequence[str] = []
+        for held_out in (False, True):  # positions say which side it was by the sources' identities alone
+            side = LocatedPlan(place.plan, place.directory, held_out)
+            prepared = await trio.to_thread.run_sync(prepare_plan, side, listings)
+            rules = prepared.compiled.rules.sources
+            others = [name for name, rule in rules.items() if rule.identity != sources[name].identity]
+            if not others:
+                return prepared
+        raise RefusedError(
+            f"source {others[0]}: the tokenizer is not the one that made these steps (now "
+            f"{prepared.tokenizer.get('identity')}); restore the file that the plan names"
+        )
+
+    async def _note_libraries(self, stretch: _Stretch) -> None:
+        changes = []
+        if stretch.behind.revision != REVISION:
+            changes.append(LibraryChange("planner", str(stretch.behind.revision), str(REVISION)))
+        here = libraries()
+        for epoch in sorted({commit.epoch for commit in stretch.commits}):
+            then = await kept_libraries(
+                self._log.store,
+                self._log.identity.lake_id,
+                stretch.behind.plan,
+                self._positions.producer_id,
+                Epoch(epoch),
+            )
+            changes += [
+                LibraryChange(name, was, here.get(name))
+                for name, was in then.items()
+                if was != here.get(name)
+            ]
+        self.result.libraries += [one for one in dict.fromkeys(changes) if one not in self.result.libraries]

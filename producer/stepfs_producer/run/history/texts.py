@@ -1,0 +1,120 @@
+"""The records behind tokens, for `stepfs lineage --text`: read where their files are at hand, and tokenised once more.
+
+A listing compares names, sizes and beginnings, so a file may have changed unnoticed. The tokens say the rest: the text
+that is shown is the one that was tokenised, or none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from stepfs.errors import StepfsError
+from stepfs.format.planned.listing import Listing
+from stepfs.format.planned.records import NoText, RecordPart
+from stepfs_producer.engine.worker import find_modules_in
+from stepfs_producer.plan.packages import plan_packages
+from stepfs_producer.sources.block import Kind, Records
+from stepfs_producer.sources.corpus import located_files
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_record
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.records import timed_transform
+from stepfs_producer.transforms.spec import TransformSpec
+
+with plan_packages():
+    from stepfs_producer.plan.file.digest import plan_of_text, with_defaults
+    from stepfs_producer.plan.file.schema import Plan
+    from stepfs_producer.run.compile import source_specs, tokenizer_spec
+    from stepfs_producer.run.history.at_hand import require_files
+
+RESTORE: Final = "restore it"
+_RECORDS_KEPT: Final = 64
+
+
+def record_texts(
+    plan_text: str, listings: Mapping[str, Listing], parts: Sequence[RecordPart], directory: str
+) -> Sequence[str | NoText]:
+    """See `stepfs.format.planned.records.RecordTexts`."""
+    find_modules_in(directory)
+    plan = plan_of_text(plan_text)
+    specs = source_specs(plan, directory=directory)
+    tokenizer = tokenizer_spec(plan, directory=directory)
+    sources = {
+        name: _Source(
+            plan,
+            directory,
+            specs[name],
+            TransformSpec(tokenizer, source.transform),
+            listings[name],
+            {part.file for part in parts if part.source == name},
+        )
+        for name, source in with_defaults(plan).items()
+        if name in listings
+    }
+    return [
+        sources[part.source].text(part)
+        if part.source in sources
+        else NoText("its source is not in the lake's plan")
+        for part in parts
+    ]
+
+
+class _Source:
+    """The records of one source."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: str,
+        spec: SourceSpec,
+        transform: TransformSpec,
+        listing: Listing,
+        files: Collection[int],
+    ) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._spec = spec
+        self._transform = transform
+        self._listing = listing
+        self._all: Layout | None = None  # where one of them is gone or changed: each is looked for by itself
+        with suppress(StepfsError, OSError):
+            self._all = self._layout_of(files)
+        self._read = lru_cache(maxsize=_RECORDS_KEPT)(self._read_at)
+
+    def text(self, part: RecordPart) -> str | NoText:
+        """The text of one part's record."""
+        try:
+            records = self._read(part.file, part.record)
+            if records is None:
+                return self._changed(part)
+            if records.kind is Kind.TOKENS:
+                return NoText("its source holds token ids, no text")
+            made, _ = timed_transform(self._transform, self._spec.seed, part.epoch, self._spec.name, records)
+        except (StepfsError, OSError) as error:
+            return NoText(" ".join(str(error).split()))
+        ids = made.ids[part.first : part.first + len(part.ids)]
+        return records.data.decode() if np.array_equal(ids, part.ids) else self._changed(part)
+
+    def _changed(self, part: RecordPart) -> NoText:
+        name = self._listing.files[part.file].name
+        return NoText(
+            f"source {self._spec.name}: other tokens come of {name} at {part.record}, so file, tokenizer or transform changed "
+            "since; restore them"
+        )
+
+    def _layout_of(self, files: Collection[int]) -> Layout:
+        return Layout(self._spec, located_files(self._spec, self._listing, files, advice=RESTORE))
+
+    def _read_at(self, file: int, offset: int) -> Records | None:
+        if self._all is None:
+            require_files(self._plan, self._directory, [self._spec.name])
+        layout = self._all or self._layout_of([file])
+        found = (
+            read_record(self._spec, layout.fragment(one), offset) for one in layout.holding(file, offset)
+        )
+        return next((records for records in found if records is not None), None)
