@@ -1,8 +1,8 @@
 """A trio loop in a thread of its own, and calls into it from any other thread: below `Lake` and `Producer`.
 
-The calling thread sleeps in a plain lock, which a signal interrupts: Ctrl-C in a waiting main thread raises at once and
-takes the call back. Rejected: `trio.from_thread.run`. It cannot be taken back, and its caller would not learn how the loop
-ended.
+The calling thread sleeps in a plain lock, which a signal interrupts: Ctrl-C in a waiting main thread takes the call
+back and raises as soon as it has ended, so its caller can see whether it had an effect. Rejected:
+`trio.from_thread.run`. It cannot be taken back, and its caller would not learn how the loop ended.
 
 `fork` copies the memory and one thread, never this one. So a loop belongs to a *generation* of the process: a child of a
 fork is in another one, finds `is_here` false, leaves the dead loop alone (its locks may be held for ever) and starts its
@@ -27,7 +27,8 @@ from stepfs.errors import ClosedError, StepfsError
 T = TypeVar("T")
 P = TypeVar("P")
 
-_END_S: Final = 8.0  # at the end of the interpreter: what a group still has to record may take so long
+_END_S: Final = 8.0  # at the end of the interpreter, for the last records of a group
+_TAKEN_BACK_S: Final = 2.0  # for a call that Ctrl-C takes back; it may be in a thread of the store
 _generation = 0
 _alive: set[BackgroundLoop[object]] = set()
 _of_parents: list[object] = []  # never finalized here
@@ -66,11 +67,17 @@ class _Call(Generic[T]):
         try:
             with self._scope:
                 self.end((await self._run(),))
+            self.end(ClosedError("taken back"))  # nobody waits for its outcome, unless it has one
         except Exception as error:  # noqa: BLE001 - the waiting thread gets it
             self.end(error)
 
     def cancel(self) -> None:
         self._scope.cancel()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended, for so long at most."""
+        if not self._has_ended:
+            self._done.acquire(timeout=seconds)
 
     def end(self, outcome: tuple[T] | BaseException) -> None:
         """Wake the thread, once."""
@@ -80,7 +87,7 @@ class _Call(Generic[T]):
 
 
 class BackgroundLoop(Generic[P]):
-    """Runs `open_parts()` as a context in its loop until `stop`; `parts` is what it gave."""
+    """Runs `open_parts()` as a context in its loop until `stop`; `parts` is its value."""
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class BackgroundLoop(Generic[P]):
 
     @property
     def parts(self) -> P:
-        """What `open_parts` gave. Only calls may use it, but for what it allows to other threads."""
+        """The value of `open_parts`. Only calls may use it, but for what it allows to other threads."""
         parts = self._parts
         if parts is None:
             raise self._reason()
@@ -145,6 +152,7 @@ class BackgroundLoop(Generic[P]):
         except BaseException:
             with suppress(StepfsError):
                 self._submit(call.cancel)  # Ctrl-C; without effect on a call that has ended
+                call.wait(_TAKEN_BACK_S)
             raise
 
     def stop(self, *, join_s: float | None = None) -> None:

@@ -27,10 +27,10 @@ class Opt:
     least: int | None = None
     most: int | None = None
 
-    @property
-    def variable(self) -> str:
-        """`STEPFS_RANKS` of `--ranks`."""
-        return "STEPFS_" + self.flag.partition("/")[0].removeprefix("--").replace("-", "_").upper()
+
+def variable(flag: str) -> str:
+    """`STEPFS_RANKS` of `--ranks`."""
+    return "STEPFS_" + flag.partition("/")[0].removeprefix("--").replace("-", "_").upper()
 
 
 def declared(options: type) -> dict[str, tuple[type, Opt]]:

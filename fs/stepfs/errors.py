@@ -14,7 +14,7 @@ class StepfsError(Exception):
     """Something failed; the message is one line with advice."""
 
     exit_code: ClassVar[int] = 1
-    several_lines: ClassVar[bool] = False  # each line of the message stands for itself
+    several_lines: ClassVar[bool] = False  # each line of the message is complete by itself
 
 
 class UsageError(StepfsError):
@@ -66,6 +66,10 @@ class RefusedError(StepfsError):
 
 class NewerFormatError(RefusedError):
     """The object was written by a newer stepfs: upgrade this one. Nothing was changed."""
+
+
+class ArchivedError(RefusedError):
+    """The object lies in an archive class. Restore it with the store's own tool; all others can be read."""
 
 
 class SealedError(RefusedError):

@@ -89,10 +89,10 @@ class ShuffledSteps:
         return self._first
 
     def refuses(self, next_step: int) -> bool:
-        """Whether a checkpoint with this next step releases what the epoch still needs.
+        """Whether a checkpoint with this next step releases steps that the epoch still needs.
 
         An epoch has begun with its first draw, or where it is resumed. It needs its steps until the next one begins: a
-        loader draws ahead of what is trained. Once all are drawn, the checkpoint behind all of them may be recorded.
+        loader draws ahead of the training. Once all are drawn, the checkpoint behind all of them may be recorded.
         """
         return self._inside and next_step > self._first and not (self._drawn and next_step >= self._stop)
 
@@ -126,7 +126,7 @@ class ShuffledSteps:
         self.set_epoch(state["epoch"], position=position)
 
     def part(self, worker: int, workers: int) -> tuple[ShuffledOrder, int]:
-        """What one of a loader's workers reads of the steps that are left, and its place there: every `workers`-th."""
+        """The remaining steps that one of a loader's workers reads, every `workers`-th, and its place there."""
         turn, place = (self._position + worker) % workers, (self._position + worker) // workers
         order = self._order()
         shard, shards = turn * order.shards + order.shard, workers * order.shards

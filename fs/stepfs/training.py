@@ -1,4 +1,4 @@
-"""What a training loop keeps and says: the resume state, and the hook for checkpoints.
+"""For training loops: the resume state, and the hook for checkpoints.
 
     stream = StreamState.of_mount("/mnt/run", world=8)       # saved by `dcp.save`: where to continue
     durable = CheckpointHook("/mnt/run", keep=2)             # records durable checkpoints
@@ -69,7 +69,7 @@ class StreamState:
         document: Any = read_status(Path(directory))
         if world is not None and world != document["world"]:
             raise RefusedError(
-                f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}"
+                f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}, or its --mesh"
             )
         return cls(lake_id=document["lake_id"], slices=document["slices"])
 
@@ -105,7 +105,7 @@ class StreamState:
 
 
 class _Event(enum.Enum):
-    """What happened to a checkpoint."""
+    """The fate of a checkpoint."""
 
     SAVED = "saved"
     RESUMED = "resumed"

@@ -11,7 +11,7 @@ Every look may be old (`difference` draws the conclusions), and a change that is
 * a look that shows a checkpoint whose steps are reclaimed may be as old as that. It adds, and its drops wait until the
   caches of file systems have expired; if the checkpoint is still there, it is just late;
 * a look without a change writes nothing and sends no request. But if the group's record, which the mount follows
-  anyway, lacks for that long what this node sees, the node adds it;
+  anyway, lacks for that long a checkpoint that this node sees, the node adds it;
 * after a change without an answer the next look reconciles, even if it shows no change; the change at the start fences,
   because another life of this node may have sent one (`lake/decisions.py`).
 

@@ -7,13 +7,9 @@ text instead of typer's boxes: it works in a pipe, and rich loads only when a co
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-import typer
-
-from stepfs import __version__
-from stepfs.cli.lazy_commands import lazy_group
-from stepfs.cli.variables import warn_of_unknown
+from stepfs.cli.program import lazy_group, new_program
 
 SUMMARIES: Final = {
     "init": "Create a lake.",
@@ -21,6 +17,7 @@ SUMMARIES: Final = {
     "unmount": "Unmount, and wait until nothing is left.",
     "ls": "List the steps of a lake as a mount would.",
     "show": "Show the arrays of a payload.",
+    "lineage": "Show the records in a step.",
     "stats": "Show what was committed, by producer and hour.",
     "status": "Show the state of a lake or of a mount.",
     "checkpoint": "Record that a checkpoint exists.",
@@ -33,32 +30,9 @@ SUMMARIES: Final = {
     "version": "Show the versions of everything that matters here.",
 }
 
-app = typer.Typer(
-    name="stepfs",
-    cls=lazy_group("stepfs.cli.commands", SUMMARIES),
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=(
-        "Exit codes: 0 done, 1 failure, 2 usage, 3 absent, 4 refused or busy, 5 corrupt, 6 store unreachable, "
-        "7 fenced (do not restart)."
-    ),
+app = new_program(
+    "stepfs",
+    "Global training steps, committed to object storage, read as files.",
+    "0 done, 1 failure, 2 usage, 3 absent, 4 refused or busy, 5 corrupt, 6 store unreachable, 7 fenced (do not restart)",
+    lazy_group("stepfs.cli.commands", SUMMARIES),
 )
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"stepfs {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def stepfs(
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
-) -> None:
-    """Global training steps, committed to object storage, read as files."""
-    warn_of_unknown()

@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-import typer
-
+from stepfs.cli.options import opt
 from stepfs.declared_option import Opt, declared
 
 VALUES: Final = "values"  # the parameter of the command's function
@@ -23,7 +22,7 @@ def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
-            values = {name: _value(opt, given.pop(name)) for name, (_, opt) in found.items()}
+            values = {name: _value(each, given.pop(name)) for name, (_, each) in found.items()}
             command(**given, **{VALUES: values})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
@@ -36,23 +35,21 @@ def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]
     return decorate
 
 
-def _value(opt: Opt, given: Any) -> Any:
-    return opt.parse(given) if opt.parse is not None and given is not None else given
+def _value(option: Opt, given: Any) -> Any:
+    return option.parse(given) if option.parse is not None and given is not None else given
 
 
 def _parameters(options: type) -> list[inspect.Parameter]:
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     parameters = []
-    for name, (kind, opt) in declared(options).items():
-        shown = typer.Option(
-            opt.flag, envvar=opt.variable, metavar=opt.metavar, help=opt.help, min=opt.least, max=opt.most
-        )
+    for name, (kind, each) in declared(options).items():
+        shown = opt(each.flag, each.help, each.metavar, least=each.least, most=each.most)
         parameters.append(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=defaults[name] if opt.parse is None else opt.given,
-                annotation=Annotated[kind if opt.parse is None else str | None, shown],
+                default=defaults[name] if each.parse is None else each.given,
+                annotation=Annotated[kind if each.parse is None else str | None, shown],
             )
         )
     return parameters

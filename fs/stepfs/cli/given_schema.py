@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
+from stepfs.cli.options import opt
 from stepfs.errors import AbsentError, RefusedError, UsageError
 
 if TYPE_CHECKING:
@@ -18,20 +17,18 @@ if TYPE_CHECKING:
 
 PayloadSchemaOption = Annotated[
     str | None,
-    typer.Option(
+    opt(
         "--payload-schema",
-        envvar="STEPFS_PAYLOAD_SCHEMA",
-        metavar="FILE|JSON",
-        help="Record the arrays of a slice (JSON); producers check every batch, `verify --content` every slice.",
+        "Record the arrays of a slice (JSON); producers check every batch, `verify --content` every slice.",
+        "FILE|JSON",
     ),
 ]
 FromPayload = Annotated[
     str | None,
-    typer.Option(
+    opt(
         "--from-payload",
-        envvar="STEPFS_FROM_PAYLOAD",
-        metavar="FILE",
-        help="Record the arrays of this file, with its dtypes and shapes, as those of every slice.",
+        "Record the arrays of this file, with its dtypes and shapes, as those of every slice.",
+        "FILE",
     ),
 ]
 _FILE_BYTES_MAX: Final = 1 << 20

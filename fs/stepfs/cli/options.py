@@ -6,9 +6,25 @@ recognised by its scheme (`file://`, `s3://`); an argument without a scheme is a
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from stepfs.declared_option import variable
+
+
+def opt(  # typer's own return type is Any, too
+    flag: str,
+    text: str,
+    metavar: str | None = None,
+    *,
+    short: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """The option `--some-name` with its help `text`, and its variable."""
+    flags = [flag, short] if short else [flag]
+    return typer.Option(*flags, envvar=variable(flag), metavar=metavar, help=text, min=least, max=most)
 
 
 def not_empty(name: str | None) -> str | None:
@@ -36,11 +52,18 @@ Directory = Annotated[
 ]
 EndpointUrl = Annotated[
     str | None,
-    typer.Option(
+    opt(
         "--endpoint-url",
-        envvar="STEPFS_ENDPOINT_URL",
-        metavar="URL",
-        help="S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
+        "S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
+        "URL",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", envvar="STEPFS_JSON", help="Print one JSON document.")]
+Json = Annotated[bool, opt("--json", "Print one JSON document.")]
+PlanDirectory = Annotated[
+    str,
+    opt(
+        "--plan-dir",
+        "Where the plan's file was: relative names in it are below, and modules of yours.",
+        "DIR",
+    ),
+]

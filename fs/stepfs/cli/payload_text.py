@@ -1,4 +1,4 @@
-"""The text behind token ids, where a tokenizer is at hand: bytes, or a tokenizer.json."""
+"""The text behind token ids, where there is a tokenizer: bytes, or a tokenizer.json."""
 
 from __future__ import annotations
 

@@ -50,11 +50,12 @@ def watched_store(url: str, options: StoreOptions) -> Store:
 
 @asynccontextmanager
 async def opened_store(lake: str, options: StoreOptions) -> AsyncIterator[Store]:
-    """The store of a lake's URL; `UsageError` that offers the URL when a directory was given instead."""
+    """The store of a lake's URL; `UsageError` that offers the URL when a directory was given instead: a mount's lake."""
     import trio
 
     if not is_lake(lake):
-        raise UsageError(f"{lake!r} is not a lake; a lake is a URL, such as {_as_url(lake)}")
+        mounted, _ = lake_of(lake, options)
+        raise UsageError(f"{lake!r} is a mount of {mounted}; name that lake")
     store = watched_store(lake, options)
     try:
         yield store

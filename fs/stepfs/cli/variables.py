@@ -15,83 +15,17 @@ from stepfs.cli.columns import printable
 from stepfs.cli.failure import say
 
 _PREFIX: Final = "STEPFS_"
-KNOWN: Final = frozenset(
-    f"{_PREFIX}{name}"
-    for name in [
-        "ACCEPT_CHANGES",
-        "ALLOW_OTHER",
-        "BATCH_SIZE",
-        "BUNDLE",
-        "CACHE_DIR",
-        "CACHE_SIZE",
-        "CHECKPOINT",
-        "CHECKPOINT_DIR",
-        "CHECK_PAYLOAD",
-        "CONTENT",
-        "CP",
-        "DEBUG",
-        "DIR",
-        "DROP",
-        "DRY_RUN",
-        "ENDPOINT_URL",
-        "EVERY",
-        "EXT",
-        "FOREGROUND",
-        "FROM_PAYLOAD",
-        "GRACE",
-        "GROUP",
-        "HOLDOUT",
-        "INPUT",
-        "JSON",
-        "KEEP",
-        "LAKE",
-        "LIMIT_STEPS",
-        "LOG_DIR",
-        "LOG_FORMAT",
-        "MAX_LEAD",
-        "MAX_PERCENT",
-        "MEMORY",
-        "MEMORY_SIZE",
-        "MESH",
-        "METRICS_ADDRESS",
-        "METRICS_PORT",
-        "MICRO_BATCHES",
-        "NEXT_STEP",
-        "NO_SOURCES",
-        "ORPHANS",
-        "PAYLOAD_SCHEMA",
-        "POLL",
-        "PREFETCH",
-        "PRIME",
-        "PRODUCER_ID",
-        "RANK",
-        "RANKS",
-        "REPAIR",
-        "RESUMED",
-        "RETIRE",
-        "SCHEMA",
-        "SEAL",
-        "SEQ_LEN",
-        "SHARD",
-        "SHOW_LAST",
-        "SKIP",
-        "SLICES",
-        "SSE",
-        "SSE_KMS_KEY_ID",
-        "STEP",
-        "STEPS",
-        "STEPS_PER_SECOND",
-        "TOKENIZER",
-        "TOKENIZER_FILE",
-        "TRUST_CHECKPOINTS",
-        "UNTIL",
-        "UNTIL_DAMAGE",
-        "WAIT",
-        "WATCH",
-        "WORKERS",
-        "WORLD",
-    ]
-)
+_NAMES: Final = """
+    ACCEPT_CHANGES ALLOW_OTHER BATCH_SIZE BUNDLE CACHE_DIR CACHE_SIZE CHECKPOINT CHECKPOINT_DIR
+    CHECK_PAYLOAD COMPARE CONTENT CP DEBUG DIR DROP DRY_RUN ENDPOINT_URL EVERY EXT FILE FOREGROUND
+    FROM_PAYLOAD GRACE GROUP HOLDOUT INPUT JSON KEEP LAKE LIMIT_STEPS LOG_DIR LOG_FORMAT MAX_LEAD
+    MAX_LIVE_BYTES MAX_PERCENT MEMORY MEMORY_SIZE MESH METRICS_ADDRESS METRICS_PORT MICRO MICRO_BATCHES NEXT_STEP
+    NO_SOURCES ORPHANS PAYLOAD_SCHEMA PLAN_DIR POLL PREFETCH PRIME PRODUCER_ID RANK RANKS RECORD
+    REPAIR RESUMED RETIRE SCHEMA SEAL SEQ_LEN SHARD SHOW_LAST SKIP SLICES SOURCE SSE SSE_KMS_KEY_ID
+    STEP STEPS STEPS_PER_SECOND TEXT TO TOKENIZER TOKENIZER_FILE TRUST_CHECKPOINTS UNTIL
+    UNTIL_DAMAGE WAIT WATCH WORKERS WORLD
+"""
+KNOWN: Final = frozenset(_PREFIX + name for name in _NAMES.split())
 # Kubernetes sets these for a service called stepfs, or stepfs-something.
 _SERVICE: Final = re.compile(
     r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"

@@ -54,7 +54,7 @@ class Block:
 
 
 class HeldSlice:
-    """A slice that is open, or of which some bytes are at hand or on their way."""
+    """A slice that is open, cached in part or whole, or being fetched."""
 
     __slots__ = (
         "entry", "handles", "index", "loading", "pieces", "places", "read_at", "reading", "ref", "role", "streak"
@@ -92,7 +92,7 @@ class HeldSlice:
         self.reading = number
 
     def rewind(self) -> None:
-        """Nobody has it open: the next reader begins at the beginning."""
+        """The last reader closed it: the next one begins at the beginning."""
         self.reading, self.streak, self.read_at = 0, 0, float("-inf")
 
     @property

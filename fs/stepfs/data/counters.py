@@ -1,4 +1,4 @@
-"""What the data rooms did, as plain numbers: exact, so that tests guard performance without a stopwatch."""
+"""Counters of the data rooms, as plain numbers: exact, so that tests guard performance without a stopwatch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DataCounts:
     requests: int = 0  # ranged GETs sent, hedges and retries included
     bytes_fetched: int = 0  # received from the store
     bytes_delivered: int = 0  # given to readers, and primed into the page cache for them
-    hits: int = 0  # opens that found every byte at hand
+    hits: int = 0  # opens that found every byte in memory
     misses: int = 0  # opens that had to wait for the store or the disk
     hedges: int = 0  # second requests sent because the first was slow
     hedges_won: int = 0
@@ -28,7 +28,7 @@ class DataCounts:
     disk_written: int = 0  # bytes
     adopted_files: int = 0  # found on disk at start, left by a crashed mount
     fetch_seconds: Histogram = field(default_factory=Histogram)  # GETs that delivered
-    wait_seconds: Histogram = field(default_factory=Histogram)  # reads whose bytes were not at hand
+    wait_seconds: Histogram = field(default_factory=Histogram)  # reads that had to wait for their bytes
 
     def as_dict(self) -> dict[str, int]:
         """The counters alone."""

@@ -1,4 +1,4 @@
-"""What the data rooms know of themselves, for those that only look: the prefetcher, reports, metrics."""
+"""Read-only facts of the data rooms, for the prefetcher, reports and metrics."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Source(Protocol):
 
 
 class SliceHandle:
-    """One open of a slice: keeps its bytes at hand until `close`."""
+    """One open of a slice: keeps its bytes in memory until `close`."""
 
     __slots__ = ("_closed", "_held", "_source", "_unread", "length")
 

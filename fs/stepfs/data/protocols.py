@@ -1,4 +1,4 @@
-"""What slices, the primer and the mount need of each other, as small protocols."""
+"""Small protocols, by which slices, the primer and the mount use each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepfs.format.ids import SliceIndex, SliceKey, Step
 
 
 class PageCache(Protocol):
-    """What the mount lends. Called in worker threads only; OSError where it cannot be done."""
+    """The calls that the mount offers. Called in worker threads only; OSError where it cannot be done."""
 
     def path(self, step: Step, index: SliceIndex) -> Path:
         """The file of a slice, through the mount."""

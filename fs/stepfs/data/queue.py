@@ -1,11 +1,11 @@
-"""What to fetch next: demands of open files, then prefetch requests, planned as late as possible so that neighbours join.
+"""The next fetches: demands of open files, then prefetch requests, planned as late as possible so that neighbours join.
 
 Without I/O and without waiting. Demands of one turn of the loop are planned together, with the prefetch requests for
 the same step; prefetch requests one step at a time, whenever the queue is empty. Skip requests already opened or read
 since they were queued: they may have been served and evicted. Skip recently failed requests for 10 s.
 
 An open slice has a few blocks under way, those nearest to its reader. With all of them under way the first comes with
-the last ones on a link that is full: a reader has to wait for all, and nothing is left to fetch while it reads.
+the last ones on a link that is full: a reader has to wait for all, and has nothing more to fetch while it reads.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FetchQueue:
         return requested
 
     def replan(self) -> None:
-        """Something that was at hand, or thought to be, is gone: look at all requests again."""
+        """A block that was in memory, or counted as such, is gone: look at all requests again."""
         self._planned = 0
 
     def forget_below(self, step: Step) -> None:
@@ -119,7 +119,7 @@ class FetchQueue:
         self._queue += self._cache.plan(entry, fetched)
 
     def _outstanding(self, request: PrefetchRequest) -> list[SliceIndex]:
-        """What of a request is neither served since, nor resting after a failure, nor in the page cache."""
+        """The slices of a request that are neither served since, nor resting after a failure, nor in the page cache."""
         entry, requested = request
         step, served_since, primed = entry.step, self._served_since, self._primed()
         outstanding = [

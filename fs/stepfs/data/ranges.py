@@ -3,8 +3,8 @@
 One GET for a slice of at most `BLOCK_BYTES`; one for a run of adjacent small slices that are wanted together; one
 per checksummed block of a larger slice, so that each can be verified and served alone. A run of small slices is cut
 where `BLOCK_BYTES` are reached, not before they are exceeded: so it needs no more than ⌈bytes / BLOCK_BYTES⌉ GETs.
-Rejected: joining whatever is near (gcsfuse and s3fs style read-ahead windows): on a node that reads 8 of 512 slices it
-fetches what nobody reads.
+Rejected: joining all near slices (gcsfuse and s3fs style read-ahead windows): on a node that reads 8 of 512 slices
+most of the fetched bytes would never be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Open slices: fetched whole, served block by verified block, pinned until closed.
 
 `open` never waits: it pins the slice and requests it. A read waits for the one block that it needs. Requests of one
-turn of the loop are planned together, so that eight ranks opening eight neighbours cost one GET. What holds between two
-awaits: `ready_block` waits only on `Block.settled` and for the next plan. After either the block may have been evicted
+turn of the loop are planned together, so that eight ranks opening eight neighbours cost one GET. Between two
+awaits `ready_block` waits only on `Block.settled` and for the next plan. After either the block may have been evicted
 again, so it checks again; the caller uses the block before its next await.
 """
 

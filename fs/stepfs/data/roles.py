@@ -1,11 +1,11 @@
-"""The life of a slice in memory: one role at a time, and one table of what may follow it.
+"""The life of a slice in memory: one role at a time, and one table of transitions.
 
     WANTED    fetched, or to be fetched, for a reader that has not come; open and idle before, if it was requested again
     OPEN      just opened, or being read: its blocks stay
     PASSED    the same, but blocks that its reader had passed made room: it is fetched from its reader on
     IDLE      open without a reader (`cache.opened`): its blocks may go
-    AWAITED   closed, and another reader is on its way (`cache.readers`)
-    CONSUMED  closed, and nobody is on the way
+    AWAITED   closed, and another reader is expected (`cache.readers`)
+    CONSUMED  closed, and no other reader is expected
 
 A block that several slices share has the greatest of their roles; blocks of the least role leave memory first.
 """

@@ -1,6 +1,6 @@
 """The slices of one mount or reader, put together from the rooms beside this file.
 
-Whoever opens files takes `reads`, the prefetcher and the primer take `requests`, who only looks takes `facts`.
+File handles use `reads`, the prefetcher and the primer use `requests`, reports use `facts`.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def check_fusermount(*, is_root: bool, path: str | None = None) -> Finding:
 
 
 def check_mtab(*, is_root: bool, root: Path = Path("/")) -> Iterator[Finding]:
-    """fusermount3 looks up in /etc/mtab what it unmounts. A slim container may lack it: it mounts, but never unmounts."""
+    """fusermount3 finds the mount in /etc/mtab before it unmounts. A slim image may lack it: it mounts, but never unmounts."""
     if not is_root and not (root / "etc/mtab").exists():
         remedy = f"in the image: {command('ln', '-s', '/proc/mounts', '/etc/mtab')}"
         yield fail("/etc/mtab", "does not exist: fusermount3 could not unmount", remedy)

@@ -32,6 +32,8 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
         return  # the probe would create it
     if identity is not None:
         yield ok("lake", f"{identity.lake_id}, {identity.grid} per step, {identity.ext}")
+    if profile := getattr(store, "profile", None):
+        yield ok("profile", f"[profile {profile}] of the AWS configuration, by the lake's URL")
     yield ok("store", f"answers in {(trio.current_time() - started) * 1000:.1f} ms ({store.url})")
     async for finding in _check_store(store):
         yield finding

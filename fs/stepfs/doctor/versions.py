@@ -38,7 +38,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What `stepfs version` shows. None stands for what is not there, or does not say its version."""
+    """The document of `stepfs version`. None: not installed, or without a version."""
 
     stepfs: str
     python: str

@@ -110,6 +110,11 @@ def skips_key(lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> str:
     return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}-skipped/{component(producer_id)}-{epoch:010d}"
 
 
+def libraries_key(lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> str:
+    """Versions of the libraries with which one incarnation made steps, beside the plan it ran."""
+    return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}-libraries/{component(producer_id)}-{epoch:010d}"
+
+
 def _hexadecimal(digest: str) -> str:
     assert re.fullmatch(r"[0-9a-f]{32,64}", digest)
     return digest

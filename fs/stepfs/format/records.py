@@ -26,7 +26,7 @@ class LakeIdentity:
     ext: str
     created_ms: int
     check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
-    payload_schema: str | None = None  # what slices hold, as `format/payload/schema.py` reads it
+    payload_schema: str | None = None  # of the slices, as `format/payload/schema.py` reads it
 
     @property
     def slices(self) -> int:

@@ -46,6 +46,7 @@ from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
+from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import RankMap, rank_map
 from stepfs.view.selection import hinted_slices
@@ -75,13 +76,13 @@ class Assembly:
         self.known = LookupCounts()
         self.files = FileTable()
         self.changes = Changes()
-        self.ranks = ranks_of(options, reader.identity)
+        self.names = FileNames(ranks_of(options, reader.identity), reader.identity.ext)
         self.tree = _tree_of(options, reader)
         self.origins = OriginStores(store, lambda url: store_of(options, url))
         self.slices = self._make_slices(disk)
         self.prefetcher = self._make_prefetcher()
         self.slices.reads.on_reading = self.prefetcher.note_open
-        pages = KernelPageCache(options.directory, self.ranks, reader.identity.ext.encode())
+        pages = KernelPageCache(options.directory, self.names)
         self.primer = Primer(self.slices, pages) if options.prime else None
         self.waits = Waits(
             self.tree,
@@ -121,7 +122,7 @@ class Assembly:
             self.slices,
             CommittedSteps(self.tree, self.reader),
             window=self.options.prefetch_steps,
-            hinted=hinted_slices(self.options.ranks or (), self.ranks),
+            hinted=hinted_slices(self.options.ranks or (), self.names.ranks),
             start=None if steps is None else Step(steps.start),
         )
 
@@ -135,7 +136,7 @@ class Assembly:
                 meter=self.meter,
                 known=self.known,
                 files=self.files,
-                ranks=self.ranks,
+                ranks=self.names.ranks,
                 tree=self.tree,
                 slices=self.slices,
                 prefetcher=self.prefetcher,
@@ -184,7 +185,7 @@ class Assembly:
             Parts(
                 reader=self.reader,
                 tree=self.tree,
-                ranks=self.ranks,
+                names=self.names,
                 slices=self.slices.reads,
                 waits=self.waits,
                 control=control,
@@ -269,7 +270,8 @@ def _tree_of(options: MountOptions, reader: LogReader) -> Tree:
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
     """A store that this mount reads."""
-    return open_store(url, options=StoreOptions(options.endpoint_url, CONNECTIONS_MAX), silence=silence)
+    store_options = StoreOptions(options.endpoint_url, CONNECTIONS_MAX, of_origin=url != options.lake)
+    return open_store(url, options=store_options, silence=silence)
 
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:

@@ -7,11 +7,10 @@ import json
 from typing import cast
 
 from stepfs.format.codec import Value, unpack
-from stepfs.format.commit import decode_commit
 from stepfs.format.ids import JSON_SCHEMA, SliceIndex
-from stepfs.format.keys import log_prefix, numbered
-from stepfs.format.plan_position import read_plan_position
+from stepfs.format.planned.position import read_plan_position
 from stepfs.format.snapshot import LogState, StepEntry
+from stepfs.lake.planned import commit_of
 from stepfs.store.api import Store
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -24,12 +23,8 @@ def render(document: Json) -> str:
 
 async def describe_step(store: Store, lake_id: str, state: LogState, entry: StepEntry) -> str:
     """`steps/<step>.json`. The producer's position costs one GET; null once that log version was reclaimed."""
-    key = numbered(log_prefix(lake_id), entry.version)
-    body = await store.get(key)
-    position: Json = None
-    if body is not None:
-        packed = decode_commit(body, key).position
-        position = to_json(unpack(packed, key)) if packed else None
+    commit = await commit_of(store, lake_id, entry.version)
+    packed = b"" if commit is None else commit.position
     tgb = entry.tgb
     slices: list[Json] = []
     for number in range(tgb.slices):
@@ -55,7 +50,8 @@ async def describe_step(store: Store, lake_id: str, state: LogState, entry: Step
             "origin": state.origins[tgb.origin - 1].url if tgb.origin else None,
             "size": tgb.size,
             "slices": slices,
-            "position": position,
+            "plan": _describe_plan(packed),
+            "position": to_json(unpack(packed, f"step {entry.step}")) if packed else None,
         }
     )
 

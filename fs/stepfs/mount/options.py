@@ -44,13 +44,13 @@ class MountOptions:
     ] = None
     world: Annotated[
         int | None,
-        Opt("--world", "Show N ranks where several read one slice; a multiple of the slices.", "N"),
+        Opt("--world", "Show N ranks, of which several read the same; a multiple of the lake's ranks.", "N"),
     ] = None
     mesh: Annotated[
         str | None,
         Opt(
             "--mesh",
-            "Show the ranks of this device mesh, slowest dimension first; dp, fsdp, ddp and hsdp choose the file.",
+            "Show the ranks of this device mesh, slowest dimension first; dp, fsdp, ddp and hsdp choose the files.",
             "pp=2,dp=4,tp=2",
         ),
     ] = None

@@ -44,7 +44,6 @@ from stepfs.reader.options import LakeOptions
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.view.naming import STEP_MAX
-from stepfs.view.ranks import rank_map
 from stepfs.view.selection import check_steps, hinted_slices
 from stepfs.view.tree import Presence, Tree, ViewOptions
 
@@ -61,12 +60,14 @@ class Assembly:
         self.store = store
         self.log = log
         log.segments.decoding = decode_in_thread
-        self.ranks = rank_map(log.identity.grid, world=options.world, mesh=options.mesh)
+        self.ranks = options.ranks_of(log.identity.grid)
         self.tree = Tree(log, ViewOptions(options.steps, wait=options.wait_s is not None))
         self.opened = Step(0)  # one past the greatest step that was read here
         self._first_shown = self.tree.first_visible()
         self._changes = Changes()
-        self._origins = OriginStores(store, lambda url: open_store(url, options=options.store_options))
+        self._origins = OriginStores(
+            store, lambda url: open_store(url, options=options.store_options.for_origin())
+        )
         self._lending = Lending(memory_bytes // LENT_SHARE)
         self.slices = Slices(
             store,

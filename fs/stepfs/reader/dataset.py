@@ -18,29 +18,38 @@ what to use.
 
 from __future__ import annotations
 
-import io
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
 from stepfs.background import generation
 from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
-from stepfs.errors import MissingPackageError, NoSuchStepError, UsageError
+from stepfs.errors import NoSuchStepError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
+from stepfs.reader.decode import Decode, decoder, need
 from stepfs.reader.lake import Lake
+from stepfs.reader.regroup import regrouped
 from stepfs.reader.sampler import Sampler
 from stepfs.view.naming import STEP_MAX
 
-Decode = Callable[[memoryview], Any]
 _turns = itertools.count()
+
+
+class _SplitLake(Lake):
+    """A lake whose files are split into micro-batches here, so that its mesh may be of any size."""
+
+    splits = True
 
 
 class StepDataset:
     """What rank `rank` reads in each step, from `start` on, decoded.
+
+    With `mesh`, or if a rank of the lake has several files, that is the list of its micro-batches in the order in which it
+    accumulates them: the same global batch whatever the number of data ranks. Files with several micro-batches (`.pt` and
+    `.safetensors` of plans) are split for that, as `stepfs.torch.micro_batches` does.
 
     With `stop` it is map-style: item i is step `start + i`, for any sampler. Without, it is iterable: the steps in order, to
     the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. Steps that are not committed yet are waited for, as in
@@ -59,7 +68,7 @@ class StepDataset:
         if cls is StepDataset:
             kind = _Stream if iterable or (iterable is None and stop is None) else _Items
         if kind is _Stream:
-            _need("torch", "torch", "an iterable StepDataset")
+            need("torch", "torch", "an iterable StepDataset")
             from torch.utils.data import IterableDataset  # noqa: PLC0415 - heavy, and only a loader asks for it
 
             IterableDataset.register(kind)
@@ -77,9 +86,10 @@ class StepDataset:
         decode: Decode | None = None,
         **options: Any,
     ) -> None:
-        """`lake`: a `Lake`, or a URL and its `options`. `iterable`: that style also with `stop`. `batch_size`: the loader's, if
-        it has one and the dataset is iterable; without it batches would hold the steps of one worker. `decode`: payload →
-        item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by the lake's extension, or `bytes`.
+        """`lake`: a `Lake`, or a URL and its `options`, such as `mesh="dp=4,tp=2"`. `iterable`: that style also with
+        `stop`. `batch_size`: the loader's, if it has one and the dataset is iterable; without it batches would hold the steps
+        of one worker. `decode`: payload → item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by
+        the lake's extension, or `bytes`.
 
         `UsageError` for a rank or a range that the lake does not have.
         """
@@ -101,11 +111,11 @@ class StepDataset:
                 raise UsageError(f"{', '.join(options)}: these options belong to the Lake")
             self.lake = lake
         else:
-            self.lake = Lake(lake, **({"ranks": self._rank} | options))
+            self.lake = _SplitLake(lake, **({"ranks": self._rank} | options))
             self.lake.rest()  # mostly it is workers that read
         if not 0 <= self._rank < self.lake.world:
             raise UsageError(f"rank {rank}: this lake has ranks 0 to {self.lake.world - 1}")
-        self._decode = decode or _decoder(self.lake.ext)
+        self._decode = decode or decoder(self.lake.ext)
         self._sampler: Sampler | None = None
         self._place = (0, 1)  # (worker, workers) of the loader in this process
         self._generation = -1
@@ -135,7 +145,14 @@ class StepDataset:
         return self._place
 
     def _read(self, step: int) -> Any:
-        return self._decode(self.lake.read(step, self._rank, waits=True))
+        ranks = self.lake.rank_map
+        files = [
+            self._decode(self.lake.read(step, self._rank, number, waits=True))
+            for number in range(len(ranks.units_of(self._rank)))
+        ]
+        if self.lake.options.mesh is None and ranks.grid.micro == 1:
+            return files[0]
+        return regrouped(files, ranks, self._rank)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_generation": -1}
@@ -215,36 +232,3 @@ class _Items(StepDataset):
         order, at = sampler.part(worker, workers)
         if at < len(order) and order.step_at(at) == self._start + number:
             self.lake.announce(ShuffleHint(order, at))
-
-
-def _need(package: str, extra: str, what: str) -> None:
-    if find_spec(package) is None:
-        raise MissingPackageError(
-            f"{what} needs the package {package}, which is not installed: pip install 'stepfs[{extra}]'"
-        )
-
-
-def _decoder(ext: str) -> Decode:
-    if ext == ".pt":
-        _need("torch", "torch", "decoding .pt files")
-    if ext == ".safetensors":
-        _need("safetensors", "text", "decoding .safetensors files")
-    return {".pt": _load_torch, ".npy": _load_numpy, ".safetensors": _load_safetensors}.get(ext, bytes)
-
-
-def _load_torch(payload: memoryview) -> Any:
-    import torch  # noqa: PLC0415 - heavy
-
-    return torch.load(io.BytesIO(payload))
-
-
-def _load_numpy(payload: memoryview) -> Any:
-    import numpy as np  # noqa: PLC0415 - heavy
-
-    return np.load(io.BytesIO(payload))
-
-
-def _load_safetensors(payload: memoryview) -> Any:
-    from safetensors.torch import load  # noqa: PLC0415 - heavy, and of the extra `text`
-
-    return load(bytes(payload))

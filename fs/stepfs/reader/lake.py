@@ -1,4 +1,4 @@
-"""`Lake`: a lake as a sequence of steps, and a step as a sequence of ranks' bytes, for programs that cannot mount.
+"""`Lake`: a lake as a sequence of steps, and a step as the bytes of its ranks and micro-batches, for programs that cannot mount.
 
 Any thread may use a `Lake`; its work is done in one background thread (`background`). In another process, made by fork
 or by spawn, it opens itself again when it is first used.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
 from stepfs.data.prefetch.order_hint import Hint
-from stepfs.errors import ClosedError, NoSuchStepError
+from stepfs.errors import ClosedError, NoSuchStepError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex, Step
@@ -25,7 +26,7 @@ from stepfs.reader.options import DEADLINE_S, LakeOptions
 from stepfs.reader.sampler import Sampler
 from stepfs.reader.session import open_reader
 from stepfs.view.naming import STEP_MAX
-from stepfs.view.ranks import RankMap, rank_map
+from stepfs.view.ranks import RankMap
 
 T = TypeVar("T")
 _Loop = BackgroundLoop[Assembly]
@@ -45,8 +46,9 @@ class Lake:
     lake_id: str | None = None  # unknown until it was opened for the first time
     slices: int
     ext: str
+    splits = False  # whether its reader splits files that hold several micro-batches
     _grid: Grid
-    _ranks: RankMap
+    rank_map: RankMap
 
     def __init__(
         self,
@@ -66,21 +68,21 @@ class Lake:
     ) -> None:
         """Open a lake. The words mean what they mean to `stepfs mount` (fs/OPERATIONS.md).
 
-        `ranks`: what this process reads, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: ranks that share slices. `steps`:
-        only these (`"A:B"`); those to come are waited for. `wait`: seconds that a step beyond the newest is waited for;
-        without it, it is a `NoSuchStepError` at once. `group`: the training run whose checkpoints keep steps, registered
-        here. `prefetch_steps`: a fixed number of steps to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in
-        bytes; by default a part of what is available. `deadline_s`: of every read and wait. `poll`: the shortest interval
-        between looks for new steps. `endpoint_url`: an S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own
-        variables.
+        `ranks`: what this process reads, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: the ranks, of which
+        several may read the same. `steps`: only these (`"A:B"`); those to come are waited for. `wait`: seconds that a step
+        beyond the newest is waited for; without it, it is a `NoSuchStepError` at once. `group`: the training run whose
+        checkpoints keep steps, registered here. `prefetch_steps`: a fixed number of steps to fetch ahead (0: none). `memory`: of
+        this reader, as `"2G"` or in bytes; by default a part of what is available. `deadline_s`: of every read and wait. `poll`:
+        the shortest interval between looks for new steps. `endpoint_url`: an S3-compatible server; else
+        `STEPFS_ENDPOINT_URL`, then AWS's own variables.
 
         `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`.
         """
         words = {name: value for name, value in locals().items() if name not in {"self", "url"}}
-        self._setup(LakeOptions.of(url, words))
+        self._setup(replace(LakeOptions.of(url, words), splits=self.splits))
         identity = self._parts().log.identity
         self.lake_id, self.slices, self.ext = identity.lake_id, identity.slices, identity.ext
-        self._grid, self._ranks = identity.grid, self._parts().ranks
+        self._grid, self.rank_map = identity.grid, self._parts().ranks
 
     def _setup(self, options: LakeOptions) -> None:
         self.options = options
@@ -122,9 +124,9 @@ class Lake:
             lambda parts: partial(parts.wait_for, step, waits=True)
         )
 
-    def read(self, step: int, rank: int, *, waits: bool = False) -> memoryview:
-        """As `lake[step][rank]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
-        number, index = Step(check_integer(step, "step")), self._slice(rank)
+    def read(self, step: int, rank: int, micro: int | None = None, *, waits: bool = False) -> memoryview:
+        """As `lake[step][rank, micro]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
+        number, index = Step(check_integer(step, "step")), self._slice(rank, micro)
         if not 0 <= number <= STEP_MAX:
             raise NoSuchStepError(f"step {number}: steps count from 0")
         return self._call(lambda parts: partial(parts.read, number, index, waits=waits))
@@ -148,7 +150,12 @@ class Lake:
     @property
     def world(self) -> int:
         """The number of ranks."""
-        return self._ranks.world
+        return self.rank_map.world
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches each rank reads of a step, as `step[rank, 0]`, `step[rank, 1]` and so on."""
+        return self.rank_map.micro_batches
 
     @property
     def first_step(self) -> Step:
@@ -186,9 +193,9 @@ class Lake:
     def __bool__(self) -> bool:
         return True  # also before the first step
 
-    def holds(self, step: int, rank: int) -> bool:
+    def holds(self, step: int, rank: int, micro: int | None = None) -> bool:
         """Whether the payload is in memory, whole and verified."""
-        number, index = Step(check_integer(step, "step")), self._slice(rank)
+        number, index = Step(check_integer(step, "step")), self._slice(rank, micro)
 
         async def look(parts: Assembly) -> bool:
             return parts.slices.facts.holds(number, index)
@@ -231,7 +238,7 @@ class Lake:
         self._setup(state["options"])
         for name, value in state.items():
             setattr(self, name, value)
-        self._ranks = rank_map(self._grid, world=self.options.world, mesh=self.options.mesh)
+        self.rank_map = self.options.ranks_of(self._grid)
 
     def as_worker(self, workers: int, *, owner: int | None = None) -> None:
         """This process is one of `workers` that read different steps: they share one budget, and none fetches what was
@@ -241,11 +248,19 @@ class Lake:
         if loop is None or not loop.is_here:
             self.options, self._owner = self.options.of_worker(workers), owner
 
-    def _slice(self, rank: int) -> SliceIndex:
+    def _slice(self, rank: int, micro: int | None) -> SliceIndex:
         rank = check_integer(rank, "rank")
         if not 0 <= rank < self.world:
             raise NoSuchStepError(f"rank {rank}: this lake has ranks 0 to {self.world - 1}")
-        return self._ranks.slice_of(rank)
+        count = len(self.rank_map.units_of(rank))
+        if micro is None and count > 1:
+            raise UsageError(
+                f"rank {rank} reads {count} micro-batches: name one, from [{rank}, 0] to [{rank}, {count - 1}]"
+            )
+        micro = 0 if micro is None else check_integer(micro, "micro-batch")
+        if not 0 <= micro < count:
+            raise NoSuchStepError(f"micro-batch {micro}: rank {rank} has micro-batches 0 to {count - 1}")
+        return self.rank_map.slice_of(rank, micro)
 
     def _call(self, bind: Callable[[Assembly], Callable[[], Awaitable[T]]]) -> T:
         while True:

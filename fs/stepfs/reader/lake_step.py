@@ -10,13 +10,14 @@ from stepfs.errors import WrongTypeError
 class Payloads(Protocol):
     """`stepfs.reader.lake.Lake`."""
 
-    def read(self, step: int, rank: int) -> memoryview: ...
+    def read(self, step: int, rank: int, micro: int | None = None) -> memoryview: ...
 
 
 class LakeStep(int):
-    """A step of a lake: its number, and `step[rank]`, the bytes of each rank. For a tensor of numbers write `int(step)`.
+    """A step of a lake: its number, and `step[rank]` or `step[rank, micro]`, the bytes of each file.
 
-    It has no length: with one, `torch.tensor([step])` would read every rank and make numbers of its bytes.
+    For a tensor of numbers write `int(step)`. It has no length: with one, `torch.tensor([step])` would
+    read every rank and make numbers of its bytes.
     """
 
     _lake: Payloads
@@ -26,13 +27,15 @@ class LakeStep(int):
         step._lake = lake
         return step
 
-    def __getitem__(self, rank: int) -> memoryview:
-        """The payload of a rank: read-only, contiguous, verified, valid as long as it is held.
+    def __getitem__(self, place: int | tuple[int, int]) -> memoryview:
+        """The payload of a rank, or of (rank, micro-batch) where a rank has several.
 
-        `NoSuchStepError` for a rank that the lake does not have, `ReclaimedError` if the step has left the lake meanwhile,
-        `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within `deadline_s`.
+        Read-only, contiguous, verified, valid as long as it is held.
+
+        `NoSuchStepError` for a rank or micro-batch that the lake does not have, `ReclaimedError` if the step has left the lake
+        meanwhile, `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within `deadline_s`.
         """
-        return self._lake.read(self, rank)
+        return self._lake.read(self, *place) if isinstance(place, tuple) else self._lake.read(self, place)
 
     def __len__(self) -> NoReturn:
         raise WrongTypeError(

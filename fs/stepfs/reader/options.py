@@ -12,10 +12,12 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
-from stepfs.errors import UsageError, WrongTypeError
+from stepfs.errors import RefusedError, UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
+from stepfs.format.grid.record import Grid
 from stepfs.store.options import StoreOptions
 from stepfs.view.naming import RANK_MAX, STEP_MAX
+from stepfs.view.ranks import RankMap, as_keyword, rank_map
 from stepfs.view.selection import parse_ranks, parse_steps
 
 DEADLINE_S: Final = 300.0
@@ -115,6 +117,7 @@ class LakeOptions:
     prefetch_steps: Annotated[int | None, Word("prefetch_steps", _prefetch)] = None
     poll_s: Annotated[float, Word("poll", _interval)] = 0.1
     deadline_s: Annotated[float, Word("deadline_s", _deadline)] = DEADLINE_S
+    splits: bool = False  # the caller takes a part of a file that holds several micro-batches
     workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
 
     @classmethod
@@ -131,6 +134,14 @@ class LakeOptions:
                 if word.name in given
             }
         )
+
+    def ranks_of(self, grid: Grid) -> RankMap:
+        """What each rank reads of a lake. `UsageError` for what its grid cannot serve."""
+        if len(grid.files) > 1:
+            raise RefusedError(
+                f"a micro-batch of this lake is {len(grid.files)} files: read it through a mount"
+            )
+        return rank_map(grid, world=self.world, mesh=self.mesh, splits=self.splits, spelt=as_keyword)
 
     @property
     def is_worker(self) -> bool:

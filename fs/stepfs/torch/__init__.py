@@ -1,5 +1,10 @@
-"""`.pt` files, by torch: the one room that imports it, and only when a function here is called. `dump` is public."""
+"""What needs torch, or goes with it; torch is imported only when a function here is called.
 
+Public: `dump`, `coordinates`, `micro_batches`.
+"""
+
+from stepfs.torch.device_mesh import coordinates
 from stepfs.torch.save import dump
+from stepfs.torch.split import micro_batches
 
-__all__ = ["dump"]
+__all__ = ["coordinates", "dump", "micro_batches"]

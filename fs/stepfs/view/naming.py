@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import RANKS_MAX, Step
 
 STEP_MAX: Final = Step(2**41 - 2)  # the limit of inode numbers: 70 years at 1000 steps per second
@@ -37,28 +36,18 @@ def parse_step(name: bytes) -> Step | None:
     return step if step <= STEP_MAX and step_name(step) == name else None
 
 
-def rank_name(rank: int, ext: bytes) -> bytes:
+def rank_name(rank: int, rest: bytes) -> bytes:
     """The file of a rank: `rank-00003.pt`."""
-    return b"rank-%05d%b" % (rank, ext)
+    return b"rank-%05d%b" % (rank, rest)
 
 
-def file_name(grid: Grid, index: int, ext: bytes) -> bytes:
-    """The file of a slice where no ranks share it; where a rank has several: `rank-00003.micro-0000.pixels.pt`."""
-    rest, file = divmod(index, len(grid.files))
-    rest, piece = divmod(rest, grid.cp)
-    rank, micro = divmod(rest, grid.micro)
-    of_micro = b".micro-%04d" % micro if grid.micro > 1 else b""
-    of_file = b".%b" % grid.files[file].encode() if grid.files[file] else b""
-    return rank_name(rank * grid.cp + piece, of_micro + of_file + ext)
-
-
-def parse_rank(name: bytes, ext: bytes) -> int | None:
+def parse_rank(name: bytes) -> tuple[int, bytes] | None:
     """Inverse of `rank_name`; None for every other name."""
-    match = _RANK.fullmatch(name.removesuffix(ext))
+    match = _RANK.match(name)
     if match is None:
         return None
-    rank = int(match[1])
-    return rank if rank <= RANK_MAX and rank_name(rank, ext) == name else None
+    rank, rest = int(match[1]), name[match.end() :]
+    return (rank, rest) if rank <= RANK_MAX and rank_name(rank, rest) == name else None
 
 
 def parse_number(name: bytes) -> Step | None:

@@ -41,7 +41,7 @@ def hinted_slices(hinted: tuple[int, ...], ranks: RankMap) -> tuple[SliceIndex, 
         raise UsageError(
             f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})"
         )
-    return tuple(sorted({ranks.slice_of(rank) for rank in hinted}))
+    return tuple(sorted({index for rank in hinted for index in ranks.slices_of(rank)}))
 
 
 def check_steps(steps: range | None, state: LogState) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
@@ -29,33 +29,20 @@ def checkpoint(
         ),
     ] = None,
     *,
-    group: Annotated[
-        str, typer.Option("--group", envvar="STEPFS_GROUP", metavar="NAME", help="The training run.")
-    ],
+    group: Annotated[str, opt("--group", "The training run.", "NAME")],
     keep: Annotated[
         int | None,
-        typer.Option(
-            "--keep",
-            envvar="STEPFS_KEEP",
-            metavar="K",
-            min=1,
-            help="Of the checkpoints at or below NEXT, keep the K recorded last.",
-        ),
+        opt("--keep", "Of the checkpoints at or below NEXT, keep the K recorded last.", "K", least=1),
     ] = None,
     resumed: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--resumed",
-            envvar="STEPFS_RESUMED",
-            help="Training goes on from the checkpoint at NEXT, which is kept; greater ones stay until it has passed them.",
+            "Training goes on from the checkpoint at NEXT, which is kept; greater ones stay until it has passed them.",
         ),
     ] = False,
-    drop: Annotated[
-        bool, typer.Option("--drop", envvar="STEPFS_DROP", help="The checkpoint at NEXT is gone.")
-    ] = False,
-    retire: Annotated[
-        bool, typer.Option("--retire", envvar="STEPFS_RETIRE", help="The run is over; it holds nothing back.")
-    ] = False,
+    drop: Annotated[bool, opt("--drop", "The checkpoint at NEXT is gone.")] = False,
+    retire: Annotated[bool, opt("--retire", "The run is over; it holds nothing back.")] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:

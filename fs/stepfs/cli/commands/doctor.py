@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl, Json, not_empty
+from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
 from stepfs.cli.target import is_lake
 from stepfs.store.options import StoreOptions
 
@@ -29,11 +29,10 @@ def doctor(
     ] = None,
     bundle: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--bundle",
-            envvar="STEPFS_BUNDLE",
-            metavar="FILE.tar.gz",
-            help="Also write all that helps to understand this machine's mounts into one file, without credentials.",
+            "Also write all that helps to understand this machine's mounts into one file, without credentials.",
+            "FILE.tar.gz",
         ),
     ] = None,
     as_json: Json = False,

@@ -11,7 +11,7 @@ import typer
 
 from stepfs.cli.columns import printable
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
-from stepfs.cli.options import EndpointUrl, Json
+from stepfs.cli.options import EndpointUrl, Json, opt
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
@@ -34,30 +34,16 @@ def fork(
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="URL of the new lake.")],
     skip: Annotated[
-        str | None,
-        typer.Option(
-            "--skip",
-            envvar="STEPFS_SKIP",
-            metavar="A:B",
-            help="Leave out steps A to B - 1; `STEP:` leaves out all that follow.",
-        ),
+        str | None, opt("--skip", "Leave out steps A to B - 1; `STEP:` leaves out all that follow.", "A:B")
     ] = None,
     until: Annotated[
-        int | None,
-        typer.Option(
-            "--until",
-            envvar="STEPFS_UNTIL",
-            metavar="STEP",
-            min=0,
-            help="Leave out this step and all after it.",
-        ),
+        int | None, opt("--until", "Leave out this step and all after it.", "STEP", least=0)
     ] = None,
     until_damage: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--until-damage",
-            envvar="STEPFS_UNTIL_DAMAGE",
-            help="Of a lake whose log cannot be read to its end, take all steps before the damage.",
+            "Of a lake whose log cannot be read to its end, take all steps before the damage.",
         ),
     ] = False,
     payload_schema: PayloadSchemaOption = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
-from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.cli.options import EndpointUrl, Lake, opt
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 def init(
     lake: Lake,
-    slices: Annotated[
-        int | None,
-        typer.Option(
-            "--slices",
-            envvar="STEPFS_SLICES",
-            metavar="N",
-            help="Files per step: one per data-parallel rank.",
-        ),
-    ] = None,
+    slices: Annotated[int | None, opt("--slices", "Files per step: one per data-parallel rank.", "N")] = None,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -35,32 +27,18 @@ def init(
         ),
     ] = None,
     micro_batches: Annotated[
-        int,
-        typer.Option(
-            "--micro-batches",
-            envvar="STEPFS_MICRO_BATCHES",
-            metavar="N",
-            help="Files of each rank, one per micro-batch.",
-        ),
+        int, opt("--micro-batches", "Files of each rank, one per micro-batch.", "N")
     ] = 1,
     cp: Annotated[
         int,
-        typer.Option(
-            "--cp",
-            envvar="STEPFS_CP",
-            metavar="N",
-            help="Files of each of these: pieces that the producer cuts for context parallelism.",
-        ),
+        opt("--cp", "Files of each of these: pieces that the producer cuts for context parallelism.", "N"),
     ] = 1,
-    ext: Annotated[
-        str, typer.Option("--ext", envvar="STEPFS_EXT", metavar=".EXT", help="Extension of the files.")
-    ] = ".safetensors",
+    ext: Annotated[str, opt("--ext", "Extension of the files.", ".EXT")] = ".safetensors",
     check_payload: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--check-payload",
-            envvar="STEPFS_CHECK_PAYLOAD",
-            help="Record that slices are files of this extension; producers check their first batch.",
+            "Record that slices are files of this extension; producers check their first batch.",
         ),
     ] = False,
     payload_schema: PayloadSchemaOption = None,
@@ -96,14 +74,14 @@ async def _init(
     from stepfs.doctor.lakes import note_versions
     from stepfs.lake.identity import create_lake
     from stepfs.store.versioning import keeps_versions
-    from stepfs.view.naming import file_name
+    from stepfs.view.file_names import names_of
 
     async with opened_store(lake, store_options) as store:
         identity = await create_lake(
             store, slices=grid, ext=ext, check_payload=check_payload, payload_schema=schema
         )
-        names = [file_name(grid, index, ext.encode()).decode() for index in (0, grid.slices - 1)]
-        files = " … ".join(dict.fromkeys(names))
+        names = names_of(identity)
+        files = " … ".join(dict.fromkeys(names[place][0].decode() for place in (0, len(names) - 1)))
         typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")
         if await keeps_versions(store):
             advice = note_versions()

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -20,10 +18,7 @@ if TYPE_CHECKING:
 
 def ls(
     target: LakeOrDirectory,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", envvar="STEPFS_STEP", metavar="N", min=0, help="List the files of this step."),
-    ] = None,
+    step: Annotated[int | None, opt("--step", "List the files of this step.", "N", least=0)] = None,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -63,11 +58,10 @@ def _step_names(log: LogReader) -> Iterator[str]:
 
 
 def _file_names(log: LogReader) -> Iterator[str]:
-    from stepfs.view.naming import file_name
+    from stepfs.view.file_names import names_of
 
-    identity = log.identity
-    for index in range(identity.slices):
-        yield f"{file_name(identity.grid, index, identity.ext.encode()).decode()}\n"
+    names = names_of(log.identity)
+    return (f"{names[place][0].decode()}\n" for place in range(len(names)))
 
 
 async def _print_document(log: LogReader, only: int | None) -> None:
@@ -98,15 +92,13 @@ async def _print_document(log: LogReader, only: int | None) -> None:
 
 
 def _files(entry: StepEntry, identity: LakeIdentity) -> list[dict[str, object]]:
-    """A step's files as a mount without `--world` names them."""
-    from stepfs.format.ids import SliceIndex
-    from stepfs.view.naming import file_name
+    """A step's files as a mount without `--world` and `--mesh` lists them."""
+    from stepfs.view.file_names import names_of
 
-    grid, ext = identity.grid, identity.ext.encode()
-    slices = [entry.tgb.slice(SliceIndex(number)) for number in range(entry.tgb.slices)]
+    names = names_of(identity)
+    listed = ((name, entry.tgb.slice(index)) for name, index in (names[n] for n in range(len(names))))
     return [
-        {"name": file_name(grid, index, ext).decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"}
-        for index, ref in enumerate(slices)
+        {"name": name.decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"} for name, ref in listed
     ]
 
 

@@ -9,7 +9,7 @@ import typer
 
 from stepfs.cli.declared_options import takes
 from stepfs.cli.mount_checks import check_watching, warn_of_memory
-from stepfs.cli.options import Directory, Lake
+from stepfs.cli.options import Directory, Lake, opt
 from stepfs.mount.options import MountOptions
 
 
@@ -20,10 +20,9 @@ def mount(
     *,
     foreground: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--foreground/--daemon",
-            envvar="STEPFS_FOREGROUND",
-            help="Serve in this process, or in the background and return once the mount answers.",
+            "Serve in this process, or in the background and return once the mount answers.",
         ),
     ] = False,
     values: dict[str, Any],

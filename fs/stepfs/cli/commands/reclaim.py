@@ -10,7 +10,7 @@ import typer
 
 from stepfs.cli.columns import size_text
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.cli.options import EndpointUrl, Json, Lake, opt
 from stepfs.errors import StoreUnreachableError, UsageError
 from stepfs.store.options import StoreOptions
 
@@ -23,45 +23,28 @@ _GRACE_S_MAX: Final = 365 * 24 * 3600.0
 
 def reclaim(
     lake: Lake,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", envvar="STEPFS_DRY_RUN", help="Count what would be deleted; change nothing."
-        ),
-    ] = False,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            "--every", envvar="STEPFS_EVERY", metavar="DURATION", help="Again and again, such as 60s."
-        ),
-    ] = None,
+    dry_run: Annotated[bool, opt("--dry-run", "Count what would be deleted; change nothing.")] = False,
+    every: Annotated[str | None, opt("--every", "Again and again, such as 60s.", "DURATION")] = None,
     max_percent: Annotated[
         float,
-        typer.Option(
+        opt(
             "--max-percent",
-            envvar="STEPFS_MAX_PERCENT",
-            metavar="P",
-            min=0.0,
-            max=100.0,
-            help="Refuse if more than P % of the live steps would go at once.",
+            "Refuse if more than P % of the live steps would go at once.",
+            "P",
+            least=0.0,
+            most=100.0,
         ),
     ] = 100.0,
     grace: Annotated[
         str,
-        typer.Option(
+        opt(
             "--grace",
-            envvar="STEPFS_GRACE",
-            metavar="DURATION",
-            help="A group's need of this long ago still counts: the time to take back a wrong checkpoint.",
+            "A group's need of this long ago still counts: the time to take back a wrong checkpoint.",
+            "DURATION",
         ),
     ] = "1h",
     orphans: Annotated[
-        bool,
-        typer.Option(
-            "--orphans",
-            envvar="STEPFS_ORPHANS",
-            help="Search all data for uploads that arrived late, as is done once a day anyway.",
-        ),
+        bool, opt("--orphans", "Search all data for uploads that arrived late, as is done once a day anyway.")
     ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
@@ -104,7 +87,7 @@ async def _reclaim(lake: str, store_options: StoreOptions, options: _Options) ->
     from stepfs.lake.reclaim.run import Reclaimer
 
     async with opened_store(lake, store_options) as store:
-        origins = OriginStores(store, lambda url: watched_store(url, store_options))
+        origins = OriginStores(store, lambda url: watched_store(url, store_options.for_origin()))
         reclaimer: Reclaimer | None = None
         while True:
             try:

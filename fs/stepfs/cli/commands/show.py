@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from stepfs.cli.columns import printable, size_text, table
-from stepfs.cli.options import EndpointUrl, Json, not_empty
+from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
 from stepfs.cli.target import is_lake, lake_of
 from stepfs.errors import AbsentError, CorruptError, UsageError
 from stepfs.store.options import StoreOptions
@@ -64,25 +64,15 @@ def show(
             callback=not_empty,
         ),
     ],
-    step: Annotated[
-        int | None,
-        typer.Option(
-            "--step", envvar="STEPFS_STEP", metavar="N", min=0, help="Of a lake; the newest by default."
-        ),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            "--rank", envvar="STEPFS_RANK", metavar="R", min=0, help="Of a lake: which slice; 0 by default."
-        ),
-    ] = None,
+    step: Annotated[int | None, opt("--step", "Of a lake; the newest by default.", "N", least=0)] = None,
+    rank: Annotated[int | None, opt("--rank", "Of a lake: whose file; 0 by default.", "R", least=0)] = None,
+    micro: Annotated[int, opt("--micro", "Of a lake: which micro-batch of the rank.", "M", least=0)] = 0,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--tokenizer",
-            envvar="STEPFS_TOKENIZER",
-            metavar="bytes|FILE",
-            help="Show input_ids as text: a model's tokenizer.json, or bytes; by default the lake's.",
+            "Show input_ids as text: a model's tokenizer.json, or bytes; by default the lake's.",
+            "bytes|FILE",
         ),
     ] = None,
     as_json: Json = False,
@@ -96,7 +86,7 @@ def show(
     import trio
 
     options = StoreOptions(endpoint_url)
-    wanted = _Wanted(target, step, rank, tokenizer)
+    wanted = _Wanted(target, step, rank, micro, tokenizer)
     shown = trio.run(_of_file if _is_file(target) else _of_lake, wanted, options)
     typer.echo(json.dumps(_document(shown), indent=2) if as_json else "\n".join(_lines(shown)))
     if shown.problem is not None:
@@ -108,6 +98,7 @@ class _Wanted:
     target: str
     step: int | None
     rank: int | None
+    micro: int
     tokenizer: str | None
 
 
@@ -119,7 +110,11 @@ async def _of_file(wanted: _Wanted, _options: StoreOptions) -> _Shown:
     from stepfs.cli.payload_bytes import FilePayload
 
     path = Path(wanted.target)
-    for option, given in (("--step", wanted.step), ("--rank", wanted.rank)):
+    for option, given in (
+        ("--step", wanted.step),
+        ("--rank", wanted.rank),
+        ("--micro", wanted.micro or None),
+    ):
         if given is not None:
             raise UsageError(f"{option} is for lakes; {path} is one payload")
     payload = _Payload(str(path), path.suffix, FilePayload.at(path), place={"file": str(path)})
@@ -132,7 +127,7 @@ async def _of_lake(wanted: _Wanted, options: StoreOptions) -> _Shown:
 
     lake, options = lake_of(wanted.target, options)
     async with opened_log(lake, options) as log:
-        origins = OriginStores(log.store, lambda url: watched_store(url, options))
+        origins = OriginStores(log.store, lambda url: watched_store(url, options.for_origin()))
         try:
             return await _shown(await _slice(log, lake, origins, wanted), wanted)
         finally:
@@ -141,29 +136,26 @@ async def _of_lake(wanted: _Wanted, options: StoreOptions) -> _Shown:
 
 async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Wanted) -> _Payload:
     from stepfs.cli.payload_bytes import slice_payload
-    from stepfs.format.ids import SliceIndex, Step
+    from stepfs.format.ids import Step
     from stepfs.lake.identity import payload_schema
-    from stepfs.view.naming import file_name, step_name
+    from stepfs.view.file_names import names_of
+    from stepfs.view.naming import step_name
 
     identity, newest = log.identity, log.state.next_step - 1
     if newest < log.first_live_step:
         raise AbsentError(f"{lake}: has no step yet")
-    rank = wanted.rank or 0
-    if rank >= identity.slices:
-        raise UsageError(f"--rank {rank}: the lake has {identity.slices} slices, from 0 on")
+    rank, micro, ranks = wanted.rank or 0, wanted.micro, names_of(identity).ranks
+    if rank >= ranks.world or micro >= ranks.micro_batches:
+        raise UsageError(
+            f"--rank {rank} --micro {micro}: the lake has {ranks.world} ranks, and {ranks.micro_batches} files of each"
+        )
+    index = ranks.slice_of(rank, micro)
     entry = await log.entry(Step(newest if wanted.step is None else wanted.step))
-    ref = entry.tgb.slice(SliceIndex(rank))
+    ref = entry.tgb.slice(index)
     data = await slice_payload(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
-    name = (
-        f"{step_name(entry.step).decode()}/{file_name(identity.grid, rank, identity.ext.encode()).decode()}"
-    )
-    place = {
-        "lake": lake,
-        "lake_id": identity.lake_id,
-        "step": entry.step,
-        "rank": rank,
-        "producer": entry.producer_id,
-    }
+    name = f"{step_name(entry.step).decode()}/{names_of(identity).name_of(index).decode()}"
+    place: dict[str, object] = {"lake": lake, "lake_id": identity.lake_id, "step": entry.step}
+    place |= {"rank": rank, "micro_batch": micro, "producer": entry.producer_id}
     return _Payload(name, identity.ext, data, payload_schema(identity, lake), place)
 
 
@@ -238,7 +230,7 @@ def _document(shown: _Shown) -> dict[str, Any]:
     if schema is None:  # what `init --payload-schema` takes
         arrays = {array.name: ArraySpec(array.dtype, array.shape) for array in shown.arrays}
         schema = PayloadSchema(shown.format, arrays)
-    nothing = dict.fromkeys(("file", "lake", "lake_id", "step", "rank", "producer"))
+    nothing = dict.fromkeys(("file", "lake", "lake_id", "step", "rank", "micro_batch", "producer"))
     return {
         "schema": JSON_SCHEMA,
         **nothing,

@@ -9,10 +9,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from stepfs.cli.columns import printable, size_text, state_text, table, time_text
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake
 from stepfs.store.options import StoreOptions
 
@@ -32,10 +30,7 @@ Report = tuple[dict[str, object], str]  # the document, and the same for people
 def status(
     target: LakeOrDirectory,
     as_json: Json = False,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", envvar="STEPFS_WATCH", help="Show it again every second until interrupted."),
-    ] = False,
+    watch: Annotated[bool, opt("--watch", "Show it again every second until interrupted.")] = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Show the state of a lake or of a mount.
@@ -107,10 +102,26 @@ def lake_document(
         "sealed": state.sealed,
         "total_bytes": state.total_bytes,
         "total_records": state.total_records,
+        "live_bytes": _live_bytes(log),
         "producers": describe_producers(state),
-        "groups": {name: {"need": record.need, "kept": list(record.kept)} for name, record in groups.items()},
+        "groups": {
+            name: {"need": record.need, "kept": list(record.kept), "held_bytes": _held_bytes(log, record)}
+            for name, record in groups.items()
+        },
         "nodes": [_node_document(record) for record in nodes],
     }
+
+
+def _live_bytes(log: LogReader) -> int:
+    """Payload bytes of the steps that are committed and not reclaimed."""
+    return max(0, log.state.total_bytes - log.control.record.deleted_bytes)
+
+
+def _held_bytes(log: LogReader, record: GroupRecord) -> int:
+    """Payload bytes of the steps from the group's need on, by the mean of the live steps."""
+    first, end = log.first_live_step, log.state.next_step
+    held = end - max(first, min(record.need, end))
+    return _live_bytes(log) * held // max(1, end - first)
 
 
 def _node_document(record: NodeRecord) -> dict[str, object]:
@@ -175,7 +186,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
         yield f"schema    {schema_text(log.identity.payload_schema)}"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
-    yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps"
+    yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(_live_bytes(log))} live"
     producers = [
         [
             name,
@@ -193,10 +204,16 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     if groups:
         yield ""
         rows = [
-            [name, str(record.need), str(len(record.kept)), str(state.next_step - record.need)]
+            [
+                name,
+                str(record.need),
+                str(len(record.kept)),
+                str(state.next_step - record.need),
+                size_text(_held_bytes(log, record)),
+            ]
             for name, record in groups.items()
         ]
-        yield from table(["GROUP", "NEEDS FROM", "CHECKPOINTS", "STEPS BEHIND"], rows)
+        yield from table(["GROUP", "NEEDS FROM", "CHECKPOINTS", "STEPS BEHIND", "HOLDS ABOUT"], rows)
 
 
 async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Report, None]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from stepfs.cli.options import Directory
+from stepfs.cli.options import Directory, opt
 from stepfs.command_hint import command
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.store.options import StoreOptions
@@ -21,12 +19,11 @@ def unmount(
     *,
     checkpoint: Annotated[
         int | None,
-        typer.Option(
+        opt(
             "--checkpoint",
-            envvar="STEPFS_CHECKPOINT",
-            metavar="NEXT",
-            min=0,
-            help="Record, for the mount's group, a durable checkpoint that resumes at step NEXT.",
+            "Record, for the mount's group, a durable checkpoint that resumes at step NEXT.",
+            "NEXT",
+            least=0,
         ),
     ] = None,
 ) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from stepfs.cli.columns import printable, size_text
 from stepfs.cli.failure import explain, say
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.store.options import StoreOptions
 
@@ -30,18 +30,16 @@ def verify(
     target: LakeOrDirectory,
     content: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--content",
-            envvar="STEPFS_CONTENT",
-            help="Check too that each slice has the arrays of the lake's schema, or begins like a file of its extension.",
+            "Check too that each slice has the arrays of the lake's schema, or begins like a file of its extension.",
         ),
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--repair",
-            envvar="STEPFS_REPAIR",
-            help="First write a sound control record after one that is damaged, if that is the newest. Stop reclaims before.",
+            "First write a sound control record after one that is damaged, if that is the newest. Stop reclaims before.",
         ),
     ] = False,
     as_json: Json = False,
@@ -86,7 +84,7 @@ async def _repair(lake: str, store_options: StoreOptions) -> str | None:
     from stepfs.lake.verify.repair import repair_control
 
     async with opened_store(lake, store_options) as store:
-        origins = OriginStores(store, lambda url: watched_store(url, store_options))
+        origins = OriginStores(store, lambda url: watched_store(url, store_options.for_origin()))
         try:
             return await repair_control(store, await open_lake(store), origins)
         finally:
@@ -168,7 +166,7 @@ async def _found(
                 with _progress(total, quiet=as_json) as advance:
                     result = await verify_lake(
                         log,
-                        origin_store=lambda url: watched_store(url, store_options),
+                        origin_store=lambda url: watched_store(url, store_options.for_origin()),
                         progress=advance,
                         content=check,
                     )

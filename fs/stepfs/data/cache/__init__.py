@@ -1,1 +1,1 @@
-"""Slices at hand, in memory and on disk: budget, eviction order, write-behind."""
+"""Cached slices, in memory and on disk: budget, eviction order, write-behind."""

@@ -2,7 +2,7 @@
 
 One file per slice, named by everything that identifies its bytes, written to a temporary name and renamed. Nothing
 is trusted: each load verifies a file like bytes from the store, and a file that fails is removed. A CRC is no
-proof against somebody who wants to deceive, so the directory must be this user's own, 0700, and every file is opened
+proof against an attacker, so the directory must be this user's own, 0700, and every file is opened
 relative to it. It is the caller's alone (the mount holds a lock on it and removes it in the end). Written pages are flushed
 and dropped from the page cache at once: they would be charged to this process's cgroup, and the budget knows nothing
 of them.
@@ -56,19 +56,19 @@ class DiskCache:
             ) from error
 
     def holds(self, key: SliceKey, ref: SliceRef) -> bool:
-        """Whether a file that claims to be exactly this slice is here."""
+        """Whether the cache has a file under the name of exactly this slice."""
         found = self._files.get(key)
         return found is not None and found[0] == self._name(key, ref.length, ref.crc32c)
 
     def consume(self, key: SliceKey) -> None:
-        """Nobody reads the slice, and no other reader is on its way: its file leaves first."""
+        """The slice has no reader and expects none: its file leaves first."""
         if key in self._files:
             self._consumed[key] = None
 
     def make_room(
         self, key: SliceKey, size: int, is_pinned: _Keeps, is_last_copy: _Keeps
     ) -> list[str] | None:
-        """Names to remove so that a slice fits; None if it may not displace what is here.
+        """Names to remove so that a slice fits; None if it may not displace the others.
 
         Consumed files go first, then those the readers passed over, then the farthest ahead; never a pinned one, one that
         is nearer, or a last copy.

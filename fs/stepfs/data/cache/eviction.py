@@ -3,7 +3,7 @@
 Awaited blocks were read by one reader and will be by another that is behind. Evict the newest awaited block first. If the
 lagging reader's backlog does not fit, this keeps the part it reaches first.
 
-Blocks are here iff they are READY and unpinned. Steps ahead are grouped by step, so that finding the farthest one
+It contains a block iff it is READY and unpinned. Steps ahead are grouped by step, so that finding the farthest one
 costs the number of steps held, not of blocks.
 """
 

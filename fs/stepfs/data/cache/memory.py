@@ -1,6 +1,6 @@
-"""Which slices are at hand, under one budget: the state machine behind `Slices`, without I/O and without waiting.
+"""The slices in memory, under one budget: the state machine behind `Slices`, without I/O and without waiting.
 
-Nothing here awaits, so every method is atomic under trio. What always holds:
+No method awaits, so each is atomic under trio. Invariants:
 * the pool's limit is never exceeded; * a pinned block is dropped only while everything is pinned: for a reader that is
 blocked (better a second fetch than a deadlock), or, once its own reader has passed it, for reading ahead (`passed`);
 * a block is evictable iff it is READY and unpinned.
@@ -117,9 +117,9 @@ class Cache:
     def _victim(self, asking: Block) -> Block | None:
         """Spent blocks first; then blocks that are on disk, which cost no request; then blocks that are read last.
 
-        A prefetch displaces only what is read later, with one exception: from the store it displaces nearer blocks
-        that are on disk, so that the disk fills beyond memory, as long as it does not run ahead of the disk. What
-        is itself on disk never displaces what is not, unless a reader is blocked on it: waiting costs less.
+        A prefetch displaces only blocks that are read later, with one exception: from the store it displaces nearer blocks
+        that are on disk, so that the disk fills beyond memory, as long as it does not run ahead of the disk. A
+        block that is itself on disk never displaces one that is not, unless a reader is blocked on it: waiting costs less.
         """
         spent = self.evictable.pop_spent() or self.evictable.pop_awaited(_AWAITED_SHARE * self.pool.limit)
         if spent is not None:

@@ -3,7 +3,7 @@
 All blocks of an open slice are pinned. When together they are more than the budget, a reader that is blocked could take
 one at a time, and one GET was in flight. Reading ahead may take two kinds of pinned blocks: those behind their reader,
 and those that are reached later than the block it asks for. How far it may reach doubles with every block that was read
-in order, as TCP's window does, because a reader that jumps leaves what was fetched for it unread.
+in order, as TCP's window does, because a reader that jumps leaves the fetched blocks unread.
 
 Rejected: a window of fixed size for large slices. It would hold a slice that fits back as well.
 """
@@ -38,7 +38,7 @@ def find_passed(asking: Block, slices: Iterable[HeldSlice]) -> Block | None:
 
 
 def _distance(asking: Block) -> int | None:
-    """Blocks from the reader to `asking`; None where reading ahead has to make do with what is free."""
+    """Blocks from the reader to `asking`; None where reading ahead may use free memory only."""
     if not asking.pinned:
         return None
     ahead = asking.range.pieces[0].block - min(owner.reading for owner in asking.owners)

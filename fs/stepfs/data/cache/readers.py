@@ -1,6 +1,6 @@
 """How many times each slice is opened: by ranks that are hard links to it, or by a reader that opens its files twice.
 
-A slice that was closed once is not consumed while another reader is on its way to it. What is usual is learned from the
+A slice that was closed once is not consumed while another reader is expected. The usual number is learned from the
 share of opens that are not the first of their slice. Rejected: the link count. It counts the ranks of the whole job,
 of which some read on other nodes, and not the ranks that open one name together.
 """

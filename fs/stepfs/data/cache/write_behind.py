@@ -57,7 +57,7 @@ class WriteBehind:
         return self.disk is not None and self.disk.holds(held.key, held.ref)
 
     def unpinned(self, held: HeldSlice, *, consumed: bool) -> None:
-        """A slice is pinned no more; `consumed` if no other reader is on its way."""
+        """A slice is pinned no more; `consumed` if no other reader is expected."""
         if self.disk is not None:
             if consumed:
                 self.disk.consume(held.key)

@@ -43,7 +43,7 @@ class RangeCheck:
         self._landed = max(self._landed, stop)
 
     def problem(self, got: int) -> str | None:
-        """What is wrong with the range of which `got` bytes arrived, or None: then every piece has its checksum."""
+        """The defect of the range of which `got` bytes arrived, or None: then every piece has its checksum."""
         if got != self._range.size:
             return f"truncated object, {got} of {self._range.size} bytes at offset {self._range.offset}"
         self.update(got)  # the bytes without a progress report

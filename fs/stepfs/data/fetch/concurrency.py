@@ -1,12 +1,12 @@
 """How many GETs are under way at a time: as many as make the store deliver more, learned from their latency.
 
 A store that gives each connection its own share answers N GETs as quickly as one, and more of them deliver more. Once a
-link or a disk is full, latency grows in proportion to N, and further GETs only wait in a queue, in front of what a
-reader asks for next. By Little's law N / latency is the throughput, so two limits are compared by latency alone, also
-while the readers do not keep all connections busy.
+link or a disk is full, latency grows in proportion to N, and further GETs only wait in a queue, in front of a reader's
+next request. By Little's law N / latency is the throughput, so two limits are compared by latency alone, also while the
+readers do not keep all connections busy.
 
-A hill climb in rounds of one limit's worth of GETs. A larger limit is kept if it gives at least half of what it
-promises, a smaller one if it costs almost nothing; between two such steps the limit holds still. More are tried only while
+A hill climb in rounds of one limit's worth of GETs. A larger limit is kept if it gives at least half of the expected
+gain, a smaller one if it costs almost nothing; between two such steps the limit holds still. More are tried only while
 readers wait for bytes: on a full link the additional GETs would delay those that a trainer near its bandwidth needs next,
 by as many steps as there are more of them, and it has no lead to spare. The idea is that of
 TCP Vegas (Brakmo, Peterson, 1995), of Netflix's `concurrency-limits` (Vegas and Gradient limits for RPC) and of BBR's
@@ -39,7 +39,7 @@ Seconds = Mapping[int, float]  # mean latency by size class
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a GET was begun under."""
+    """The limit under which a GET began."""
 
     number: int
     limit_changes: int

@@ -3,10 +3,10 @@
 A fetch is a race of attempts. Usually there is one; a second starts when the first is slow (`hedge`), and the first
 *verified* one wins. Attempts run in the fetcher's own nursery and own their buffers: a loser, or one that
 outlived its deadline while its thread still writes, gives its buffer back itself, and the pool reuses it only when
-nobody sees it (`buffers`). So nothing is ever cancelled to be quick, and no buffer has two writers.
+nothing refers to it (`buffers`). So nothing is ever cancelled to be quick, and no buffer has two writers.
 
 Unreachable means later: attempts repeat under one shared back-off until the deadline. A mismatch is fetched once
-more, since a bit may have flipped on the way, before it is `CorruptError`.
+more, since a bit may have flipped in transit, before it is `CorruptError`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Lease = Callable[[], Buffer | None]
 
 @dataclass(frozen=True, slots=True)
 class FetchTarget:
-    """What to fetch, and from where."""
+    """The bytes to fetch, and their object."""
 
     store: Store
     entry: StepEntry

@@ -1,7 +1,7 @@
 """When a slow GET is worth a second one: pure bookkeeping, time comes from the caller.
 
-A second request after the p99 of what is usual cuts the tail for about one percent more requests (Dean and Barroso,
-"The Tail at Scale", CACM 2013). What is usual is learned per size class, because 8 MiB take longer than 64 KiB. The
+A second request after the p99 of past latencies cuts the tail for about one percent more requests (Dean and Barroso,
+"The Tail at Scale", CACM 2013). The p99 is learned per size class, because 8 MiB take longer than 64 KiB. The
 share of extra requests is bounded by a budget, so that a store that is slow as a whole is not given more work.
 """
 

@@ -22,7 +22,7 @@ _UNLIMITED: Final = 1 << 60  # v1 writes "unlimited" as a number near 2⁶³
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What there is. Bytes."""
+    """The memory of this machine and of this cgroup, in bytes."""
 
     limit: int  # the machine's memory or the tightest cgroup limit above us
     available: int  # until reclaim of anything but clean page cache
@@ -48,7 +48,7 @@ def cgroup_limit(root: Path = Path("/")) -> int | None:
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
-    """Read /proc and /sys under `root`. What a kernel does not offer counts as unlimited."""
+    """Read /proc and /sys under `root`. A file that a kernel does not offer counts as unlimited."""
     meminfo = _fields(root / "proc/meminfo")
     limit = meminfo.get("MemTotal:", _UNLIMITED // 1024) * 1024
     available = meminfo.get("MemAvailable:", limit // 1024) * 1024

@@ -19,7 +19,7 @@ class PageOrder:
         self._consumed: dict[SliceKey, None] = {}  # opened and closed
         self.awaited: dict[
             SliceKey, int
-        ] = {}  # opened and closed, and another reader is on its way: bytes; not dropped
+        ] = {}  # opened and closed, and another reader is expected: bytes; not dropped
         self.awaited_bytes = 0
         self._idle: dict[SliceKey, None] = {}  # open, apparently without a reader
 
@@ -39,7 +39,7 @@ class PageOrder:
         self._consumed[key] = None
 
     def keep_for_peer(self, key: SliceKey, length: int) -> None:
-        """The file was closed, and another reader is on its way."""
+        """The file was closed, and another reader is expected."""
         self.discard(key)
         self.awaited[key] = length
         self.awaited_bytes += length

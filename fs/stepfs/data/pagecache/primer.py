@@ -1,12 +1,12 @@
 """Push verified slices into the kernel's page cache before they are opened, so that reads need no request.
 
-The order of steps is known, so what the next steps need can be where a local file's bytes would be. Per slice: look the
+The order of steps is known, so the next steps can be where a local file's bytes would be. Per slice: look the
 file up through the mount (the kernel stores pages only for inodes it knows), store the pages, count them against
 the budget of the daemon's own memory (the kernel charges them to the same cgroup). The daemon's copy goes only where
 the disk has one: bytes of an open file must survive the kernel's eviction and the object's end.
 
-The kernel evicts without telling, under pressure the nearest steps first. So what is opened next is checked, and what
-is not whole is primed again. Everything that touches the mount runs in `ownthreads`.
+The kernel evicts without notice, under pressure the nearest steps first. So the files opened next are checked, and
+primed again if pages are missing. Everything that touches the mount runs in `ownthreads`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Primer:
 
     @property
     def primed(self) -> Collection[SliceKey]:
-        """What is in the page cache, as far as is known: no need to have it in memory too."""
+        """The slices in the page cache, as far as is known: they need not be in memory too."""
         return self._primed.keys()
 
     def changed(self) -> None:
@@ -213,7 +213,7 @@ class Primer:
         return False
 
     def _enter(self, held: HeldSlice) -> None:
-        # What was evicted before is not looked at again: a kernel that evicts at once is not fought.
+        # A file that was evicted before is not checked again: a kernel that evicts at once is not fought.
         self._primed[held.key] = _Primed(held.length, checked=held.key in self._evicted)
         self.bytes += held.length
 

@@ -1,10 +1,10 @@
 """The orders that trainers announced, and where their readers are in them. Plain state, no I/O.
 
 A hint is advice. It makes no bytes readable and none unreadable, waits for no step, and is forgotten when nothing it
-named has been opened for `EXPIRES_S`. Only what was opened moves a place forward: loaders open some steps before their
+named has been opened for `EXPIRES_S`. Only opens move a place forward: loaders open some steps before their
 turn, so the places just behind the front stay requested, and a step far ahead of it belongs to another reader.
 
-What does not expire is which step an unfinished order began with: a checkpoint taken in the middle of it needs steps
+The first step of an unfinished order does not expire: a checkpoint taken in the middle of it needs steps
 from there on (`needed_from`), until the order ends, is replaced, or is taken back.
 """
 
@@ -75,7 +75,7 @@ class HintedStream:
         return fresh
 
     def slices(self) -> frozenset[SliceIndex]:
-        """What is opened of a step: learned as `position` learns it."""
+        """The slices that are opened of a step: learned as `position` learns them."""
         latest = list(self._opened.values())[-_EVIDENCE_PLACES:]
         enough = 1 if len(latest) < _EVIDENCE_PLACES // 2 else 2
         everything: frozenset[SliceIndex] = frozenset().union(*latest)

@@ -1,4 +1,4 @@
-"""Whether readers go through the lake in order. What is fetched ahead of a reader that jumps is fetched for nobody.
+"""Whether readers go through the lake in order. Slices fetched ahead of a reader that jumps are wasted.
 
 Map-style datasets with `shuffle=True` open steps all over the lake. Between 256 remembered steps of a lake of a few
 thousand there are small gaps everywhere, so nearness alone proves nothing. Three things do:
@@ -113,5 +113,5 @@ def _close_from(run: AccessRun) -> Step | None:
 
 
 def _without_strays(run: AccessRun, low: Step) -> AccessRun:
-    """What lies below is not filled up: another reader jumped there."""
+    """The steps below are not filled up: another reader jumped there."""
     return replace(run, steps=tuple(step for step in run.steps if step >= low))

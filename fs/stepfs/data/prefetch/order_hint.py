@@ -134,7 +134,7 @@ class ListedOrder:
             self._steps.append(step)
 
     def part(self, at: int, count: int) -> list[Step]:
-        """What stands at these places, as far as the list goes."""
+        """The steps at these places, as far as the list goes."""
         return [Step(step) for step in self._steps[at : at + count]]
 
     def __len__(self) -> int:
@@ -167,7 +167,7 @@ class ShuffleHint:
 
 @dataclass(frozen=True, slots=True)
 class StepsHint:
-    """These steps stand at places `at` and following of a list; `at` 0 begins a new one."""
+    """These steps fill places `at` and following of a list; `at` 0 begins a new one."""
 
     at: int
     steps: tuple[Step, ...]

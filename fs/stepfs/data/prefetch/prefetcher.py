@@ -65,7 +65,7 @@ class Prefetcher:
     ) -> None:
         """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
         where reading will begin, fetched before the first open; default the first live step. `guesses`: whether opens
-        that were not announced say what comes next; not so in one of several processes that take turns. `processor_s`:
+        that were not announced predict the next ones; not so in one of several processes that take turns. `processor_s`:
         the processor time that this thread has used; with less of it for a plan, the next one may begin sooner."""
         self.window = WINDOW_MIN if window is None else window  # in use now
         self.position = AccessHistory()

@@ -8,10 +8,11 @@ always are.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,14 +45,17 @@ class Mesh:
 
     def readers(self) -> Iterator[tuple[int, int]]:
         """The data rank and the context rank of each rank of the world, in their order."""
-        for coordinates in itertools.product(*(range(size) for _, size in self.dimensions)):
-            data = context = 0
-            for (name, size), coordinate in zip(self.dimensions, coordinates, strict=True):
-                if _is_data(name):
-                    data = data * size + coordinate
-                elif _CONTEXT.fullmatch(name):
-                    context = context * size + coordinate
-            yield data, context
+        return map(self.reader_at, itertools.product(*(range(size) for _, size in self.dimensions)))
+
+    def reader_at(self, coordinates: Sequence[int]) -> tuple[int, int]:
+        """The data rank and the context rank of the rank with these coordinates, one for each dimension."""
+        data = context = 0
+        for (name, size), coordinate in zip(self.dimensions, coordinates, strict=True):
+            if _is_data(name):
+                data = data * size + coordinate
+            elif _CONTEXT.fullmatch(name):
+                context = context * size + coordinate
+        return data, context
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.dimensions)
@@ -71,7 +75,7 @@ def parse_mesh(value: object) -> Mesh:
     if len(set(names)) != len(names):
         raise ValueError("a dimension is named twice; name each once")
     for name in names:
-        if not _is_data(name) and _LIKE_DATA.fullmatch(name):
+        if not _is_data(name) and (_LIKE_DATA.fullmatch(name) or _is_misspelt(name)):
             raise ValueError(
                 f"{name} looks like a data dimension and is none; call it dp, fsdp, ddp, hsdp or dp_…, and cp by itself"
             )
@@ -86,6 +90,11 @@ def parse_mesh(value: object) -> Mesh:
     if mesh.world > RANKS_MAX:
         raise ValueError(f"it has {mesh.world} ranks; the most is {RANKS_MAX}")
     return mesh
+
+
+def _is_misspelt(name: str) -> bool:
+    """`fspd` would quietly make peers of data ranks."""
+    return bool(difflib.get_close_matches(name, ("fsdp", "hsdp"), cutoff=0.75))
 
 
 def _is_data(name: str) -> bool:

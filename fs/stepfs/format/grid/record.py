@@ -35,13 +35,22 @@ class Grid:
     def slices(self) -> int:
         return self.ranks * self.micro * self.cp * len(self.files)
 
-    def slice_of(self, rank: int, micro: int = 0, piece: int = 0, file: int = 0) -> SliceIndex:
-        """The number of a slice: files are next to each other, then pieces, then micro-batches."""
-        assert 0 <= rank < self.ranks
-        assert 0 <= micro < self.micro
+    @property
+    def units(self) -> int:
+        """The micro-batches of a step: what data ranks divide among themselves, whatever their number."""
+        return self.ranks * self.micro
+
+    def slice_of(self, unit: int, piece: int = 0, file: int = 0) -> SliceIndex:
+        """The number of a slice. Micro-batch m of rank r is unit r · micro + m; its files are next to each other."""
+        assert 0 <= unit < self.units
         assert 0 <= piece < self.cp
         assert 0 <= file < len(self.files)
-        return SliceIndex(((rank * self.micro + micro) * self.cp + piece) * len(self.files) + file)
+        return SliceIndex((unit * self.cp + piece) * len(self.files) + file)
+
+    def place_of(self, index: SliceIndex) -> tuple[int, int, int]:
+        """Unit, piece and file of a slice: the inverse of `slice_of`."""
+        rest, file = divmod(index, len(self.files))
+        return (*divmod(rest, self.cp), file)
 
     def document(self) -> dict[str, Value]:
         """As `lake.msgpack` and JSON documents hold it."""

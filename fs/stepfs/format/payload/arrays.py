@@ -1,7 +1,7 @@
 """The arrays of a payload, from its header alone: name, dtype, shape, and where the values are.
 
 Nothing is executed and no library of the format is needed, but for `.pt`, whose table torch unpickles. Everything is
-bounded by what an `Excerpt` holds, because payloads come from any producer and `stepfs verify --content` and
+bounded by the size of an `Excerpt`, because payloads come from any producer and `stepfs verify --content` and
 `stepfs show` look at other people's lakes.
 """
 

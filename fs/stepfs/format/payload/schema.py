@@ -6,8 +6,8 @@
 
 It is JSON text, as users write it, inside the lake's identity (FORMAT.md). A dimension is a number, null (any), or a
 name: any, but equal wherever the name stands in one payload. A payload has exactly the arrays of the schema. Without
-`arrays` only the format is promised. With `"binding": false` nothing is: the schema only describes what the producer that
-made the lake appends, and others may append what they like.
+`arrays` only the format is promised. With `"binding": false` nothing is: the schema only describes the payloads of the
+producer that made the lake, and others may append different ones.
 
 The text is parsed only where it is used. So a reader that does not know a newer version still mounts the lake, and a
 fork passes the text on unchanged.

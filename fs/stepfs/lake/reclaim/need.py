@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from stepfs.errors import RefusedError
 from stepfs.format.control import ControlRecord
@@ -16,6 +17,8 @@ from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix, number_of, numbered
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import least_need
+
+_TIMELESS: Final = " (0 s by the store's clock; a store that sends no Date says so for ever: use --grace 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, n
         return Need(None, "no group is registered: every step may still be needed")
     step = least_need(record, ages_s, grace_s)
     if step < record.need:
-        return Need(step, f"step {step} was needed less than {_duration(grace_s)} ago")
+        timeless = "" if any(ages_s.values()) else _TIMELESS
+        return Need(step, f"step {step} was needed less than {_duration(grace_s)} ago{timeless}")
     name = min(record.groups, key=lambda group: record.groups[group].need)
     reason = f"group {name!r} needs step {step}"
     if step > next_step:

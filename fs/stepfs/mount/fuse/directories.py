@@ -13,14 +13,13 @@ from typing import Final, Protocol
 import pyfuse3
 
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.entries import NS_PER_MS, Replies
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
+from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import INODES_PER_STEP, directory_inode
-from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, rank_name, step_name
-from stepfs.view.ranks import RankMap
+from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, step_name
 from stepfs.view.tree import StepTable, Tree
 
 _FIRST_STEP_ID: Final = 3
@@ -122,32 +121,16 @@ class OpenRoot:
 
 
 class OpenStep:
-    """A step: one file per rank, all present from the first moment."""
+    """A step: the files of every rank, all present from the first moment."""
 
-    def __init__(self, entry: StepEntry, ranks: RankMap, ext: bytes) -> None:
-        self._entry = entry
-        self._ranks = ranks
-        self._ext = ext
-
-    def list_after(self, after: int, rows: Rows) -> None:
-        for rank in range(after, self._ranks.world):
-            found = attributes.slice_file(self._entry, self._ranks.slice_of(rank), self._ranks.links)
-            if not rows.add(rank + 1, rank_name(rank, self._ext), found):
-                return
-
-
-class OpenNames:
-    """A step that is not committed yet, or no longer there: its files have names, but cannot be opened now."""
-
-    def __init__(self, describe: Callable[[SliceIndex], Attributes], ranks: RankMap, ext: bytes) -> None:
+    def __init__(self, describe: Callable[[SliceIndex], Attributes], names: FileNames) -> None:
         self._describe = describe
-        self._ranks = ranks
-        self._ext = ext
+        self._names = names
 
     def list_after(self, after: int, rows: Rows) -> None:
-        for rank in range(after, self._ranks.world):
-            found = self._describe(self._ranks.slice_of(rank))
-            if not rows.add(rank + 1, rank_name(rank, self._ext), found):
+        for place in range(after, len(self._names)):
+            name, index = self._names[place]
+            if not rows.add(place + 1, name, self._describe(index)):
                 return
 
 

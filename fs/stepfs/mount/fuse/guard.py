@@ -17,7 +17,14 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import pyfuse3
 
-from stepfs.errors import AbsentError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.errors import (
+    AbsentError,
+    ArchivedError,
+    ReclaimedError,
+    RefusedError,
+    StepfsError,
+    StoreUnreachableError,
+)
 from stepfs.follow.waits import WaitOutcome
 from stepfs.mount.fuse.meter import Meter, Subject, shown
 
@@ -27,6 +34,7 @@ _NOT_HANDLERS: Final = frozenset({"init", "stacktrace"})
 _WAITED_FOR: Final = frozenset({"lookup", "getattr", "open", "opendir", "readdir", "read"})
 _ERRNOS: Final = (
     (StoreUnreachableError, errno.ETIMEDOUT),
+    (ArchivedError, errno.EIO),
     (RefusedError, errno.EACCES),
     (ReclaimedError, errno.ENOENT),
     (AbsentError, errno.EIO),  # a missing committed object is damage, not "no such file"

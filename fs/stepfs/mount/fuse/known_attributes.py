@@ -60,7 +60,7 @@ class KnownAttributes:
         than before would cut the pages that its readers have mapped."""
         entry = self._files.entry_of(step, index) if step < self._tree.next_step else None
         if entry is not None:
-            return attributes.slice_file(entry, index, self._ranks.links)
+            return self.of_index(entry, index)
         return attributes.pending_file(self._reader, step, index, self._ranks.links)
 
     def looked_up_unopenable(self, step: Step, index: SliceIndex) -> Attributes:
@@ -87,7 +87,7 @@ class KnownAttributes:
             gone = self._tree.presence(node.step) is Presence.ABSENT
             return None if gone else attributes.step_directory(self._reader, self._tree, node.step)
         if isinstance(node, SliceFile):
-            if node.index < self._ranks.slices and self._tree.names_known(node.step):
+            if node.index < self._ranks.grid.slices and self._tree.names_known(node.step):
                 return self.looked_up_unopenable(node.step, node.index)
             entry = self._files.entry_of(node.step, node.index) or self._reader.entry_if_loaded(node.step)
             return None if entry is None else self.of_slice(entry, node)
@@ -99,7 +99,11 @@ class KnownAttributes:
         """A committed slice; None if the step has no such slice."""
         if node.index >= entry.tgb.slices:
             return None
-        return attributes.slice_file(entry, node.index, self._ranks.links)
+        return self.of_index(entry, node.index)
+
+    def of_index(self, entry: StepEntry, index: SliceIndex) -> Attributes:
+        """A slice that the committed step has."""
+        return attributes.slice_file(entry, index, self._ranks.links)
 
     def _fixed(self, node: Fixed) -> Attributes | None:
         if node is Fixed.ROOT:

@@ -19,9 +19,9 @@ import trio
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
+from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import Fixed
-from stepfs.view.naming import rank_name, step_name
-from stepfs.view.ranks import RankMap
+from stepfs.view.naming import step_name
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")
@@ -34,15 +34,13 @@ Invalidate = Callable[[int, bytes], None]
 class KernelPageCache:
     """Implements `stepfs.data.pagecache.primer.PageCache`."""
 
-    def __init__(self, directory: Path, ranks: RankMap, ext: bytes) -> None:
+    def __init__(self, directory: Path, names: FileNames) -> None:
         self._directory = directory
-        self._ranks = ranks
-        self._ext = ext
+        self._names = names
 
     def path(self, step: Step, index: SliceIndex) -> Path:
         """The file of a slice, under the name of the lowest rank that reads it."""
-        rank = self._ranks.first_rank_of(index)
-        return self._directory / os.fsdecode(step_name(step)) / os.fsdecode(rank_name(rank, self._ext))
+        return self._directory / os.fsdecode(step_name(step)) / os.fsdecode(self._names.name_of(index))
 
     def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
         """Put verified bytes into the page cache for a reader's first read; OSError if the kernel refuses them."""

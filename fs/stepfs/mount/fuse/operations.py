@@ -27,7 +27,6 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.directories import (
     OpenDirectory,
-    OpenNames,
     OpenRoot,
     OpenStep,
     ReaddirReply,
@@ -41,11 +40,10 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
 from stepfs.mount.protocols import Slices
-from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
+from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of
-from stepfs.view.naming import parse_rank, step_name
-from stepfs.view.ranks import RankMap
+from stepfs.view.naming import step_name
 from stepfs.view.tree import Presence, Tree
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT
@@ -59,7 +57,7 @@ class Parts:
 
     reader: Reader
     tree: Tree
-    ranks: RankMap
+    names: FileNames
     slices: Slices
     waits: Waits
     control: Control
@@ -83,11 +81,10 @@ class StepOperations(pyfuse3.Operations):
         self._parts = parts
         self._reader = parts.reader
         self._tree = parts.tree
-        self._ext = parts.reader.identity.ext.encode()
         self._replies = Replies()
         self._sizes = parts.sizes
         self._known = KnownAttributes(
-            parts.reader, parts.tree, parts.ranks, parts.control, parts.files, parts.sizes
+            parts.reader, parts.tree, parts.names.ranks, parts.control, parts.files, parts.sizes
         )
         self._reply = readdir_reply
         self._directories: dict[int, OpenDirectory] = {}
@@ -115,14 +112,13 @@ class StepOperations(pyfuse3.Operations):
         return self._replies.entry(found)
 
     async def _lookup_in_step(self, step: Step, name: bytes, pid: int) -> Attributes | None:
-        rank = parse_rank(name, self._ext)
-        if rank is None or rank >= self._parts.ranks.world:
+        index = self._parts.names.slice_of(name)
+        if index is None:
             return None  # at once: a wrong name does not wait for the step
-        index = self._parts.ranks.slice_of(rank)
         if self._tree.names_known(step):
             return self._known.looked_up_unopenable(step, index)
         entry = await self._entry(step, pid)
-        return attributes.slice_file(entry, index, self._parts.ranks.links)
+        return self._known.of_index(entry, index)
 
     async def _lookup_handle(self, inode: int, pid: int) -> Attributes | None:
         """Look up an inode that the kernel has forgotten, from an NFS client's file handle; our ENOENT becomes its
@@ -174,8 +170,8 @@ class StepOperations(pyfuse3.Operations):
         # Listing never waits under --steps: the names are known.
         pending = self._tree.options.steps is not None and self._tree.presence(step) is Presence.PENDING
         if pending or self._tree.released(step):
-            return OpenNames(partial(self._known.unopenable, step), self._parts.ranks, self._ext)
-        return OpenStep(await self._entry(step, pid), self._parts.ranks, self._ext)
+            return OpenStep(partial(self._known.unopenable, step), self._parts.names)
+        return OpenStep(partial(self._known.of_index, await self._entry(step, pid)), self._parts.names)
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         self._directories[fh].list_after(start_id, Rows(self._replies, self._reply, token))
@@ -214,7 +210,7 @@ class StepOperations(pyfuse3.Operations):
         if self._parts.is_own(pid):
             return OpenUnread()
         self.meter.note_open(node.step)
-        rank = self._parts.ranks.first_rank_of(node.index)
+        rank = self._parts.names.ranks.reader_of(node.index)[0]
         return OpenSlice(self._parts.slices.open(entry, node.index), entry, node.index, rank)
 
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
@@ -245,7 +241,7 @@ class StepOperations(pyfuse3.Operations):
         data.f_bsize = data.f_frsize = _STATFS_BLOCK_BYTES
         data.f_blocks = -(-state.total_bytes // _STATFS_BLOCK_BYTES)
         data.f_bfree = data.f_bavail = 0
-        data.f_files = len(self._tree.listed()) * (1 + self._parts.ranks.slices)
+        data.f_files = len(self._tree.listed()) * (1 + self._reader.identity.slices)
         data.f_ffree = data.f_favail = 0
         data.f_namemax = _NAME_BYTES_MAX
         return data

@@ -76,6 +76,7 @@ class Reports:
             "grid": self._parts.reader.identity.grid.document(),  # type: ignore[dict-item]
             "ext": self._parts.reader.identity.ext,
             "world": self._parts.ranks.world,
+            "micro_batches": self._parts.ranks.micro_batches,
             "head": state.version,
             "frontier": follower.frontier,
             "next_step": state.next_step,
@@ -129,6 +130,7 @@ class Reports:
             "directory": str(self._parts.options.directory),
             "grid": self._parts.reader.identity.grid.document(),  # type: ignore[dict-item]
             "world": self._parts.ranks.world,
+            "micro_batches": self._parts.ranks.micro_batches,
             "memory_bytes": self._parts.machine.memory_bytes,
             "disk_bytes": self._parts.machine.disk_bytes,
             "cache_dir": str(self._parts.machine.cache_dir),

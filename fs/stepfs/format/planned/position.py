@@ -11,6 +11,7 @@ Anything else is the position of another program, and none of our business.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypedDict
@@ -20,7 +21,8 @@ from stepfs.format.codec import Value, unpack
 
 _VERSION: Final = 1
 _FIELDS: Final = 12
-_EPOCH, _RECORDS, _SKIPPED, _TOKENS = 2, 8, 9, 11
+_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS = 1, 2, 8, 9, 11
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class SourceDocument(TypedDict):
@@ -44,8 +46,9 @@ class PlanDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class SourceStanding:
-    """One source, over all steps of the plan."""
+    """One source, over all steps of the plan. `listing`: digest of its files, which does not change; "" if it is none."""
 
+    listing: str
     tokens: int
     records: int
     skipped: int
@@ -111,7 +114,9 @@ def _source(fields: Value) -> SourceStanding | None:
     )
     if tokens is None or records is None or skipped is None or epoch is None:
         return None
-    return SourceStanding(tokens, records, skipped, epoch)
+    listing = fields[_LISTING]
+    known = isinstance(listing, str) and _DIGEST.fullmatch(listing) is not None
+    return SourceStanding(str(listing) if known else "", tokens, records, skipped, epoch)
 
 
 def _count(value: Value) -> int | None:

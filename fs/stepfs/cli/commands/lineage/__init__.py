@@ -1,0 +1,76 @@
+"""`stepfs lineage`: which records stand in a step, a file of it, a micro-batch or a token."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import typer
+
+from stepfs.cli.options import EndpointUrl, Json, PlanDirectory, not_empty, opt
+from stepfs.errors import AbsentError, UsageError
+from stepfs.store.options import StoreOptions
+
+_PLACE: Final = re.compile(r"(.*?)(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.DOTALL)
+
+
+def lineage(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAKE|PATH[:MICRO[:TOKEN]]",
+            help="A lake, a step of a mount, or a file there: all of it, one of its micro-batches, or a token of that.",
+            callback=not_empty,
+        ),
+    ],
+    step: Annotated[int | None, opt("--step", "Of a lake; the newest by default.", "N", least=0)] = None,
+    rank: Annotated[
+        str | None,
+        opt(
+            "--rank",
+            "Of a lake: a data rank, one of its micro-batches, or a token; by default the whole step.",
+            "R[:MICRO[:TOKEN]]",
+        ),
+    ] = None,
+    text: Annotated[
+        bool, opt("--text", "Show the records, where their files are at hand and the same.")
+    ] = False,
+    plan_dir: PlanDirectory = ".",
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Show which records stand in a step: source, file, record, epoch and tokens of each.
+
+    For lakes that `stepfs-produce run` fills. Reads the spans in the files themselves, and the lake's list of each
+    source's files. The other way round, from a record to its steps: `stepfs-produce find`.
+    """
+    import trio
+
+    from stepfs.cli.commands.lineage.report import document, lines, no_text_at_all
+    from stepfs.cli.commands.lineage.spans import Wanted, shown_spans
+    from stepfs.cli.target import is_lake
+
+    options = StoreOptions(endpoint_url)
+    if is_lake(target):
+        whose, micro, token = _parted(rank or "")
+        if whose and not whose.isdigit():
+            raise UsageError(
+                f"--rank {rank!r}: write a rank, and if need be micro-batch and token: 3 or 3:0:512"
+            )
+        wanted = Wanted(target, options, step, int(whose) if whose else None, micro, token)
+    else:
+        for option, given in (("--step", step), ("--rank", rank)):
+            if given is not None:
+                raise UsageError(f"{option} is for lakes; {target} is a path of a mount")
+        path, micro, token = _parted(target)
+        wanted = Wanted.of_path(path, options, micro, token)
+    found = trio.run(shown_spans, wanted, plan_dir if text else None)
+    typer.echo(document(found) if as_json else "\n".join(lines(found)))
+    if text and (why := no_text_at_all(found)):
+        raise AbsentError(why)
+
+
+def _parted(text: str) -> tuple[str, int | None, int | None]:
+    match = _PLACE.fullmatch(text)
+    assert match is not None
+    return match[1], *(None if number is None else int(number) for number in match.groups()[1:])  # type: ignore[return-value]

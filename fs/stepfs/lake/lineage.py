@@ -1,0 +1,87 @@
+"""The spans of a step's slices, each read whole and verified, for those who ask where tokens came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import trio
+from crc32c import crc32c
+
+from stepfs.errors import CorruptError, UsageError
+from stepfs.format.descriptor import SliceRef
+from stepfs.format.ids import SliceIndex
+from stepfs.format.payload.arrays import ByTorch
+from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+
+if TYPE_CHECKING:
+    from stepfs.format.payload.spans import Spans
+
+READ_BYTES_MAX: Final = 64 << 20  # by one request; a longer slice is one request by itself
+_GAP_BYTES_MAX: Final = 64 << 10
+
+Placed = tuple[SliceIndex, SliceRef]
+
+
+class LineageReader:
+    """Spans of the steps of one lake, of forks' origins, too."""
+
+    def __init__(self, log: LogReader, origins: OriginStores, by_torch: ByTorch) -> None:
+        self._log = log
+        self._origins = origins
+        self._by_torch = by_torch
+
+    async def spans(
+        self, entry: StepEntry, slices: Sequence[SliceIndex], take: Callable[[SliceIndex, Spans], None]
+    ) -> None:
+        """Call `take` with the spans of each of these slices; neighbours are read by one request.
+
+        `UsageError` for a lake without spans, `CorruptError` for other bytes than were committed.
+        """
+        store, key = self._origins.of(entry.tgb, self._log.state), entry.tgb.key
+        for group in _joined([(index, entry.tgb.slice(index)) for index in slices]):
+            begin = group[0][1].offset
+            data = memoryview(bytearray(max(ref.offset + ref.length for _, ref in group) - begin))
+            got = await store.read_into(key, begin, data) if data else 0
+            if got is None:
+                raise CorruptError(f"{key} is missing; `stepfs verify` says what to do")
+            for index, ref in group:
+                payload = data[:got][ref.offset - begin : ref.offset - begin + ref.length]
+                if len(payload) < ref.length or crc32c(payload) != ref.crc32c:
+                    raise CorruptError(
+                        f"{key}: slice {index} is not what was committed; `stepfs verify` says what to do"
+                    )
+                take(index, await trio.to_thread.run_sync(self._parsed, entry, index, payload))
+
+    def _parsed(self, entry: StepEntry, index: SliceIndex, payload: memoryview) -> Spans:
+        from stepfs.format.payload.excerpt import UnreadablePayloadError  # noqa: PLC0415  (numpy takes 100 ms)
+        from stepfs.format.payload.spans import NoSpansError, read_spans  # noqa: PLC0415
+
+        what = f"step {entry.step}, slice {index}"
+        try:
+            return read_spans(self._log.identity.ext, payload, self._by_torch)
+        except NoSpansError as error:
+            raise UsageError(
+                f"{what}: {error}; lineage is in the .safetensors, .pt and .tar files that `stepfs-produce run` makes"
+            ) from error
+        except UnreadablePayloadError as error:
+            raise CorruptError(f"{what}: {error}; `stepfs verify --content` looks into all files") from error
+
+
+def _joined(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Neighbours in the object, until `READ_BYTES_MAX`."""
+    group: list[Placed] = []
+    end = 0
+    for index, ref in sorted(placed, key=lambda one: (one[1].offset, one[0])):
+        far = group and (
+            ref.offset > end + _GAP_BYTES_MAX or ref.offset + ref.length - group[0][1].offset > READ_BYTES_MAX
+        )
+        if far:
+            yield group
+            group = []
+        group.append((index, ref))
+        end = ref.offset + ref.length
+    if group:
+        yield group
