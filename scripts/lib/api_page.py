@@ -39,7 +39,8 @@ def page() -> str:
     parts = [_HEAD, "## stepfs: reading\n"]
     for name in ("StepDataset", "ShuffledSteps", "Lake", "StreamState", "CheckpointHook"):
         parts += _class(f"stepfs.{name}", getattr(stepfs, name))
-    parts += _function("stepfs.torch.dump", stepfs.torch.dump)
+    for name in stepfs.torch.__all__:
+        parts += _function(f"stepfs.torch.{name}", getattr(stepfs.torch, name))
     parts += ["## stepfs.announce: an order of steps\n", _beginning(announce)]
     parts += _functions(announce, "announce_steps", "announce_file", "announce_none")
     parts += ["## stepfs.errors\n", _beginning(errors), *_errors(), ""]

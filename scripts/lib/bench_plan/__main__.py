@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.report import ROOT, Report
-from bench_plan import balance, faults, memory, mix, throughput, times
+from bench_plan import balance, elastic, faults, history, memory, mix, throughput, times, work
 from stepfs.cli.failure import reported
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ PARTS = {
     "memory": memory.run,
     "throughput": throughput.run,
     "faults": faults.run,
+    "elastic": elastic.run,
+    "lineage": history.lineage,
+    "replay": history.replay,
+    "cost": work.cost,
+    "late": work.late,
 }
 
 

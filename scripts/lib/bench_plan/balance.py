@@ -46,6 +46,7 @@ def run(report: Report, *, quick: bool) -> None:
             row = at_least(bound, what, f"{even:.3f}", f"{plain:.2f} as they come", plain / even)
             report.add(row if name == "quadratic" else Row(what, row.ours, row.against, row.ratio))
     fill(report, quick=quick)
+    several_lengths(report, quick=quick)
 
 
 def measured(kind: str, length: int, ranks: int, over: Over, cost: Cost = COSTS["7B"]) -> float:
@@ -96,3 +97,40 @@ def fill(report: Report, *, quick: bool) -> None:
                 "",
             )
         )
+
+
+def several_lengths(report: Report, *, quick: bool) -> None:
+    """Sources of 4k, 8k and 32k in rows of 32k, beside the same documents in one length."""
+    row, of_sources = 32768, {"code": 4096, "lognormal": 8192, "prose": 32768}
+    lengths = {name: 32 * KINDS[name](3, 50_000) for name in of_sources}  # many of them longer than a row
+    count = 10 if quick else 50
+    found = {}
+    for ranks, rows in ((16, 1), (8, 8), (64, 8)):
+        for own in (of_sources, {}):
+            chosen = rules(
+                dict.fromkeys(of_sources, 1),
+                row,
+                ranks,
+                micro_batches=rows,
+                micro_batch_tokens=row,
+                cost=COSTS["7B"],
+                of_sources=own,
+            )
+            plans = list(steps(chosen, lengths, max(count // (ranks * rows // 16), 2)))
+            fills = sum(plan.tokens for plan in plans) / sum(plan.room for plan in plans)
+            even = sum(slowdown(plan.costs, meet=True) for plan in plans) / len(plans)
+            found[ranks, rows, bool(own)] = (fills, even)
+    report.figures["several lengths"] = [[*key, *values] for key, values in found.items()]
+    for (ranks, rows, shorter), (fills, even) in found.items():
+        if shorter:
+            one_fill, one_even = found[ranks, rows, False]
+            report.add(
+                at_least(
+                    0.97,
+                    f"fill, 4k / 8k / 32k in rows of 32k, {ranks} ranks × {rows} rows",
+                    f"{fills:.4f}; slowest ÷ mean {even:.3f}",
+                    f"one length {one_fill:.4f}; {one_even:.3f}",
+                    fills,
+                    "",
+                )
+            )

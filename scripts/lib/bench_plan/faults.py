@@ -76,10 +76,10 @@ def run(report: Report, *, quick: bool) -> None:
 
 
 def _loaders(report: Report, directory: Path, *, steps: int) -> None:
-    plan = _plan(directory / "loaders", 4, ["{from: 0, weights: {s00: 1, s01: 2, s02: 3, s03: 4}}"])
+    plan = write_plan(directory / "loaders", 4, ["{from: 0, weights: {s00: 1, s01: 2, s02: 3, s03: 4}}"])
     lakes, killed = {}, 0
     for name in ("undisturbed", "killed"):
-        with _running(plan, directory / name, steps) as process:
+        with running(plan, directory / name, steps) as process:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_KILL_EVERY_S)
@@ -110,19 +110,19 @@ def _loaders(report: Report, directory: Path, *, steps: int) -> None:
 
 def _command(report: Report, directory: Path, *, rounds: int) -> None:
     weights = ", ".join(f"s{number:02}: {number + 1}" for number in range(16))
-    plan = _plan(directory / "command", 16, [f"{{from: 0, weights: {{{weights}}}}}"])
+    plan = write_plan(directory / "command", 16, [f"{{from: 0, weights: {{{weights}}}}}"])
     lake = directory / "again"
     back, steps = [], 20
     for _ in range(rounds):
-        with _running(plan, lake, None) as process:
-            until(lambda: process.poll() is not None or _files(lake) >= steps, _WAIT_S)  # noqa: B023 - called here
+        with running(plan, lake, None) as process:
+            until(lambda: process.poll() is not None or steps_written(lake) >= steps, _WAIT_S)  # noqa: B023 - called here
             process.kill()
         started_s = time.time()
         steps = len(read_lake(lake).times_s) + 20
-        with _running(plan, lake, steps) as process:
+        with running(plan, lake, steps) as process:
             process.wait()
         back.append(next(at for at in read_lake(lake).times_s if at > started_s) - started_s)
-        steps = _files(lake) + 20
+        steps = steps_written(lake) + 20
     report.figures.setdefault("faults", {})["command"] = {"back_s": back, "load": load()}
     report.add(
         at_most(
@@ -138,8 +138,8 @@ def _command(report: Report, directory: Path, *, rounds: int) -> None:
 
 def _jump(report: Report, directory: Path) -> None:
     mix = ["{from: 0, weights: {s00: 5, s01: 95}}", f"{{from: {_JUMP_AT}, weights: {{s00: 60, s01: 40}}}}"]
-    plan = _plan(directory / "jump", 2, mix)
-    with _running(plan, directory / "jumped", _JUMP_AT + 2 * _AROUND) as process:
+    plan = write_plan(directory / "jump", 2, mix)
+    with running(plan, directory / "jumped", _JUMP_AT + 2 * _AROUND) as process:
         process.wait()
     lake = read_lake(directory / "jumped")
     shares = []
@@ -166,7 +166,7 @@ def _jump(report: Report, directory: Path) -> None:
     )
 
 
-def _plan(directory: Path, sources: int, mix: list[str]) -> Path:
+def write_plan(directory: Path, sources: int, mix: list[str]) -> Path:
     """A plan over so many sources s00, s01, … of 1 MiB of text each."""
     directory.mkdir()
     draw = random.Random(5)
@@ -185,9 +185,11 @@ def _plan(directory: Path, sources: int, mix: list[str]) -> Path:
 
 
 @contextmanager
-def _running(plan: Path, lake: Path, steps: int | None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    plan: Path, lake: Path, steps: int | None, rate: int | None = _STEPS_PER_SECOND
+) -> Iterator[subprocess.Popen[bytes]]:
     words = [str(BIN / "stepfs-produce"), "run", str(plan), lake.as_uri(), "--workers", str(WORKERS)]
-    words += ["--steps-per-second", str(_STEPS_PER_SECOND)]
+    words += [] if rate is None else ["--steps-per-second", str(rate)]
     words += [] if steps is None else ["--limit-steps", str(steps)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
         try:
@@ -199,7 +201,7 @@ def _running(plan: Path, lake: Path, steps: int | None) -> Iterator[subprocess.P
             raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
 
 
-def _files(lake: Path) -> int:
+def steps_written(lake: Path) -> int:
     return len(list(lake.glob("*/data/*/*.tgb")))
 
 

@@ -22,11 +22,17 @@ def shares(weights: Weights) -> tuple[int, ...]:
 
 
 def rules(
-    weights: Weights, length: int, ranks: int, *, entries: list[MixEntry] | None = None, **more: Any
+    weights: Weights,
+    length: int,
+    ranks: int,
+    *,
+    entries: list[MixEntry] | None = None,
+    of_sources: Mapping[str, int] | None = None,
+    **more: Any,
 ) -> Rules:
     mix = MixSchedule(entries or [MixEntry(0, shares(weights))])
     sources = {name: SourceRule(name) for name in weights}
-    return Rules("bench", sources, mix, Stages({0: length}), ranks, **more)
+    return Rules("bench", sources, mix, Stages({0: length}, {0: of_sources or {}}), ranks, **more)
 
 
 def ahead_of(source: SourceState, lengths: Integers, count: int) -> Ahead:

@@ -20,15 +20,15 @@ from typing import Any
 import trio
 
 from bench.machine import cpu_s, family
-from stepfs.format.grid.record import Grid
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
-from stepfs_producer.engine.local import SPARES, local_engine
+from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need
+from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.memory import memory_of
@@ -66,10 +66,9 @@ class Clock:
 async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     """What it took, and the state behind the last step."""
     place = plan_at(plan)
-    output = place.plan.output
     store = open_store(lake)
     try:
-        identity = await ensure_lake(store, Grid(output.mesh.data_ranks), output.ext, None)
+        identity = await ensure_lake(store, grid_of(place.plan), place.plan.output.ext, None)
         fit = await fit_plan(store, identity, place, await list_sources(place), None)
         memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
         last: list[State] = []
@@ -85,7 +84,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
             local_engine(workers, preload=partial(preload, str(plan.parent))) as engine,
         ):
             with trio.fail_after(WARM_S):
-                while engine.idle < workers + SPARES:  # noqa: ASYNC110 - the engine has no event for it
+                while engine.idle < workers + engine.spares:  # noqa: ASYNC110 - the engine has no event for it
                     await trio.sleep(0.05)
             conductor = Conductor(
                 running, engine, producer, RunCallbacks(appended=lambda made, *_: last.append(made.after))

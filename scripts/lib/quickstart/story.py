@@ -19,6 +19,7 @@ from rich.table import Table
 from quickstart.programs import is_mounted, let_go, processes_naming, refuse_failure, run
 
 DEADLINE_S = 300.0  # to give up on a machine that is too slow, or broken
+SERVERS = ("weed", "azurite")  # they run in this directory until the end
 BRIEF = "--brief" in sys.argv[1:]  # the same story of less text: for CI, where nobody watches
 
 console = Console(highlight=False)
@@ -69,7 +70,9 @@ class Story:
     def check_nothing_left(self) -> None:
         mounts = [path for path in self.mounts if is_mounted(path)]
         caches = list(self.directory.glob("cache-*"))
-        programs = [name for name in processes_naming(self.directory) if "weed" not in name]
+        programs = [
+            name for name in processes_naming(self.directory) if not any(server in name for server in SERVERS)
+        ]
         left = [*map(str, mounts), *map(str, caches), *programs]
         self.check("no mount, process or cache is left", ", ".join(left) or "nothing", not left)
 
@@ -93,17 +96,26 @@ def interrupted(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def lake_url(directory: Path) -> Iterator[str]:
-    """A place for a lake: a directory, or with --s3 a bucket of a SeaweedFS started for the purpose."""
-    if "--s3" not in sys.argv[1:]:
-        yield (directory / "lake").as_uri()
+    """A place for a lake: a directory; with --store of a server started for the purpose, or the URL that it names."""
+    words = sys.argv[1:]
+    store = words[words.index("--store") + 1] if "--store" in words else ""
+    if not store or "://" in store:
+        yield store or (directory / "lake").as_uri()
         return
-    import servers  # noqa: PLC0415  (how tests start SeaweedFS is how it is started)
+    import cloudservers  # noqa: PLC0415  (how tests start servers is how they are started)
+    import servers  # noqa: PLC0415
 
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
         del os.environ[name]
-    with servers.seaweedfs(directory / "seaweedfs") as server:
+    server: servers.S3Server | cloudservers.CloudServer
+    with ExitStack() as stack:
+        if store == "s3":
+            server = stack.enter_context(servers.seaweedfs(directory / "server"))
+        else:
+            start = cloudservers.google if store == "gs" else cloudservers.azurite
+            server = stack.enter_context(start(directory / "server"))
         os.environ.update(server.environment())
-        yield f"s3://{servers.BUCKET}/quickstart"
+        yield f"{server.home}/quickstart"
 
 
 def steps_in(directory: Path) -> list[str]:

@@ -254,8 +254,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--rate", type=float, default=4.0, help="records per second and producer (default 4)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between faults (default 2.5)")
-    parser.add_argument("--store", choices=["s3", "file"], default="s3")
-    parser.add_argument("--proxy", default=PROXY, help="troubles with probabilities, or 'none' (s3 only)")
+    parser.add_argument("--store", choices=["s3", "gs", "az", "file"], default="s3")
+    parser.add_argument(
+        "--proxy", default=PROXY, help="troubles with probabilities, or 'none' (not for file)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.add_argument("--keep", action="store_true", help="keep journals, logs and the lake")
     parser.add_argument(

@@ -29,7 +29,7 @@ class PlausibleProxy(FaultProxy):
     """Conditional creates, on which everything rests, are the most unlucky; nothing else is ever answered 409."""
 
     def _pick(self, request: Message) -> Trouble | None:
-        if "if-none-match" in request.headers:
+        if not {"if-none-match", "x-goog-if-generation-match"}.isdisjoint(request.headers):
             throws = [super(PlausibleProxy, self)._pick(request) for _ in range(_THROWS)]
             return next(filter(None, throws), None)
         trouble = super()._pick(request)

@@ -26,6 +26,7 @@ _BACK_S = (0.0, 1.5)
 _SERVER_BACK_S = (0.0, 4.0)
 _GLANCE_S = 0.05
 _RECLAIMERS = 2
+_GRACE_S = 20  # more than a frozen mount and an absent store: until then an open file's bytes are there (SEMANTICS, 7)
 
 
 @dataclass
@@ -89,8 +90,8 @@ def prepared_run(
         server = None
         lake = (directory / "lake").as_uri()
         environment = {"STEPFS_LOG_DIR": str(directory / "logs")}
-        if store == "s3":
-            server = Server(directory / "seaweedfs", seed=seed, probabilities=probabilities)
+        if store != "file":
+            server = Server(directory / "seaweedfs", seed=seed, probabilities=probabilities, store=store)
             stack.enter_context(server)
             lake = server.url()
             environment |= server.environment()
@@ -127,7 +128,7 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
         return
     kind = draw.choices(list(KILLED_KINDS), list(KILLED_KINDS.values()))[0]
     if kind == "server":
-        if run.server is not None and run.server.alive():
+        if run.server is not None and run.server.may_be_killed():
             run.server.kill(now, draw.uniform(*_SERVER_BACK_S))
             run.injected[kind] += 1
         return
@@ -248,7 +249,7 @@ def _watched(run: Run, index: int) -> Path:
 def _reclaimer(run: Run, index: int, environment: dict[str, str]) -> Actor:
     name = f"reclaimer-{index}"
     words = [str(BIN / "stepfs"), "reclaim", run.lake, "--every", f"{1 + 2 * index}s"]
-    words += ["--grace", "0", "--json"]
+    words += ["--grace", f"{_GRACE_S}s", "--json"]
     return Actor("reclaimer", name, words, _log(run, name), None, environment)
 
 

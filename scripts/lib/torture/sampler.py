@@ -92,13 +92,21 @@ class Sampler:
         offsets = list(range(0, size, piece))
         random.shuffle(offsets)
         for offset in offsets:
-            data[offset : offset + piece] = os.pread(descriptor, piece, offset)
+            data[offset : offset + piece] = _exactly(descriptor, min(piece, size - offset), offset)
         return bytes(data)
 
     @staticmethod
     def _mapped(descriptor: int) -> bytes:
         with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapping:
             return bytes(mapping)
+
+
+def _exactly(descriptor: int, size: int, offset: int) -> bytes:
+    """A daemon that is killed within a read leaves it short; the next one then says that it is gone."""
+    found = b""
+    while len(found) < size and (more := os.pread(descriptor, size - len(found), offset + len(found))):
+        found += more
+    return found
 
 
 def main() -> int:

@@ -1,4 +1,5 @@
-"""The S3 server of a torture run: SeaweedFS that survives kill -9 on its ports and directory, behind a fault proxy."""
+"""The server of a torture run behind a fault proxy: SeaweedFS, which survives kill -9 on its ports and directory; Azurite and
+the double of Google, which keep too much in memory for that and are not killed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+import cloudservers
 import servers
+from cloudservers import CloudServer
 
 from torture.processes import python, spawn
 
@@ -20,17 +23,20 @@ _PROXY_READY_S = 30.0
 
 
 class Server:
-    """SeaweedFS and, if any trouble is asked for, the proxy in front of it. A context manager."""
+    """A server and, if any trouble is asked for, the proxy in front of it. A context manager. `store`: s3, gs or az."""
 
-    def __init__(self, directory: Path, *, seed: int, probabilities: str, durable: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, seed: int, probabilities: str, durable: bool = True, store: str = "s3"
+    ) -> None:
+        self._store = store
         self._directory = directory
         self._seed = seed
         self._probabilities = probabilities
-        self._durable = durable
+        self._durable = durable and store == "s3"
         self._ports = servers.free_ports(_PORTS)
         self._stack = ExitStack()
         self._running = ExitStack()
-        self._server: servers.S3Server | None = None
+        self._server: servers.S3Server | CloudServer | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
         self.back_at: float | None = None
         self.counts = directory.parent / "proxy-counts.json"
@@ -55,13 +61,17 @@ class Server:
         """What clients need: the proxy's address where there is one."""
         assert self._server is not None
         port = self._ports[5] if self._proxy else self._ports[0]
-        return self._server.environment() | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}"}
+        return self._server.environment(f"http://127.0.0.1:{port}")
 
     def url(self) -> str:
-        return f"s3://{servers.BUCKET}/torture"
+        assert self._server is not None
+        return f"{self._server.home}/torture"
 
     def alive(self) -> bool:
         return self._server is not None
+
+    def may_be_killed(self) -> bool:
+        return self.alive() and self._store == "s3"
 
     def kill(self, now: float, back_in_s: float) -> None:
         assert self._server is not None
@@ -76,7 +86,7 @@ class Server:
             self.back_at = None
             self._start()
         if self._server is not None and self._server.process.poll() is not None:
-            raise RuntimeError(f"SeaweedFS ended by itself, see {self._directory}/server.log")
+            raise RuntimeError(f"the server ended by itself, see {self._directory}/server.log")
         if self._proxy is not None and self._proxy.poll() is not None:
             raise RuntimeError(f"the fault proxy ended by itself, see {self._directory.parent}/proxy.log")
 
@@ -87,7 +97,12 @@ class Server:
 
     def _start(self) -> None:
         self._running = ExitStack()
-        self._server = self._running.enter_context(servers.seaweedfs(self._directory, ports=self._ports[:5]))
+        if self._store == "s3":
+            started = servers.seaweedfs(self._directory, ports=self._ports[:5])
+            self._server = self._running.enter_context(started)
+        else:
+            start = cloudservers.google if self._store == "gs" else cloudservers.azurite
+            self._server = self._running.enter_context(start(self._directory, port=self._ports[0]))
 
     def _make_durable(self) -> None:
         """Without this SeaweedFS acknowledges before the bytes are on the disk."""

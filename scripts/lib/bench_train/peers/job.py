@@ -76,6 +76,21 @@ class Stream(Protocol):
         ...
 
 
+class LoaderStream:
+    """The `Stream` of a loader that keeps a state of its own."""
+
+    def __init__(self, loader: Any, state: Any) -> None:
+        self._loader = loader
+        if state is not None:
+            loader.load_state_dict(state)
+
+    def batches(self) -> Iterator[Batch]:
+        return iter(self._loader)
+
+    def state(self) -> object:
+        return self._loader.state_dict()
+
+
 class Adapter(Protocol):
     """The module of a peer."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench_train.peers import samples
-from bench_train.peers.job import Batch, Order
+from bench_train.peers.job import LoaderStream, Order
 
 
 def imports() -> None:
@@ -34,33 +33,19 @@ def write(order: Order) -> None:
     samples.upload_directory(order, Path(order.cache))
 
 
-class Streaming:
-    """A `Stream`."""
+def train(order: Order, state: Any) -> LoaderStream:
+    from litdata import StreamingDataLoader, StreamingDataset  # noqa: PLC0415
 
-    def __init__(self, order: Order, state: Any) -> None:
-        from litdata import StreamingDataLoader, StreamingDataset  # noqa: PLC0415
+    class Decoded(StreamingDataset):
+        def __getitem__(self, at: Any) -> Any:
+            return samples.decoded_sample(super().__getitem__(at))
 
-        class Decoded(StreamingDataset):
-            def __getitem__(self, at: Any) -> Any:
-                return samples.decoded_sample(super().__getitem__(at))
-
-        dataset = Decoded(
-            f"s3://{order.bucket}/{order.place}",
-            cache_dir=order.cache,
-            shuffle=False,
-            drop_last=False,
-            storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL_S3"]},
-        )
-        self._loader = StreamingDataLoader(dataset, batch_size=order.data.batch, num_workers=order.workers)
-        if state is not None:
-            self._loader.load_state_dict(state)
-
-    def batches(self) -> Iterator[Batch]:
-        return iter(self._loader)
-
-    def state(self) -> object:
-        return self._loader.state_dict()
-
-
-def train(order: Order, state: Any) -> Streaming:
-    return Streaming(order, state)
+    dataset = Decoded(
+        f"s3://{order.bucket}/{order.place}",
+        cache_dir=order.cache,
+        shuffle=False,
+        drop_last=False,
+        storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL_S3"]},
+    )
+    loader = StreamingDataLoader(dataset, batch_size=order.data.batch, num_workers=order.workers)
+    return LoaderStream(loader, state)

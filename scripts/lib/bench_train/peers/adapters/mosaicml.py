@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench_train.peers import samples
-from bench_train.peers.job import TEXT, Batch, Order
+from bench_train.peers.job import TEXT, LoaderStream, Order
 
 
 def imports() -> None:
@@ -39,37 +38,23 @@ def write(order: Order) -> None:
     samples.upload_directory(order, Path(order.cache))
 
 
-class Streaming:
-    """A `Stream`."""
+def train(order: Order, state: Any) -> LoaderStream:
+    os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL_S3"]
+    from streaming import StreamingDataLoader, StreamingDataset  # noqa: PLC0415
+    from streaming.base.util import (  # type: ignore[import-not-found]  # noqa: PLC0415
+        clean_stale_shared_memory,
+    )
 
-    def __init__(self, order: Order, state: Any) -> None:
-        os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL_S3"]
-        from streaming import StreamingDataLoader, StreamingDataset  # noqa: PLC0415
-        from streaming.base.util import (  # type: ignore[import-not-found]  # noqa: PLC0415
-            clean_stale_shared_memory,
-        )
+    class Decoded(StreamingDataset):
+        def __getitem__(self, at: Any) -> Any:
+            return samples.decoded_sample(super().__getitem__(at))
 
-        class Decoded(StreamingDataset):
-            def __getitem__(self, at: Any) -> Any:
-                return samples.decoded_sample(super().__getitem__(at))
-
-        clean_stale_shared_memory()  # as its documents tell after a run that was killed
-        dataset = Decoded(
-            remote=f"s3://{order.bucket}/{order.place}",
-            local=order.cache,
-            shuffle=False,
-            batch_size=order.data.batch,
-        )
-        self._loader = StreamingDataLoader(dataset, batch_size=order.data.batch, num_workers=order.workers)
-        if state is not None:
-            self._loader.load_state_dict(state)
-
-    def batches(self) -> Iterator[Batch]:
-        return iter(self._loader)
-
-    def state(self) -> object:
-        return self._loader.state_dict()
-
-
-def train(order: Order, state: Any) -> Streaming:
-    return Streaming(order, state)
+    clean_stale_shared_memory()  # as its documents tell after a run that was killed
+    dataset = Decoded(
+        remote=f"s3://{order.bucket}/{order.place}",
+        local=order.cache,
+        shuffle=False,
+        batch_size=order.data.batch,
+    )
+    loader = StreamingDataLoader(dataset, batch_size=order.data.batch, num_workers=order.workers)
+    return LoaderStream(loader, state)

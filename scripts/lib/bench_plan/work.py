@@ -1,0 +1,159 @@
+"""Work that follows cost: a rare, costly source uses all workers; a worker that hangs costs seconds, not the run.
+
+Sleeping functions stand for work, so that there are as many workers as wanted on two cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from bench.report import Report, at_least, at_most, load
+from bench_plan.faults import Lake, read_lake
+from quickstart.programs import BIN
+from torture.planned.command import workers_of
+
+FASTER = 3.5
+_GAP_S = 7.0
+_STOP_EVERY_S = 9.0  # longer than a late task and the start of a new spare
+_STEPS_PER_SECOND = 20
+_RECORD_BYTES = 700
+_MODULE = """\
+import time
+
+def costly(record):
+    time.sleep({costly})
+    return record["text"]
+
+"""
+_PLAN = """\
+version: 1
+output: {{ext: .safetensors, mesh: "dp=2", sequence_length: 1024, micro_batch_tokens: 4096}}
+defaults: {{shuffle: {{block: 256KiB}}}}
+sources:
+  {sources}
+mix: {{{mix}}}
+"""
+_COSTLY = "costly: {format: jsonl, files: costly/, transform: 'slow:costly'}"
+_TEXT = "text: {format: jsonl, files: text/}"
+
+
+def cost(report: Report, *, quick: bool) -> None:
+    """A source of 5 % of the tokens at 0.2 s a record, with 2 and with 8 workers."""
+    steps = 60 if quick else 150
+    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+        directory = Path(name)
+        plan = _plan(directory, {"costly": _COSTLY, "text": _TEXT}, "costly: 5, text: 95", costly_s=0.2)
+        took_s = {}
+        digests = set()
+        for workers in (2, 8):
+            lake = directory / f"lake-{workers}"
+            _run(plan, lake, workers, steps)
+            found = read_lake(lake)
+            took_s[workers] = found.times_s[-1] - found.times_s[0]
+            digests.add(_digest(found))
+    if len(digests) > 1:
+        raise SystemExit("bench_plan: the number of workers shows in the steps")
+    report.figures["cost"] = {"seconds": took_s, "load": load()}
+    report.add(
+        at_least(
+            FASTER,
+            "5 % of the tokens at 0.2 s a record: 8 workers against 2, first to last commit",
+            f"{took_s[8]:.1f} s, {steps} steps equal",
+            f"{took_s[2]:.1f} s",
+            took_s[2] / took_s[8],
+        )
+    )
+
+
+def late(report: Report, *, quick: bool) -> None:
+    """A worker is stopped in the middle of whatever it does, again and again."""
+    steps = 400 if quick else 1200
+    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+        directory = Path(name)
+        plan = _plan(directory, {"costly": _COSTLY, "text": _TEXT}, "costly: 5, text: 95", costly_s=0.02)
+        stops, lakes = 0, {}
+        for kind in ("undisturbed", "stopped"):
+            words = [
+                *_command(plan, directory / kind, 2, steps),
+                "--steps-per-second",
+                str(_STEPS_PER_SECOND),
+            ]
+            with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+                while process.poll() is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_STOP_EVERY_S)
+                    if kind == "stopped" and process.poll() is None:
+                        stops += _stop_one_worker(process.pid)
+            if process.returncode:
+                raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
+            lakes[kind] = read_lake(directory / kind)
+    if _digest(lakes["undisturbed"]) != _digest(lakes["stopped"]):
+        raise SystemExit("bench_plan: a stopped worker changed or lost a step")
+    longest, undisturbed = max(lakes["stopped"].gaps_s()), max(lakes["undisturbed"].gaps_s())
+    report.figures["late"] = {"stops": stops, "gaps_s": lakes["stopped"].gaps_s(), "load": load()}
+    report.add(
+        at_most(
+            _GAP_S,
+            f"a worker stopped, {stops} times: longest gap between steps",
+            f"{longest:.1f} s",
+            f"undisturbed {undisturbed:.1f} s; {steps} steps equal",
+            longest,
+            "s",
+        )
+    )
+
+
+def _stop_one_worker(pid: int) -> int:
+    """One that works if there is one; the others wait in a read of their pipe."""
+    workers = [worker for worker in workers_of(pid) if _state(worker) not in "TZ"]
+    busy = [worker for worker in workers if _state(worker) == "R"] or workers
+    for worker in busy[:1]:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGSTOP)
+    return len(busy[:1])
+
+
+def _state(pid: int) -> str:
+    """As the kernel writes it; Z of a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def _plan(directory: Path, sources: dict[str, str], mix: str, *, costly_s: float = 0.0) -> Path:
+    draw = random.Random(5)
+    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
+    for name in sources:
+        (directory / name).mkdir()
+        with (directory / name / "a.jsonl").open("w") as file:
+            while file.tell() < 1 << 20:
+                begin = draw.randrange(1 << 15)
+                file.write(json.dumps({"text": letters[begin : begin + _RECORD_BYTES]}) + "\n")
+    (directory / "slow.py").write_text(_MODULE.format(costly=costly_s))
+    path = directory / "plan.yaml"
+    path.write_text(_PLAN.format(sources="\n  ".join(sources.values()), mix=mix))
+    return path
+
+
+def _command(plan: Path, lake: Path, workers: int, steps: int) -> list[str]:
+    words = [str(BIN / "stepfs-produce"), "run", str(plan), lake.as_uri(), "--workers", str(workers)]
+    return [*words, "--limit-steps", str(steps)]
+
+
+def _run(plan: Path, lake: Path, workers: int, steps: int) -> None:
+    done = subprocess.run(_command(plan, lake, workers, steps), stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {done.returncode}")
+
+
+def _digest(lake: Lake) -> str:
+    return hashlib.sha256("".join(lake.digests).encode()).hexdigest()
