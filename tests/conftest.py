@@ -9,12 +9,15 @@ import re
 import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import cloudservers
 import pytest
 import servers
 import trio
+from cloudservers import CloudServer
 from faultproxy import FaultProxy
 from hypothesis import settings
 from ownmounts import enter_own_mount_namespace
@@ -110,6 +113,44 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Serve
     with servers.rclone_s3(tmp_path_factory.mktemp("rclone", numbered=True)) as server:
         yield server
         server.kill()
+
+
+def _cloud(server: AbstractContextManager[CloudServer]) -> Iterator[CloudServer]:
+    with server as running, pytest.MonkeyPatch.context() as patch:
+        variables = running.environment()
+        foreign = {name.partition("_")[0] for name in variables}
+        for name in [name for name in os.environ if name.partition("_")[0] in foreign]:
+            patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudServer]:
+    """The double of Google's XML interface; the process's GOOGLE_* variables point at it."""
+    yield from _cloud(cloudservers.google(tmp_path_factory.mktemp("google", numbered=True)))
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudServer]:
+    """Azurite; the process's AZURE_* variables point at it. Skipped where it is not installed, save in CI."""
+    if not cloudservers.AZURITE.exists():
+        why = "no Azurite: install node and npm, then run scripts/setup again"
+        (pytest.fail if _CI else pytest.skip)(why)
+    yield from _cloud(cloudservers.azurite(tmp_path_factory.mktemp("azurite", numbered=True)))
+
+
+@pytest.fixture
+def gs_url(google: CloudServer) -> str:
+    """A prefix nothing was written under, on the double."""
+    return f"{google.home}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def az_url(azurite: CloudServer) -> str:
+    """A prefix nothing was written under, on Azurite."""
+    return f"{azurite.home}/{secrets.token_hex(8)}"
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ class _Cluster:
         self.world.lying = plan.lying
         self.runs = [WatchedRun(self.world, watched) for watched in plan.watched]
         self.forks = [ForkActor(self.world, forked) for forked in plan.forks]
-        self.faults: Plan = Storm(plan.faults) if plan.faults else no_faults
+        self.faults: Plan = Storm(plan.faults, trio.current_time) if plan.faults else no_faults
 
     async def run(self) -> Outcome:
         self.world.set_wall_clock("end", skewed=False)

@@ -7,6 +7,7 @@ kind of trouble is drawn by itself, so that they meet each other.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from damage import Rot
@@ -68,6 +69,8 @@ _KINDS: tuple[Fault, ...] = (
 )
 
 
+_STORM_S = 2 * 3600.0
+
 _RUNS = (("trainer",), ("trainer",), ("trainer", "trainer"), ("watched",), ("trainer", "watched"))
 
 
@@ -75,12 +78,17 @@ class Storm(Weighted):
     """Faults, but where one would only say that the store is unfit: the probe of a starting producer.
 
     A lie is told only where the protocol lives with it: control records and TGBs are taken at the store's word, and only
-    commits and snapshots hide.
+    commits and snapshots hide. It ends: a command of fifty requests, none of them retried, that must do without a fault
+    may never succeed while one request in ten fails.
     """
+
+    def __init__(self, probabilities: Mapping[Fault, float], clock: Callable[[], float]) -> None:
+        super().__init__(probabilities)
+        self._clock = clock
 
     def __call__(self, verb: str, key: str, rng: random.Random) -> Fault | None:
         fault = super().__call__(verb, key, rng)
-        if fault is None:
+        if fault is None or self._clock() > _STORM_S:
             return None
         if key.startswith("probe/"):
             return None if fault.told in {Told.TAKEN, Told.ABSENT} or fault.stale_s else fault
@@ -126,8 +134,8 @@ def _with_more(plan: Scenario, rng: random.Random) -> Scenario:
     names = [one.name for cast in (plan.producers, runs, plan.reclaimers, followers) for one in cast]
     far = {name: rng.choice((5.0, 25.0)) for name in names if rng.random() < 0.5}
     plan = replace(plan, followers=followers, far=far if rng.random() < 0.15 else {})
-    if plan.forks or any(run.retires for run in plan.trainers) or rng.random() > 0.15:
-        return plan  # what a dead fork or a run that begins again holds, no checkpoint gives up
+    if plan.forks or any(run.retires or run.behind for run in plan.trainers) or rng.random() > 0.15:
+        return plan  # what a dead fork, a run that begins again or an old checkpoint holds, no new checkpoint gives up
     # A trainer keeps the steps of `keep` checkpoints and reads on to the next; nobody may wait for the other for ever.
     lead = max(run.every * (run.keep + 2) for run in runs) + 2 * len(plan.producers)
     return replace(plan, producers=tuple(replace(one, max_lead=lead) for one in plan.producers))

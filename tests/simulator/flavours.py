@@ -40,6 +40,7 @@ def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
         case Flavour.RUSH:
             return replace(
                 plan,
+                producers=tuple(replace(producer, max_lead=None) for producer in plan.producers),
                 trainers=tuple(replace(trainer, behind=0.5) for trainer in plan.trainers),
                 reclaimers=tuple(
                     replace(one, every_s=0.05, lives=(*one.lives, Life(stalls=0.1)))

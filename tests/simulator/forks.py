@@ -61,13 +61,11 @@ class ForkActor:
         step = Step(self.rng.choice(live))
         skip_end = Step(step + self.rng.choice((0, 0, 1, 5)))
         try:
-            identity = await fork(parent, child, Cut(step, step, skip_end), self.world.clock)
+            identity = await self._forked(parent, child, Cut(step, step, skip_end))
         except (UsageError, WithdrawnError):
             ledger.counts["forks overtaken"] += 1  # by a reclaim
             return False
-        except RefusedError as error:
-            ledger.require("the store erred; try again" in str(error), f"{self.name}: {error}")
-            ledger.counts["forks refused by a false 412"] += 1
+        if identity is None:
             return False
         name = group_name(identity.lake_id)
         record = await Group.of(parent.store, ledger.identity, name, self.world.clock).read()
@@ -77,6 +75,15 @@ class ForkActor:
         self.identity, self.next_step = identity, record.need
         ledger.counts["forks"] += 1
         return True
+
+    async def _forked(self, parent: LogReader, child: ProcessStore, cut: Cut) -> LakeIdentity | None:
+        ledger = self.world.ledger
+        try:
+            return await fork(parent, child, cut, self.world.clock)
+        except RefusedError as error:
+            ledger.require("the store erred; try again" in str(error), f"{self.name}: {error}")
+            ledger.counts["forks refused by a false 412"] += 1
+            return None
 
     async def _train(self, child: ProcessStore, parent: ProcessStore, origins: OriginStores) -> None:
         assert self.identity is not None
@@ -106,7 +113,9 @@ class ForkActor:
             return
         grandchild = child.beside(ObjectMap())
         end = Step(live.stop)
-        identity = await fork(reader, grandchild, Cut(end, end, end), self.world.clock)
+        identity = await self._forked(reader, grandchild, Cut(end, end, end))
+        if identity is None:
+            return
         log = await LogReader.open(grandchild, identity)
         nearest, origin = log.state.origins
         step = Step(self.rng.choice(live))

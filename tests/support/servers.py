@@ -16,12 +16,18 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import botodata
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 ACCESS_KEY = "stepfs-test-key"
 SECRET_KEY = "stepfs-test-secret"
@@ -44,12 +50,16 @@ class S3Server:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def environment(self) -> dict[str, str]:
-        """What a client process needs to reach this server and nothing else."""
+    @property
+    def home(self) -> str:
+        return f"s3://{BUCKET}"
+
+    def environment(self, endpoint_url: str | None = None) -> dict[str, str]:
+        """What a client process needs to reach this server, or a proxy before it, and nothing else."""
         return {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_ENDPOINT_URL_S3": self.endpoint_url,
+            "AWS_ENDPOINT_URL_S3": endpoint_url or self.endpoint_url,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_CONFIG_FILE": os.devnull,
@@ -133,6 +143,18 @@ def program(name: str) -> str:
 def _running(
     command: Sequence[str], directory: Path, endpoint_url: str, extra: Mapping[str, str]
 ) -> Iterator[S3Server]:
+    with running(command, directory, partial(_is_ready, endpoint_url), extra) as process:
+        yield S3Server(endpoint_url, directory, process)
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    directory: Path,
+    is_ready: Callable[[], str],
+    extra: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server's process, once `is_ready` says nothing; it writes to server.log in `directory`, where it runs."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -148,24 +170,41 @@ def _running(
             start_new_session=True,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no Python lock
         )
-    server = S3Server(endpoint_url, directory, process)
+    deadline = time.monotonic() + _READY_S
     try:
-        _wait_until_ready(server, log)
-        yield server
+        while why := is_ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command!r}: {why}\n{log.read_text()[-3000:]}")
+            time.sleep(0.1)
+        yield process
     finally:
         _stop(process)
 
 
-def _wait_until_ready(server: S3Server, log: Path) -> None:
-    """Until the bucket exists and an object can be written: SeaweedFS answers before it has volumes."""
+def _is_ready(endpoint_url: str) -> str:
+    """'' once the bucket exists and an object can be written: SeaweedFS answers before it has volumes."""
     botodata.share()
-    import boto3  # noqa: PLC0415 - half a second that tests without a server should not pay
-    from botocore.config import Config  # noqa: PLC0415
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
-    client = boto3.session.Session().client(
+    client = _client(endpoint_url)
+    try:
+        if all(bucket["Name"] != BUCKET for bucket in client.list_buckets()["Buckets"]):
+            client.create_bucket(Bucket=BUCKET)
+        client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")
+    except (BotoCoreError, ClientError) as error:
+        return str(error)
+    client.close()
+    return ""
+
+
+@cache
+def _client(endpoint_url: str) -> S3Client:
+    import boto3  # noqa: PLC0415 - half a second that tests without a server should not pay
+    from botocore.config import Config  # noqa: PLC0415
+
+    return boto3.session.Session().client(
         "s3",
-        endpoint_url=server.endpoint_url,
+        endpoint_url=endpoint_url,
         region_name="us-east-1",
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
@@ -176,20 +215,6 @@ def _wait_until_ready(server: S3Server, log: Path) -> None:
             s3={"addressing_style": "path"},
         ),
     )
-    deadline = time.monotonic() + _READY_S
-    while True:
-        try:
-            if all(bucket["Name"] != BUCKET for bucket in client.list_buckets()["Buckets"]):
-                client.create_bucket(Bucket=BUCKET)
-            client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")
-        except (BotoCoreError, ClientError) as error:
-            exited = server.process.poll() is not None
-            if exited or time.monotonic() > deadline:
-                raise RuntimeError(f"{server.process.args!r}: {error}\n{log.read_text()[-3000:]}") from error
-            time.sleep(0.1)
-        else:
-            client.close()
-            return
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

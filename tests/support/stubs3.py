@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from stepfs.store.api import Store
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,16 @@ def stub_s3() -> Iterator[StubS3]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def calls(store: Store, where: str = "x/log/1") -> dict[str, Callable[[], Awaitable[object]]]:
+    """One call of each verb."""
+    prefix = where.rpartition("/")[0] + "/"
+    return {
+        "get": lambda: store.get(where),
+        "read": lambda: store.read_into(where, 0, memoryview(bytearray(1))),
+        "create": lambda: store.create(where, b"x"),
+        "put": lambda: store.put(where, [b"x"]),
+        "list": lambda: store.list(prefix),
+        "delete": lambda: store.delete([where]),
+    }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stepfs.format.planned.listing import Listing
 from stepfs_producer.sources.block import Block, BlockAddress, Kind
-from stepfs_producer.sources.corpus import Listing, list_corpus
+from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec

@@ -187,6 +187,14 @@ def test_refusals(request_, refusal):
         decide(7, record, request_)
 
 
+def test_a_new_group_needs_every_live_step_and_no_other():
+    record = successor(6, NOTHING_YET, first_live_step=Step(5))
+    for request in (Register("a"), Add("a", Step(7)), Revise("a", lambda _: frozenset({Step(7)}))):
+        after = decide(7, record, request)
+        assert after is not None
+        assert after.groups["a"].start == 5
+
+
 def test_an_advance_is_decided_on_one_record():
     record = successor(6, NOTHING_YET, groups={"a": GroupRecord(Step(5))})
     assert decide(7, record, Advance(6, Step(5), Version(2), 10)) is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -68,22 +69,19 @@ COMMIT = Commit(
     total_records=24,
     control=3,
 )
-EPOCH = Commit(
+EPOCH = replace(
+    COMMIT,
     version=Version(6),
-    lake_id=LAKE,
     kind=CommitKind.EPOCH,
-    commit_id=b"i" * 16,
-    prev_digest=b"d" * 32,
-    producer_id="p",
     epoch=Epoch(2),
     incarnation=b"m" * 16,
-    next_seq=8,
     position=b"",
     first_step=Step(8),
     tgbs=(),
     time_ms=1_700_000_000_001,
     total_bytes=13,
     total_records=3,
+    control=0,
     retired=True,
 )
 ORIGIN = Origin("s3://b/parent", "f" * 32, Step(4), Step(6), Step(9))

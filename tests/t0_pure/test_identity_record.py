@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stepfs.errors import CorruptError
 from stepfs.format.codec import HEADER_BYTES, Kind, encode
 from stepfs.format.grid.record import Grid
+from stepfs.format.ids import SliceIndex
 from stepfs.format.payload.schema import SCHEMA_BYTES_MAX
 from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 
@@ -52,8 +53,9 @@ def test_a_schema_is_one_more_key_which_older_readers_ignore():
 def test_a_grid_survives_its_journey_and_numbers_each_slice_once(grid):
     identity = LakeIdentity("a" * 32, grid, ".npy", 7)
     assert decode_lake(encode_lake(identity), "x") == identity
-    places = itertools.product(range(grid.ranks), range(grid.micro), range(grid.cp), range(len(grid.files)))
+    places = list(itertools.product(range(grid.units), range(grid.cp), range(len(grid.files))))
     assert [grid.slice_of(*place) for place in places] == list(range(grid.slices))
+    assert [grid.place_of(index) for index in map(SliceIndex, range(grid.slices))] == places
 
 
 @pytest.mark.parametrize(

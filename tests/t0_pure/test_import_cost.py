@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "boto3", "botocore", "pyfuse3", "numpy", "tokenizers", "safetensors", "ray"}
+HEAVY = {"torch", "boto3", "botocore", "pyfuse3", "numpy", "tokenizers", "safetensors", "ray", "obstore"}
 
 
 def modules_after(script: str) -> set[str]:

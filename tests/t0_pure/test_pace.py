@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState, genesis
+from stepfs.lake.log.quiet import EVERY_S, QUIET_S
 from stepfs_producer.pace import (
     CROWDED_SHARE_MIN,
     INTERVAL_S_MIN,
@@ -194,6 +195,43 @@ def test_a_producer_far_away_tries_about_as_often_as_the_others() -> None:
     pacer.note(0.0, 0, 99, 0)
     pacer.note(25.0, 100, 99, 100)
     assert pacer.interval_s == pytest.approx(TURNS_MAX * 25.0)
+
+
+def test_pauses_after_losses_double_from_four_exposures_up_to_the_interval() -> None:
+    draws: list[float] = []
+
+    def draw(_low: float, high: float) -> float:
+        draws.append(high)
+        return high
+
+    pacer = Pacer(delay_max_s=5.0, draw=draw)
+    pacer.others = 99
+    for _ in range(9):
+        pacer.lost(ended_s=0.0, exposure_s=0.01)
+    assert draws == pytest.approx(
+        [0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 99 * 0.01 / LOAD, 99 * 0.01 / LOAD]
+    )
+
+
+def busy_log(pacer: Pacer, *, others: int, age: int) -> None:
+    """29 s of a log without gaps, and the own last commit so many versions ago."""
+    for tick in range(100 * 29 + 1):
+        pacer.quiet.note(tick / 100, tick, tick * 10)
+    pacer.note(0.0, 0, others, 0)
+    pacer.note(29.0, age, others, 0)
+
+
+@pytest.mark.parametrize(("age", "is_locked_out"), [(19, False), (20, True)])
+def test_who_loses_after_two_turns_tries_in_quiet_times_until_it_wins(age: int, is_locked_out: bool) -> None:
+    pacer = Pacer(delay_max_s=5.0, draw=lambda _low, high: high)
+    busy_log(pacer, others=9, age=age)
+    pacer.lost(ended_s=29.0, exposure_s=2.0)
+    due_s = pacer.due_s(now_s=29.0, oldest_s=0.0, crowded=False)
+    assert (due_s == pytest.approx(EVERY_S, abs=0.01)) is is_locked_out, "no later than the next beginning"
+    assert (pacer.due_s(now_s=EVERY_S + 1, oldest_s=0.0, crowded=False) < EVERY_S + QUIET_S) is is_locked_out
+    pacer.won(started_s=29.0, exposure_s=0.001)
+    due_s = pacer.due_s(now_s=EVERY_S + 1, oldest_s=0.0, crowded=False)
+    assert due_s == pytest.approx(EVERY_S + QUIET_S, abs=0.01), "the rest is others'"
 
 
 def test_racing_starts_are_pulled_apart_though_nobody_is_in_view() -> None:

@@ -91,6 +91,8 @@ def test_producers_far_from_the_store_are_not_starved(near: int, far: int, times
     assert min(commits[near:]) * 8 >= max(commits[:near])
     near_lost = sum(node.lost for node in result.nodes[:near])
     assert near_lost <= 0.25 * (near_lost + sum(commits[:near])), "nor do they cost the others their attempts"
+    far_lost = sum(node.lost for node in result.nodes[near:])
+    assert far_lost <= 0.9 * (far_lost + sum(commits[near:]))
 
 
 def test_one_producer_alone_commits_back_to_back() -> None:

@@ -44,6 +44,15 @@ from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
             "2:54: sources.a.mask_field: mask_field stands",
         ),
         (
+            "output: {mesh: dp=2, sequence_length: 8, files: rows}\n" + SOURCES,
+            "1:49: output.files: unknown kind of files 'rows'; known: micro_batches, ranks",
+        ),
+        (
+            "output: {mesh: dp=128, sequence_length: 8, micro_batches: 129, files: micro_batches}\n"
+            + SOURCES,
+            "1:59: output.micro_batches: a step of 16512 files (ranks × micro_batches) is too large; the most is 16384",
+        ),
+        (
             COMPLETE + "mix: {a: 0}\n",
             "3:6: mix: all weights are zero; give at least one source a positive weight",
         ),
@@ -84,6 +93,27 @@ from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
         (
             "output: {mesh: dp=1}\nstages: [{sequence_length: 8}, {from: 0, sequence_length: 8}]\n" + SOURCES,
             "2:39: stages[1].from: step 0 does not come after step 0 of the stage before",
+        ),
+        (
+            OUTPUT + "sources: {a: {format: text, files: x, sequence_length: 16384}}\n",
+            "2:56: sources.a.sequence_length: 16384 tokens have no room in the rows of 4096 from step 0 on; choose at most 4096",
+        ),
+        (
+            OUTPUT + "sources: {a: {format: text, files: x, sequence_length: 3000}}\n",
+            "2:56: sources.a.sequence_length: 3000 does not divide the rows of 4096 from step 0 on, so their ends would",
+        ),
+        (
+            "output: {mesh: dp=1}\nstages: [{sequence_length: 8}, {from: 9, sequence_length: 16, lengths: {a: 5}}]\n"
+            + SOURCES,
+            "2:76: stages[1].lengths.a: 5 does not divide the rows of 16 from step 9 on, so their ends would stay empty; cho",
+        ),
+        (
+            "output: {mesh: dp=1}\nstages: [{sequence_length: 8, lengths: {aa: 4}}]\n" + SOURCES,
+            "2:41: stages[0].lengths: unknown source 'aa'; did you mean 'a'?",
+        ),
+        (
+            "output: {mesh: dp=1}\nstages: [{sequence_length: 8, lengths: {a: 0}}]\n" + SOURCES,
+            "2:44: stages[0].lengths.a: 0 is out of range",
         ),
         (
             "output: {mesh: dp=16385, sequence_length: 8}\n" + SOURCES,

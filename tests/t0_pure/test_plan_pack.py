@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +48,51 @@ def test_what_best_fit_leaves_out_next_fits_nowhere(chosen: list[int], rows: int
         free[row] -= tokens
     if len(row_of) < len(given_lengths):
         assert given_lengths[len(row_of)] > max(free)
+
+
+class PlainRows:
+    """The rule of best fit without any shortcut: each document looks at every row."""
+
+    def __init__(self, rows: int) -> None:
+        self.free = [
+            (LENGTH, -row, row) for row in range(rows)
+        ]  # tokens that are free, since when, in which row
+        self.now = 0
+
+    def place(self, tokens: int) -> int:
+        room = [one for one in self.free if one[0] >= tokens]
+        if not room:
+            return -1
+        best = min(room, key=lambda one: (one[0], -one[1]))
+        self.now += 1
+        self.free[self.free.index(best)] = (best[0] - tokens, self.now, best[2])
+        return best[2]
+
+
+def one_by_one(chosen: list[int], rows: int) -> list[int]:
+    kept = len(chosen)
+    while True:
+        plain = PlainRows(rows)
+        longest_first = sorted(range(kept), key=lambda index: -chosen[index])
+        row_of = {index: plain.place(chosen[index]) for index in longest_first}
+        left = sum(chosen[index] for index, row in row_of.items() if row < 0)
+        if not left:
+            break
+        dropped = 0
+        while dropped < left:
+            kept -= 1
+            dropped += chosen[kept]
+    after = list(takewhile(lambda row: row >= 0, map(plain.place, chosen[kept:])))
+    return [row_of[index] for index in range(kept)] + after
+
+
+@given(
+    st.lists(st.integers(1, LENGTH), max_size=60) | st.lists(st.integers(1, 5), max_size=60),
+    st.integers(1, 12),
+)
+def test_best_fit_places_each_document_where_it_would_stand_alone(chosen: list[int], rows: int) -> None:
+    given_lengths = drawn(chosen, rows)
+    assert best_fit(given_lengths, rows=rows, sequence_length=LENGTH) == one_by_one(given_lengths, rows)
 
 
 def test_best_fit_exactly() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import step_tasks
 import torch
 import webdataset
 from hypothesis import given, settings
@@ -105,7 +106,11 @@ def test_another_process_makes_the_same_bytes(ext: str) -> None:
         f"print(hashlib.sha256(b''.join(construct(PayloadSpec({ext!r}, True, 0, 11), EXAMPLE)[0])).hexdigest())"
     )
     other = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True, cwd=Path(__file__).parent
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=True,
+        text=True,
+        cwd=Path(step_tasks.__file__).parent,
     )
     own = hashlib.sha256(b"".join(construct(spec(ext), TASK)[0])).hexdigest()
     assert other.stdout.strip() == own

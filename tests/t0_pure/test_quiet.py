@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepfs.lake.log.quiet import EVERY_S, QUIET_S, RESTED_S, QuietTimes
+from stepfs.lake.log.quiet import EVERY_S, QUIET_S, RESTED_S, SAY_AFTER_S, QuietTimes, Waiting
 
 BUSY_S = 0.03  # between two looks of a stream without gaps
 
@@ -82,3 +82,14 @@ def test_whatever_the_commits_times_a_silence_is_short_and_the_next_is_far(
             assert quiet.kept_s(now_s) <= now_s + 0.002, "it is over when it said"
     for (_, ended_s), (began_s, _) in itertools.pairwise(silences):
         assert began_s - ended_s >= RESTED_S - 0.01
+
+
+@pytest.mark.logs("the seal has waited 10 s")
+def test_who_waits_says_so_once_and_not_before_it_has_lasted(caplog: pytest.LogCaptureFixture) -> None:
+    waiting = Waiting("the seal")
+    assert waiting.note_lost(100.0) == 0.0
+    assert waiting.note_lost(99.9 + SAY_AFTER_S) == pytest.approx(SAY_AFTER_S - 0.1)
+    assert not caplog.records
+    for later_s in (0.0, 1.0, 100.0):
+        waiting.note_lost(100.0 + SAY_AFTER_S + later_s)
+    assert [record.args[:2] for record in caplog.records] == [("the seal", SAY_AFTER_S)]  # type: ignore[index]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.errors import CorruptError
+from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind, encode_commit
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
-from stepfs.format.ids import Epoch, Version
+from stepfs.format.ids import TOTAL_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, genesis
 from stepfs.lake.log.apply import apply
 from stepfs_producer import rebase as room
@@ -102,6 +102,19 @@ def test_a_newer_incarnation_fences() -> None:
     head = started(fresh(), b"n" * 16)
     assert rebase(head, [durable(0)], ME, STAMP) == FencedRefusal(Epoch(2))
     assert rebase_retire(head, ME, STAMP) == FencedRefusal(Epoch(2))
+
+
+def test_of_several_reasons_the_guard_names_the_first() -> None:
+    """Fenced, all committed, sealed, a gap, no room: in this order, each with those after it."""
+    head = grow(fresh(), rebase(fresh(), [durable(0)], ME, STAMP))
+    full = replace(head, total_bytes=TOTAL_MAX)
+    assert rebase(sealed(started(head, b"n" * 16)), [durable(0)], ME, STAMP) == FencedRefusal(Epoch(2))
+    assert isinstance(rebase(sealed(full), [durable(0)], ME, STAMP), NothingLeft)
+    assert rebase(sealed(full), [durable(2)], ME, STAMP) == SealedRefusal()
+    with pytest.raises(CorruptError, match="where the log needs"):
+        rebase(full, [durable(2)], ME, STAMP)
+    with pytest.raises(RefusedError, match="the lake is full"):
+        rebase(full, [durable(1)], ME, STAMP)
 
 
 def test_another_incarnation_at_my_epoch_fences() -> None:

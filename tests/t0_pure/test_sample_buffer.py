@@ -11,7 +11,7 @@ from stepfs_producer.plan.samples import Long, samples_after
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.run.sample_buffer import GatheredTokens, Group, SampleBuffer, gather
 from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.transforms.tokenised import Tokenised
+from stepfs_producer.transforms.documents import Tokenised
 
 BLOCKS = st.lists(st.lists(st.integers(-1, 5), max_size=9), min_size=1, max_size=4)
 

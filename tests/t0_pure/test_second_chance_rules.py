@@ -106,13 +106,17 @@ def test_without_a_reclaimer_the_minima_stay_bounded_and_hold_back_too_much_rath
         assert least_need(now, ages_s, GRACE_S) <= exact
 
 
-def need(now: ControlRecord, next_step: int = 100) -> Need:
-    return needed(now, {}, GRACE_S, Step(next_step))
+def need(now: ControlRecord, next_step: int = 100, age_s: float = 7.0) -> Need:
+    return needed(now, {number: age_s for number, _ in now.minima[:-1]}, GRACE_S, Step(next_step))
 
 
 def test_what_holds_steps_back_is_named() -> None:
     assert need(record((5, 20))) == Need(Step(20), "group 'run' needs step 20")
     assert need(record((4, 10), (5, 20))) == Need(Step(10), "step 10 was needed less than 1 h ago")
+    timeless = need(record((4, 10), (5, 20)), age_s=0.0)
+    assert timeless.step == 10
+    assert "sends no Date" in timeless.reason
+    assert "--grace 0" in timeless.reason
     found = need(EMPTY)
     assert found.step is None
     assert "no group is registered" in found.reason

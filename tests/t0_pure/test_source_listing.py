@@ -12,7 +12,8 @@ from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, UsageError
 from stepfs.format.keys import plan_key, source_listing_key
-from stepfs_producer.sources.corpus import Listing, from_shards, list_corpus, shard_count
+from stepfs.format.planned.listing import Listing, from_shards, shard_count
+from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.files import opened
 from stepfs_producer.sources.files.found import _matches
 from stepfs_producer.sources.spec import SourceSpec
@@ -59,7 +60,7 @@ def test_a_corpus_that_moved_is_the_same(root, tmp_path) -> None:
     after = list_corpus(source(root / "moved"))
     assert after.digest == before.digest
     assert len(before.digest) == 32
-    assert before.located(after, "code").files == after.files
+    assert located(before, after, "code").files == after.files
 
 
 @pytest.mark.parametrize(
@@ -95,13 +96,13 @@ def test_an_unknown_format_is_refused(root) -> None:
 
 
 def test_a_listing_is_stored_in_shards_and_read_back(root, monkeypatch) -> None:
-    monkeypatch.setattr("stepfs_producer.sources.corpus.SHARD_FILES_MAX", 2)
+    monkeypatch.setattr("stepfs.format.planned.listing.SHARD_FILES_MAX", 2)
     listing = list_corpus(source(root / "more", root / "web", root / "web/README.md"))
     shards = listing.to_shards()
     assert len(shards) == shard_count(shards[0]) == 3
     stored = from_shards(shards, listing.digest)
     assert stored.digest == listing.digest
-    assert stored.located(listing, "code") == listing
+    assert located(stored, listing, "code") == listing
     with pytest.raises(CorruptError, match="has other bytes"):
         from_shards(shards[:2], listing.digest)
     with pytest.raises(CorruptError, match="malformed"):
@@ -138,12 +139,12 @@ def test_a_file_that_changed_between_two_starts_is_refused_by_name(root, change)
     spec = source(root / "web")
     before = from_shards(list_corpus(spec).to_shards(), list_corpus(spec).digest)
     (root / "web/new.jsonl").write_bytes(LINE)
-    assert len(before.located(list_corpus(spec), "code").files) == 2  # a new file is none of this epoch's
+    assert len(located(before, list_corpus(spec), "code").files) == 2  # a new file is none of this epoch's
     change(root / "web/b.jsonl")
     with pytest.raises(
         RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or give the source a new name"
     ):
-        before.located(list_corpus(spec), "code")
+        located(before, list_corpus(spec), "code")
 
 
 @pytest.mark.parametrize("change", CHANGES)

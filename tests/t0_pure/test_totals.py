@@ -13,6 +13,7 @@ from stepfs.format.codec import Kind
 from stepfs.format.commit import Commit, decode_commit, encode_commit
 from stepfs.format.control import ControlRecord, decode_control, encode_control
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import (
     DESCRIPTOR_BYTES_MAX,
     INTEGER_MAX,
@@ -74,7 +75,7 @@ def test_what_one_append_may_count_is_bounded() -> None:
 def test_a_batch_whose_checksums_no_segment_could_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepfs_producer.tgb_writer.DESCRIPTOR_BYTES_MAX", 24 * 2 - 1)
     with pytest.raises(UsageError, match="48 bytes of checksums in the log, at most 47 fit"):
-        freeze([b"a", b"b"], slices=2, bytes_max=9)
+        freeze([b"a", b"b"], grid=Grid(2), bytes_max=9)
     assert 24 * SLICES_MAX < DESCRIPTOR_BYTES_MAX
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.sources.block import Kind, Records
+from stepfs_producer.transforms.documents import BAD, Tokenised
 from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec, TransformSpec
-from stepfs_producer.transforms.tokenised import BAD, Tokenised
 
 BYTES = TransformSpec(TokenizerSpec())
 

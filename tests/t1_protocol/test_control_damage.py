@@ -25,9 +25,8 @@ from small_world import (
     small,
 )
 
-from stepfs.errors import CorruptError, NewerFormatError, RefusedError
-from stepfs.format.control import RECORD_BYTES_MAX
-from stepfs.format.ids import INTEGER_MAX, Step
+from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format.ids import Step
 from stepfs.lake.control import list_groups
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
@@ -253,50 +252,3 @@ def test_an_advance_is_damaged_wherever_its_reclaimer_was_killed() -> None:
 
     assert killed_everywhere(grow, cleans, after) > 50
     assert firsts >= {0, NEED}
-
-
-def test_200_groups_fit_and_what_would_not_is_refused_with_advice() -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
-        for number in range(200):
-            await group(world, f"group-{number:03d}-{'x' * 40}").add(Step(NEED))
-        assert len(await list_groups(process(world, "look"), world.identity)) == 201
-        assert (await clean(world)).first_live_step == NEED
-        newest = control_keys(world.shared, world.identity)[-1]
-        assert len(world.shared.objects[newest]) < RECORD_BYTES_MAX // 16
-        many = frozenset(map(Step, range(1 << 40, (1 << 40) + 4096)))
-        with pytest.raises(RefusedError, match=r"keep fewer .*--keep K.* or retire groups"):
-            for number in range(200):
-                await group(world, f"group-{number:03d}-{'x' * 40}").replace(many)
-        assert number > 10
-        await group(world, "group-000-" + "x" * 40).retire()
-        await group(world, "run").add(Step(LAST), keep=1)
-
-    small(scenario, on=grow)
-
-
-def test_groups_that_differ_by_case_are_two() -> None:
-    async def scenario(world: World) -> None:
-        await group(world, "RUN").add(Step(NEED + 1), keep=1)
-        groups = await list_groups(process(world, "look"), world.identity)
-        assert {name: record.need for name, record in groups.items()} == {"run": NEED, "RUN": NEED + 1}
-        world.ledger.release("run")
-        await group(world, "run").retire()
-        assert (await clean(world)).first_live_step == NEED + 1
-
-    small(scenario, on=grow)
-
-
-@pytest.mark.parametrize("step", [STEPS + 1, INTEGER_MAX])
-def test_a_checkpoint_beyond_everything_stops_reclaim_until_it_is_corrected(step: int) -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
-        await group(world, "run").replace(frozenset({Step(step)}))
-        before = dict(world.shared.objects)
-        with pytest.raises(RefusedError, match="another lake"):
-            await clean(world)
-        assert world.shared.objects == before
-        await group(world, "run").replace(frozenset({Step(LAST)}))
-        assert (await clean(world)).first_live_step == LAST
-
-    small(scenario, on=grow)

@@ -18,6 +18,7 @@ from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
+from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
@@ -67,20 +68,33 @@ def test_a_step_that_is_lost_beside_two_records_does_not_take_those_before_it() 
     small(scenario, on=grow)
 
 
+async def forked(world: World, *cut: Cut) -> tuple[ObjectMap, Stores, LakeIdentity, Group]:
+    """A fork: its objects, its stores, its identity, and the group of a trainer on it."""
+    place = ObjectMap()
+    stores = Stores.of(world, place, "forker")
+    identity = await stores.fork(world.identity, *cut)
+    return place, stores, identity, Group.of(stores.child, identity, "trainer", TrioClock())
+
+
+def newest_keys(place: ObjectMap, lake_id: str, count: int) -> list[str]:
+    return [key for key in sorted(place.objects) if key.startswith(f"{lake_id}/control/")][-count:]
+
+
+def spoil_newest(place: ObjectMap, lake_id: str, count: int) -> None:
+    for key in newest_keys(place, lake_id, count):
+        place.put(key, b"")
+
+
 def of_parent(stores: Stores) -> OriginStores:
     return OriginStores(stores.child, lambda _url: stores.parent)
 
 
 def test_a_fork_promises_nothing_that_it_has_released_in_its_parent() -> None:
     async def scenario(world: World) -> None:
-        place = ObjectMap()
-        stores = Stores.of(world, place, "forker")
-        identity = await stores.fork(world.identity)
-        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        place, stores, identity, trainer = await forked(world)
         await trainer.add(Step(NEED + 2))
         await reclaim(stores.child, identity, origins=of_parent(stores), clock=TrioClock())
-        key = [key for key in sorted(place.objects) if key.startswith(f"{identity.lake_id}/control/")][-1]
-        place.put(key, b"")
+        spoil_newest(place, identity.lake_id, 1)
         assert await repair_control(stores.child, identity, of_parent(stores)) is not None
         reader = await LogReader.open(stores.child, identity)
         assert reader.first_live_step == NEED + 2
@@ -88,22 +102,14 @@ def test_a_fork_promises_nothing_that_it_has_released_in_its_parent() -> None:
     small(scenario, on=reclaimed)
 
 
-def spoil_newest(place: ObjectMap, lake_id: str, count: int) -> None:
-    for key in [key for key in sorted(place.objects) if key.startswith(f"{lake_id}/control/")][-count:]:
-        place.put(key, b"")
-
-
 def test_a_fork_that_lost_two_records_does_not_promise_its_own_steps_that_are_gone() -> None:
     async def scenario(world: World) -> None:
-        place = ObjectMap()
-        stores = Stores.of(world, place, "forker")
-        identity = await stores.fork(world.identity, Cut(Step(10), Step(10), Step(11)))
+        place, stores, identity, trainer = await forked(world, Cut(Step(10), Step(10), Step(11)))
         end = (await LogReader.open(stores.child, identity)).state.next_step
         inside = World(place, identity, Ledger(place, identity, 4))
         last = world.ledger.steps[STEPS - 1].producer_id  # its step and those of the fork share a segment
         async with inside.producer(last) as producer:
             await feed(producer, TOTALS[last] + 6)
-        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
         await trainer.add(Step(end + 2))
         await reclaim(stores.child, identity, origins=of_parent(stores), clock=TrioClock())
         spoil_newest(place, identity.lake_id, 2)
@@ -116,10 +122,7 @@ def test_a_fork_that_lost_two_records_does_not_promise_its_own_steps_that_are_go
 
 def test_another_lake_in_the_place_of_the_parent_does_not_say_what_a_fork_has_released() -> None:
     async def scenario(world: World) -> None:
-        place = ObjectMap()
-        stores = Stores.of(world, place, "forker")
-        identity = await stores.fork(world.identity)
-        trainer = Group.of(stores.child, identity, "trainer", TrioClock())
+        place, stores, identity, trainer = await forked(world)
         await trainer.add(Step(NEED + 2))
         await trainer.add(Step(NEED + 3))
         spoil_newest(place, identity.lake_id, 1)
@@ -134,10 +137,8 @@ def test_another_lake_in_the_place_of_the_parent_does_not_say_what_a_fork_has_re
 @pytest.mark.parametrize("spoil", [flipped, deleted])
 def test_a_fork_whose_newest_record_is_lost_shows_only_its_own_steps(spoil: Spoil) -> None:
     async def scenario(world: World) -> None:
-        place = ObjectMap()
-        stores = Stores.of(world, place, "forker")
-        identity = await stores.fork(world.identity)
-        key = [key for key in sorted(place.objects) if key.startswith(f"{identity.lake_id}/control/")][-1]
+        place, stores, identity, _ = await forked(world)
+        (key,) = newest_keys(place, identity.lake_id, 1)
         if spoil is deleted:
             place.remove(key)
         else:
@@ -169,6 +170,23 @@ def test_who_knew_the_damaged_record_goes_on_after_the_repair() -> None:
         await old.add(Step(NEED + 1), keep=1)
         world.ledger.broken.clear()
         assert (await reclaimer.run()).first_live_step == NEED + 1
+
+    small(scenario, on=grow)
+
+
+def test_a_producer_that_has_not_read_the_damaged_record_fails_and_loses_nothing() -> None:
+    """Its create is in the log; whether that counts shows after the repair."""
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(CorruptError, match=r"verify .*--repair"):
+            async with world.producer("d") as producer:
+                await register(world, "late")
+                flipped(world, control_keys(world.shared, world.identity)[-1])
+                await feed(producer, 3)
+        await repair(world)
+        async with world.producer("d") as producer:
+            await feed(producer, 5)
+        world.check(d=5, **TOTALS)
 
     small(scenario, on=grow)
 

@@ -125,6 +125,20 @@ async def test_the_next_call_settles_a_request_without_an_answer_before_it_belie
     assert await landed(store) == believed
 
 
+async def test_a_request_without_an_answer_comes_first_though_the_next_one_fences_nothing(autojump_clock):
+    """A mount that keeps checkpoint 5 on record would believe that it is kept, and the late request drops it."""
+    store = FaultyStore()
+    await run_of(control_on(store)).add(Step(5))
+    plan = GoesDown()
+    control = control_on(FaultyStore(store.shared, plan=plan))
+    with pytest.raises(StoreUnreachableError):
+        await run_of(control).add(Step(9), keep=1)
+    plan.down = False
+    believed = await run_of(control).revise(lambda kept: kept | {Step(5)})
+    assert believed.kept == (5, 9)
+    assert await landed(store) == believed
+
+
 async def test_a_new_process_fences_a_request_of_the_one_before(autojump_clock):
     """The model's mutant 3: what is on record already is said again, and takes the slot of the late request."""
     store = FaultyStore()
@@ -198,6 +212,25 @@ async def test_a_repair_does_not_undo_a_change_that_was_faster(autojump_clock):
         await repair_control(store, LAKE, OriginStores(store, pytest.fail))
     assert (await control_of(store)).groups["run"].kept == (5, 7, 9)
     assert await repair_control(store, LAKE, OriginStores(store, pytest.fail)) is None
+
+
+async def test_a_damaged_record_that_is_not_the_newest_any_more_stops_nobody(autojump_clock):
+    """Another writer continues it between the look that finds no newer one and the end of that look."""
+    store = FaultyStore()
+    witness = await damaged(store)
+
+    class Slow(FaultyStore):
+        is_first = True
+
+        async def get(self, key, **options):
+            body = await super().get(key, **options)
+            if key == witness.key(2) and self.is_first:
+                assert body is None
+                self.is_first = False
+                await run_of(witness).add(Step(9))
+            return body
+
+    assert (await control_of(Slow(store.shared))).groups["run"].kept == (5, 7, 9)
 
 
 async def test_a_repair_continues_the_record_before(autojump_clock):

@@ -86,9 +86,7 @@ async def clean_beside(world: World, store: ProcessStore) -> None:
 
 
 _BOTH = {"withdrawn", "kept"}
-
-
-@pytest.mark.parametrize(
+every_change = pytest.mark.parametrize(
     ("change", "expected"),
     [
         (rolls_back, _BOTH),
@@ -97,6 +95,9 @@ _BOTH = {"withdrawn", "kept"}
         (leaves, {"retired"}),
     ],
 )
+
+
+@every_change
 def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(
     change: Callable[..., Awaitable[None]], expected: Outcomes
 ) -> None:
@@ -105,15 +106,7 @@ def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(
     assert outcomes == expected, "both sides of the race were seen"
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (rolls_back, _BOTH),
-        (comes_too_early, _BOTH),
-        (joins, {"from 0", f"from {NEED}"}),
-        (leaves, {"retired"}),
-    ],
-)
+@every_change
 def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(
     change: Callable[..., Awaitable[None]], expected: Outcomes
 ) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import trio
-from producer_world import World, append, feed, simulate
+from producer_world import SLICES, World, append, feed, payload, simulate
+from scenarios import scenario
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix
 from stepfs.lake.groups import Group
-from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX
+from stepfs.lake.reclaim.run import reclaim
+from stepfs_producer import AsyncProducer
+from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
 
 LEAD = 10
+LIVE = 1000  # payload bytes
 
 
 async def groups(world: World, count: int) -> list[Group]:
@@ -37,12 +43,21 @@ async def held(world: World, who: str, *, seconds: float) -> None:
 
 
 def test_a_held_producer_looks_ever_more_rarely() -> None:
-    async def scenario(world: World) -> int:
+    async def scenario(world: World) -> list[float]:
         await groups(world, 10)
         await held(world, "p", seconds=600)
-        return looks(world)
+        assert looks(world) <= 2 * LEAD + 35, "one request a look, however many groups"
+        prefix = control_prefix(world.identity.lake_id)
+        times_s = [
+            e.time_us / 1e6 for e in world.shared.trace if e.actor == "p" and e.keys[0].startswith(prefix)
+        ]
+        return [later - earlier for earlier, later in itertools.pairwise(times_s)]
 
-    assert LEAD <= simulate(scenario) <= 2 * LEAD + 35, "one request a look, however many groups"
+    pauses_s = [pause_s for pause_s in simulate(scenario) if pause_s > LOOK_S_MIN / 2]
+    for number, pause_s in enumerate(pauses_s):
+        usual_s = min(LOOK_S_MIN * 2**number, LOOK_S_MAX)
+        assert abs(pause_s - usual_s) <= LOOK_JITTER * usual_s + 0.1, pauses_s
+    assert len(pauses_s) >= 20
 
 
 def test_a_checkpoint_releases_a_producer_that_was_held_for_long() -> None:
@@ -81,7 +96,108 @@ def test_a_long_hold_names_what_to_check_once(
     for line in told:
         assert "max_lead (10)" in line
         assert "'g0' needs step 0, 10 steps are committed" in line
-        assert "steps between two of its checkpoints" in line
+        assert "what lies between two of its checkpoints" in line
+
+
+@scenario(simulate)
+async def test_live_bytes_stop_producers_until_a_reclaim_and_cost_no_request(world: World) -> None:
+    (group,) = await groups(world, 1)
+    async with world.producer("p", max_live_bytes=LIVE) as producer:
+        before, commits = looks(world), producer.tally.commits
+        for number in range(5):
+            await append(producer, number)
+            await producer.flush()
+        assert looks(world) - before == producer.tally.commits - commits, "each commit's own"
+        await fill(producer)
+        held_at = producer.next_seq
+        assert size_of(0, held_at) <= LIVE < size_of(0, held_at + 1)
+        await group.replace(frozenset({Step(4)}))
+        await fill(producer)
+        assert producer.next_seq == held_at, "a checkpoint alone frees nothing"
+        await reclaim(world.store("reclaimer"), world.identity)
+        await fill(producer)
+        assert size_of(4, producer.next_seq) <= LIVE < size_of(4, producer.next_seq + 1)
+        assert producer.next_seq > held_at
+
+
+@scenario(simulate)
+async def test_bytes_that_were_reclaimed_behind_a_held_producers_back_are_no_credit(world: World) -> None:
+    """Its last read of the log may be older than what is deleted: what others committed and lost since is not its own."""
+    (group,) = await groups(world, 1)
+    async with world.producer("p", max_live_bytes=LIVE) as producer, world.producer("q") as other:
+        await fill(producer)
+        held_at = producer.next_seq
+        await feed(other, 50)
+        await other.flush()
+        await group.replace(frozenset({Step(held_at + 50)}))
+        await reclaim(world.store("reclaimer"), world.identity)
+        with trio.move_on_after(LOOK_S_MAX * 2):
+            for number in range(held_at, 1000):
+                await append(producer, number)
+                assert size_of(producer.committed_seq, producer.next_seq) <= LIVE
+        assert producer.next_seq > held_at
+
+
+def size_of(first: int, end: int) -> int:
+    """Bytes of the payloads of these steps."""
+    return sum(len(payload("p", number, index)) for number in range(first, end) for index in range(SLICES))
+
+
+async def fill(producer: AsyncProducer) -> None:
+    """Until the producer is held back."""
+    with trio.move_on_after(60.0):
+        for number in range(producer.next_seq, 100):
+            await append(producer, number)
+
+
+@pytest.mark.logs("held back by max_live_bytes")
+def test_a_full_lake_that_nobody_reclaims_is_said_though_checkpoints_come(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(world: World) -> None:
+        (group,) = await groups(world, 1)
+        async with world.producer("p", max_live_bytes=LIVE) as producer:
+            await fill(producer)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fill_for, producer, 3 * LONG_S)
+                for step in range(1, producer.next_seq):
+                    await trio.sleep(LONG_S / 3)
+                    await group.replace(frozenset({Step(step)}))
+
+    simulate(scenario)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"max_live_bytes ({LIVE})" in told
+    assert "nothing was deleted (run `stepfs reclaim`" in told
+
+
+async def fill_for(producer: AsyncProducer, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await feed(producer, 1000)
+
+
+@pytest.mark.logs("held back by max_live_bytes \\(1\\), and no consumer group is registered")
+def test_a_bound_below_what_is_live_is_accepted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p") as producer:
+            await feed(producer, 3)
+        async with world.producer("p", max_live_bytes=1, max_lead_without_groups=False) as producer:
+            with trio.move_on_after(600.0):
+                await feed(producer, 100)
+            assert producer.next_seq == 3
+
+    simulate(scenario)
+    (told,) = [record.message for record in caplog.records if "held back" in record.message]
+    assert told.endswith("checkpoint one, and run `stepfs reclaim` behind the checkpoints")
+
+
+def test_a_batch_larger_than_the_bound_may_stand_alone() -> None:
+    async def scenario(world: World) -> None:
+        async with world.producer("p", max_live_bytes=1) as producer:
+            await append(producer, 0)
+            await producer.flush()
+            assert producer.next_seq == 1
+
+    simulate(scenario)
 
 
 @pytest.mark.logs("no consumer group is registered, so nothing bounds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -13,7 +14,7 @@ from scenarios import scenario
 from stepfs.errors import AbsentError, FencedError, RefusedError, UsageError
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
-from stepfs.store.api import Put
+from stepfs.store.api import Buffer, Put
 from stepfs_producer import AsyncProducer
 from stepfs_producer.pending import UNCOMMITTED_FACTOR
 
@@ -149,6 +150,24 @@ def test_every_append_that_waits_is_told_when_the_producer_has_failed() -> None:
     simulate(scenario)
 
 
+@scenario(simulate)
+async def test_the_first_failure_is_kept_and_ends_all_other_work(world: World) -> None:
+    store = world.store("p")
+    with pytest.raises(FencedError, match="the first"):
+        async with world.producer("p", store, uploads=1) as producer:
+            store._latency = lambda verb, size, rng: 5.0 if verb == "put" else 0.01
+            for number in range(5):
+                await append(producer, number)
+            await trio.sleep(1.0)
+            producer._running._fail(FencedError("the first"))
+            producer._running._fail(AbsentError("the second"))
+            await trio.sleep(0.0)
+            before = store.counts.requests
+            await trio.sleep(60.0)
+            assert store.counts.requests == before
+            await producer.flush()
+
+
 @pytest.mark.parametrize("bound", [{"max_lead": 10}, {"max_lead_bytes": 10 * 80}])
 @scenario(simulate)
 async def test_producers_stop_at_their_lead_over_the_slowest_group(
@@ -176,12 +195,15 @@ async def test_producers_stop_at_their_lead_over_the_slowest_group(
 
 @pytest.mark.logs("no consumer group is registered")
 @scenario(simulate)
-async def test_without_any_group_the_lead_counts_from_the_first_live_step(world: World) -> None:
+async def test_without_any_group_the_lead_counts_from_the_first_live_step(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world.producer("p", max_lead=10) as producer:
         with trio.move_on_after(60.0):
             await feed(producer, 100)
         await producer.flush()
         assert producer.next_seq == 10
+    assert [record.levelname for record in caplog.records if "no consumer group" in record.msg] == ["WARNING"]
 
 
 @scenario(simulate)
@@ -193,3 +215,22 @@ async def test_a_trickle_is_committed_at_once(world: World) -> None:
             await producer.flush()
             assert trio.current_time() - appended_s < 0.2
             await trio.sleep(7.0)
+
+
+@scenario(simulate)
+async def test_a_producer_overwrites_nothing_and_deletes_only_its_probes(world: World) -> None:
+    class Once(FaultyStore):
+        async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
+            assert key not in self.shared.objects
+            await super().put(key, parts, crc32c=crc32c)
+
+    for until in (300, 600):
+        async with world.producer("p", Once(world.shared, actor="p"), max_lead=10_000) as producer:
+            await feed(producer, until)
+            if until == 600:
+                await producer.retire()
+    rooms = {key.removeprefix(f"{world.identity.lake_id}/").split("/")[0] for key in world.shared.objects}
+    assert {"log", "index", "entries", "snapshot"} <= rooms
+    deleted = [key for event in world.shared.trace if event.verb == "delete" for key in event.keys]
+    assert deleted
+    assert all(key.startswith("probe/") for key in deleted)

@@ -6,21 +6,25 @@ sleeper whom others have left behind.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
-from producer_world import World, feed
+from producer_world import World, append, feed
 from small_world import checkpoint, clean, grow, inside_everywhere, process, small
 from test_reader_hazards import move_on, reaches_the_end
 
-from stepfs.errors import SealedError, StoreUnreachableError
+from stepfs.errors import RefusedError, SealedError, StoreUnreachableError
 from stepfs.format.ids import Version
 from stepfs.format.keys import log_prefix, numbered, snapshot_prefix
 from stepfs.format.snapshot import LogState, decode_snapshot
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
+from stepfs.store.api import Put
+from stepfs_producer import commit_loop
+from stepfs_producer.rebase import SealedRefusal
 
 
 def _newest_snapshot(world: World) -> LogState:
@@ -121,5 +125,83 @@ def test_a_misled_writer_starts_again_though_the_slot_that_misled_it_is_gone() -
         world.shared.remove(numbered(log_prefix(world.identity.lake_id), Version(reader.head.version + 1)))
         await reader.refresh()
         assert reader.head.version == world.ledger.state.version
+
+    small(scenario, on=grow)
+
+
+def _refuses_by_an_error(patch: pytest.MonkeyPatch) -> None:
+    """As one whose totals or positions are full."""
+    rebase = commit_loop.rebase  # type: ignore[attr-defined]
+
+    def refuse(*arguments: object) -> object:
+        made = rebase(*arguments)  # type: ignore[arg-type]
+        if isinstance(made, SealedRefusal):
+            raise RefusedError("sealed")
+        return made
+
+    patch.setattr(commit_loop, "rebase", refuse)
+
+
+@pytest.mark.parametrize("mutate", [lambda _: None, _refuses_by_an_error], ids=["a value", "an error"])
+def test_no_producer_is_refused_by_a_slot_that_is_taken_again(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zombie's seal follows what it knows. A refusal would end it, and drop what it holds."""
+    mutate(monkeypatch)
+
+    async def scenario(world: World) -> None:
+        async with world.producer("c", process(world, "c")) as producer:
+            known = world.ledger.state
+            await _all_goes_on(world)
+            await move_on(world, zombie_after=known)
+            await append(producer, 0)
+        assert world.ledger.published["c"] == 1
+        assert producer.tally.lost == 1
+
+    small(scenario, on=grow)
+
+
+def test_a_lake_is_not_said_to_be_sealed_because_of_a_slot_that_is_taken_again() -> None:
+    async def scenario(world: World) -> None:
+        reader = await LogReader.open(process(world, "operator"), world.identity)
+        await _all_goes_on(world)
+        await move_on(world, zombie_after=reader.head)
+        assert await seal(reader, TrioClock())
+        assert world.ledger.state.sealed
+
+    small(scenario, on=grow)
+
+
+class Overtaken(ProcessStore):
+    """Before its next create in the log another takes the slot; before it looks there, a reclaim deletes that."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.shared, actor="c")
+        self.world = world
+        self.is_next = False
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if not self.is_next or "/log/" not in key:
+            return await super().create(key, body)
+        self.is_next = False
+        for who, until in (("a", 20), ("d", 3)):
+            async with self.world.producer(who) as producer:
+                await feed(producer, until)
+        put = await super().create(key, body)
+        await checkpoint(self.world, "run", len(self.world.ledger.steps) - 2)
+        await clean(self.world)
+        assert key not in self.shared.objects
+        return put
+
+
+def test_a_slot_that_was_taken_and_is_gone_is_not_taken_again() -> None:
+    async def scenario(world: World) -> None:
+        store = Overtaken(world)
+        async with world.producer("c", store) as producer:
+            store.is_next = True
+            await append(producer, 0)
+        assert world.ledger.published["c"] == 1
+        assert producer.tally.lost == 1
+        assert world.ledger.counts["zombie slots"] == 0
 
     small(scenario, on=grow)

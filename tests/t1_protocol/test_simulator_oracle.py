@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import pytest
 from actors import ProducerActor
 from cluster_world import World as Stage
+from doubles.faults import STALE_404
+from draw import Storm, scenario
 from process_store import ProcessStore
 from producer_world import World
 from scenario import ProducerPlan
@@ -68,3 +71,19 @@ def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(
     monkeypatch.setattr(commit_loop, "rebase_retire", pretend)
     with pytest.raises(AssertionError, match="did not retire"):
         _a_successor_everywhere()
+
+
+def test_a_storm_ends() -> None:
+    """Seed 60000862: a trainer that needs fifty requests, each without a retry, found no such moment in four hours."""
+    now_s = 0.0
+    storm = Storm({STALE_404: 1.0}, lambda: now_s)
+    assert storm("get", "lake/log/0", Random(0)) is STALE_404
+    now_s = 2.5 * 3600
+    assert storm("get", "lake/log/0", Random(0)) is None
+
+
+def test_no_producer_waits_for_a_checkpoint_that_was_brought_back() -> None:
+    """Seed 70000632: killed between bringing an old one back and resuming from it, the trainer went on without it."""
+    bounded = [plan for plan in map(scenario, range(2000)) if any(one.max_lead for one in plan.producers)]
+    assert len(bounded) > 20
+    assert not any(run.behind or run.retires for plan in bounded for run in plan.trainers)

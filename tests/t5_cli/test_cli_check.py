@@ -45,7 +45,7 @@ def corpus(tmp_path: Path) -> Path:
 PLAN = """\
 output: {mesh: "pp=2,dp=4", sequence_length: 64, micro_batches: 2}
 sources:
-  notes: {format: text, files: notes.txt, epochs: 2}
+  notes: {format: text, files: notes.txt, epochs: 2, sequence_length: 32}
   web: {format: jsonl, files: web}
 mix:
   - weights: {notes: 30, web: 70}
@@ -68,7 +68,7 @@ def names_in(document: object) -> set[str]:
         return set()
     found = set(document)
     for name, value in document.items():
-        found |= names_in(list(value.values()) if name in {"sources", "shares"} else value)
+        found |= names_in(list(value.values()) if name in {"sources", "shares", "lengths"} else value)
     return found
 
 
@@ -80,7 +80,7 @@ def test_the_document_says_what_the_plan_amounts_to(plan):
     assert (document["slices"], document["ranks"], document["mesh"]) == (4, 8, "pp=2,dp=4")
     assert document["step_tokens"] == 4 * 2 * 64
     assert document["steps"] == 100
-    assert document["stages"] == [{"from": 0, "sequence_length": 64}]
+    assert document["stages"] == [{"from": 0, "sequence_length": 64, "lengths": {"notes": 32}}]
     assert document["position_bytes"] < document["position_bytes_limit"] == 65536
     assert document["memory_bytes"] > 64 << 20
     notes, web = document["sources"]["notes"], document["sources"]["web"]
@@ -101,10 +101,21 @@ def test_the_document_says_what_the_plan_amounts_to(plan):
     json_schemas.check("produce-check", document)
 
 
+def test_files_of_micro_batches_are_counted_as_slices(plan):
+    text = plan.read_text()
+    assert "mesh:" in text
+    plan.write_text(text.replace("mesh:", "files: micro_batches, mesh:"))
+    done = check(plan)
+    assert done.returncode == 0, done.stderr
+    assert "slices     8 (mesh pp=2,dp=4: 8 ranks; each micro-batch of it is a slice)" in done.stdout
+    assert ": 4 data ranks × 2 micro-batches × " in done.stdout
+
+
 def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
     done = check(plan)
     assert done.returncode == 0
     assert "slices     4 (mesh pp=2,dp=4: 8 ranks; each coordinate of dp is a slice)" in done.stdout
+    assert "2 micro-batches × 64; rows of 64 (notes 32)\n" in done.stdout
     assert re.search(r"^memory     \d.* MiB at least, with one worker per core$", done.stdout, re.MULTILINE)
     header, notes, web = (
         line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web "))

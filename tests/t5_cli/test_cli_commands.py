@@ -82,7 +82,7 @@ class TestInit:
             producer.append([b"x"] * 12, position=1)
         names = [line.removesuffix(".pt") for line in stepfs("ls", file_url, "--step", 0).out.splitlines()]
         assert names[:5] == [
-            f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2))
+            f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
         ]
         files = stepfs("ls", file_url, "--step", 0, "--json").document["steps"][0]["files"]
         assert [file["name"].removesuffix(".pt") for file in files] == names
@@ -189,14 +189,17 @@ class TestStatus:
         document = stepfs("status", lake, "--json").document
         assert list(document) == [
             "schema", "lake_id", "slices", "grid", "ext", "payload_schema", "head", "time", "first_step", "next_step", "frontier",
-            "sealed", "total_bytes", "total_records", "producers", "groups", "nodes",
+            "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "nodes",
         ]  # fmt: skip
         assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".safetensors")
         assert document["total_bytes"] == sum(len(p) for step in range(5) for p in payloads(step))
+        assert document["live_bytes"] == document["total_bytes"]
         assert document["nodes"] == []
         assert document["frontier"] == 4
         assert document["sealed"] is False
-        assert document["groups"] == {"train": {"need": 2, "kept": [2, 4]}}
+        assert document["groups"] == {
+            "train": {"need": 2, "kept": [2, 4], "held_bytes": document["live_bytes"] * 3 // 5}
+        }
         assert set(document["producers"]) == {"tok-0", "tok-1"}
         assert document["producers"]["tok-0"]["next_seq"] == 3
         assert document["head"] == max(producer["version"] for producer in document["producers"].values())
@@ -211,7 +214,7 @@ class TestStatus:
         out = stepfs("status", lake).out
         assert "0…4  (5 live, 5 committed)" in out
         assert re.search(r"^tok-1 +1 +2 ", out, re.MULTILINE)
-        assert re.search(r"^train +2 +1 +3$", out, re.MULTILINE)
+        assert re.search(r"^train +2 +1 +3 +12.4 KiB$", out, re.MULTILINE)
 
     def test_retired_groups_no_longer_count(self, lake):
         register_group(lake, "train", 2)

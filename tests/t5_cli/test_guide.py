@@ -39,16 +39,26 @@ PRINTED = {
         "opens step-000000011/rank-00001.safetensors",
     ],
     "DDP, and resume after a kill": [r"step 4 loss \S+\n(?s:.*)step 11 loss", r"pretrain +8 +2 "],
+    "The job came back with fewer GPUs": [
+        "6 steps in .*, all committed",
+        "eight/step-000000002/rank-00001.micro-0001.safetensors\nfour/step-000000002/rank-00002.micro-0000.safetensors",
+        r"(?m)^(\w{64})  -\n\1  -$",
+        r"step 0: 2 micro-batches of \[1, 256\]\nstep 1: 2 (?s:.*)\nstep 2: 4 (?s:.*)\nstep 5: 4",
+    ],
     "WebDataset": ["step 7: 8 samples", "step 11: 8 samples"],
     "Produce from your own pipeline": [
         "step-000000009",
         r"images-1: \d+ of 320",
         "640 of 640 samples, 0 of them twice",
     ],
-    "Produce from a plan": [
+    "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
         "tar_captions:Captions",
         "every source is exhausted",
+        r"step 12 by plan, plan [0-9a-f]{32}\nquestions: .*\nstories: ",
+        r"    (Day|What is) \d+",
+        r"EPOCH +STEP +RANK(?s:.*)\n0 +12 +1 +0 ",
+        "4 steps of plan made again in .*: all the same",
     ],
 }
 

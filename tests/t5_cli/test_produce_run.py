@@ -15,9 +15,10 @@ from pathlib import Path
 import json_schemas
 import numpy as np
 import pytest
+from committed import committed
 from payload_samples import npy
+from produced_text import PROGRAM
 from test_json_page import SECTIONS
-from test_produce_text import PROGRAM, committed
 from typer.testing import CliRunner
 
 from stepfs_producer import Producer

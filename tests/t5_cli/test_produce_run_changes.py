@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from test_produce_text import committed
+from committed import committed
 from typer.testing import CliRunner
 
 from stepfs.cli.app import app as stepfs

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from test_produce_text import PROGRAM
+from produced_text import PROGRAM
 
 PLAN = """\
 version: 1

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from lakes import stepfs, with_schema
+from produced_text import produce, refused
 from test_produce_run import PLAN, plan, run
-from test_produce_text import corpus, produce, refused
 
 from stepfs_producer import Producer
 
-__all__ = ["corpus", "plan"]  # fixtures
+__all__ = ["plan"]  # fixtures
 
 SHAPE = ["--slices", 2, "--seq-len", 64, "--batch-size", 3, "--limit-steps", 2]
 

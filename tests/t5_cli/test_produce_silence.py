@@ -10,9 +10,8 @@ from pathlib import Path
 import trio
 from faultproxy import FaultProxy
 from test_cli_silence import LAKE, mute
-from test_produce_text import corpus
 
-__all__ = ["corpus", "mute"]  # fixtures
+__all__ = ["mute"]  # fixtures
 
 BEAR_S = 2.0
 # The command with less patience than in earnest.

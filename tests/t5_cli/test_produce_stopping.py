@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_produce_text import PROGRAM
+from produced_text import PROGRAM
 
 from stepfs.cli.failure import announce
 from stepfs_producer.run.stopping import Stopping

@@ -1,117 +1,29 @@
-"""`stepfs-produce text` as a program: what it writes, how it continues, and what it refuses."""
+"""`stepfs-produce text` as a program: what it writes, and how it continues."""
 
 from __future__ import annotations
 
 import gzip
-import io
-import json
 import os
 import subprocess
 import sys
-import sysconfig
-import tarfile
-from itertools import pairwise
 from pathlib import Path
-from typing import Self
 
-import numpy as np
 import pytest
 import safetensors.numpy
-import torch
-import trio
-from typer.testing import CliRunner
-
-from stepfs.format.ids import SliceIndex, Step
-from stepfs.lake.identity import open_lake
-from stepfs.lake.log.reader import LogReader
-from stepfs.store.opening import open_store
-from stepfs_producer.cli.app import app
-from stepfs_producer.producer import AsyncProducer
-from stepfs_producer.run import session
-
-PROGRAM = str(Path(sysconfig.get_path("scripts")) / "stepfs-produce")
-END, PADDING = 256, 257
-RAW = ["--slices", 1, "--ext", ".bin", "--seq-len", 48]
-
-
-def produce(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """In this process: starting one takes longer than what most tests have to say."""
-    command = ["text", lake, *map(str, arguments)]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
-
-
-def produce_in_a_process(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [PROGRAM, "text", lake, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-
-def committed(lake: str) -> list[tuple[str, list[bytes]]]:
-    """(producer, payloads) of every step, in the lake's order."""
-
-    async def read() -> list[tuple[str, list[bytes]]]:
-        store = open_store(lake)
-        log = await LogReader.open(store, await open_lake(store))
-        steps = []
-        for number in range(log.state.next_step):
-            entry = await log.entry(Step(number))
-            data = await store.get(entry.tgb.key)
-            assert data is not None
-            refs = [entry.tgb.slice(SliceIndex(n)) for n in range(entry.tgb.slices)]
-            steps.append((entry.producer_id, [data[ref.offset : ref.offset + ref.length] for ref in refs]))
-        await store.aclose()
-        return steps
-
-    return trio.run(read)
-
-
-def ids_of(payload: bytes, ext: str) -> list[int]:
-    """The tokens of a file, row after row."""
-    if ext == ".bin":
-        return np.frombuffer(payload, "<u2").tolist()
-    if ext == ".npy":
-        return np.load(io.BytesIO(payload))[0].ravel().tolist()
-    if ext == ".tar":
-        with tarfile.open(fileobj=io.BytesIO(payload)) as archive:
-            rows = [archive.extractfile(name) for name in archive if name.name.endswith(".input_ids.npy")]
-            return [number for row in rows if row for number in np.load(io.BytesIO(row.read())).tolist()]
-    if ext == ".pt":
-        return torch.load(io.BytesIO(payload), weights_only=True)["input_ids"].flatten().tolist()
-    return safetensors.numpy.load(payload)["input_ids"].ravel().tolist()
-
-
-def text_in(lake: str, ext: str = ".bin", producer: str | None = None) -> list[int]:
-    """The tokens of all steps in the order of the text, without the padding at their end."""
-    ids = [
-        number
-        for name, payloads in committed(lake)
-        if producer in {None, name}
-        for payload in payloads
-        for number in ids_of(payload, ext)
-    ]
-    while ids and ids[-1] == PADDING:
-        ids.pop()
-    return ids
-
-
-def documents_in(ids: list[int]) -> list[bytes]:
-    """Byte tokens → documents."""
-    assert ids[-1] == END
-    ends = [-1, *np.flatnonzero(np.array(ids) == END).tolist()]
-    return [bytes(ids[before + 1 : end]) for before, end in pairwise(ends)]
-
-
-def texts_of(corpus: Path) -> list[bytes]:
-    return [text for path in sorted(corpus.iterdir()) if (text := path.read_bytes())]
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    root = tmp_path / "corpus"
-    root.mkdir()
-    for n in range(30):
-        (root / f"{n:02d}.txt").write_text(f"document {n} says hello\n" * (n * 7 % 40))
-    return root
+from committed import committed
+from produced_text import (
+    END,
+    PROGRAM,
+    RAW,
+    documents_in,
+    ids_of,
+    model_file,
+    produce,
+    produce_in_a_process,
+    refused,
+    text_in,
+    texts_of,
+)
 
 
 @pytest.mark.parametrize("ext", [".pt", ".safetensors", ".npy", ".tar", ".bin"])
@@ -196,118 +108,6 @@ def test_a_lake_may_be_sealed_with_the_text(file_url: str, corpus: Path) -> None
     refused(produce(file_url, "-i", corpus, *RAW), 4, "sealed")
 
 
-def refused(done: subprocess.CompletedProcess[str], code: int, *says: str) -> None:
-    assert done.returncode == code, done.stderr
-    assert done.stderr.startswith("stepfs-produce: ")
-    for words in says:
-        assert words in done.stderr
-    assert done.stderr.count("\n") == 1 or "the plan changed" in done.stderr
-
-
-def test_what_is_refused_is_one_line_and_creates_no_lake(file_url: str, corpus: Path) -> None:
-    fine = ["-i", corpus, "--slices", 2, "--seq-len", 64]
-    nowhere = ["-i", corpus / "nowhere", "--slices", 2]
-    refused(produce_in_a_process(file_url, *nowhere), 3, "no such file or directory")
-    refused(produce(file_url, *nowhere), 3, "no such file or directory")
-    refused(produce(file_url, "-i", corpus), 2, "give --slices N to create it")
-    refused(produce(file_url, *fine, "--ext", ".parquet"), 2, ".parquet", ".safetensors")
-    refused(produce(file_url, *fine, "--shard", "2/2"), 2, "shard 2/2 does not exist")
-    refused(produce(file_url, *fine, "--shard", "half"), 2, "write i/n")
-    refused(produce(file_url, *fine, "--batch-size", 1 << 17), 2, "micro_batches: 131072 is out of range")
-    refused(produce(file_url, *fine, "--tokenizer-file", corpus / "none.json"), 3, "no such tokenizer file")
-    refused(produce("gopher://x", *fine), 2, "gopher")
-    refused(produce("some/dir", *fine), 2, "not a lake")
-    refused(produce("some/dir", *fine, "--ext", ".bin"), 2, "a lake is a URL")
-    assert not Path(file_url.removeprefix("file://")).exists()
-
-
-def test_a_lake_of_another_shape_or_stream_is_refused(file_url: str, corpus: Path, tmp_path: Path) -> None:
-    fine = ["-i", corpus, "--seq-len", 48]
-    assert produce(file_url, "-i", corpus, *RAW, "--limit-steps", 1).returncode == 0
-    before = committed(file_url)
-    refused(produce(file_url, *fine, "--slices", 3), 4, "has 1 slices", "--slices 1")
-    refused(produce(file_url, *fine, "--ext", ".npy"), 4, "holds .bin files")
-    for other, shape in ((["--seq-len", 100], "[8, 100]"), (["--batch-size", 3], "[3, 48]")):
-        refused(produce(file_url, *fine, *other), 4, "[8, 48]", shape)
-        refused(produce(file_url, *fine, *other, "--producer-id", "beside"), 4, "[8, 48]", shape)
-    other_shard = ["--shard", "0/2", "--producer-id", "text-0-of-1"]
-    refused(produce(file_url, *fine, *other_shard), 4, "the plan changed", "sources.text.shard: 0/1 → 0/2")
-    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
-    refused(produce(file_url, *fine, "-i", tmp_path / "rows.jsonl"), 2, "name one kind")
-    (corpus / "01.txt").write_text("another beginning\n" * 7)
-    refused(produce(file_url, *fine), 4, "01.txt is shorter than when this plan began")
-    for path in list(corpus.iterdir()):
-        path.rename(path.with_suffix(".moved"))
-    refused(produce(file_url, *fine), 4, "00.txt is gone")
-    assert committed(file_url) == before
-
-
-def test_a_lake_without_a_schema_keeps_the_shape_of_a_producer(file_url: str, corpus: Path) -> None:
-    from lakes import stepfs  # noqa: PLC0415
-
-    assert stepfs("init", file_url, "--slices", 1, "--ext", ".bin").code == 0
-    assert produce(file_url, "-i", corpus, *RAW, "--limit-steps", 1).returncode == 0
-    changed = produce(file_url, "-i", corpus, "--seq-len", 64)
-    refused(changed, 4, "stages[0].sequence_length: 48 → 64", "name another --producer-id")
-    assert produce(file_url, "-i", corpus, *RAW, "--limit-steps", 2).returncode == 0
-
-
-@pytest.mark.parametrize("limit", [["--limit-steps", 3], []])
-def test_the_same_corpus_in_other_shards_is_refused(file_url: str, corpus: Path, limit: list[object]) -> None:
-    assert produce(file_url, "-i", corpus, *RAW, *limit).returncode == 0
-    before = len(committed(file_url))
-    for index in range(2):
-        resharded = produce(file_url, "-i", corpus, *RAW, "--shard", f"{index}/2")
-        refused(resharded, 4, "text-0-of-1", "0/1", f"not {index}/2", "continue with shard 0/1")
-    assert len(committed(file_url)) == before
-    assert produce(file_url, "-i", corpus, *RAW).returncode == 0
-
-
-def test_a_producer_id_of_its_own_does_not_get_around_it(file_url: str, corpus: Path) -> None:
-    first = ["--producer-id", "a", "--shard", "1/3", "--limit-steps", 1]
-    assert produce(file_url, "-i", corpus, *RAW, *first).returncode == 0
-    beside = produce(file_url, "-i", corpus, *RAW, "--producer-id", "b")
-    refused(beside, 4, "a has produced", "1/3", "not 0/1")
-
-
-def test_another_corpus_may_have_other_shards_also_under_the_same_names(
-    file_url: str, tmp_path: Path
-) -> None:
-    for year in ("y24", "y25"):
-        (tmp_path / year).mkdir()
-        (tmp_path / year / "train.txt").write_text(f"{year}\n" * 100)
-    assert produce(file_url, "-i", tmp_path / "y24", *RAW).returncode == 0
-    for index in range(2):
-        options = [*RAW, "--shard", f"{index}/2"]
-        assert produce(file_url, "-i", tmp_path / "y25", *options).returncode == 0
-
-
-def test_two_that_begin_together_are_looked_at_again_before_the_first_step(
-    file_url: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Overtaken(AsyncProducer):
-        async def __aenter__(self) -> Self:
-            arguments = (file_url, "-i", corpus, *RAW, "--limit-steps", 1)
-            first = await trio.to_thread.run_sync(produce_in_a_process, *arguments)
-            assert first.returncode == 0
-            return await super().__aenter__()
-
-    monkeypatch.setattr(session, "AsyncProducer", Overtaken)
-    refused(produce(file_url, "-i", corpus, *RAW, "--shard", "0/2"), 4, "not 0/2")
-    assert [producer for producer, _ in committed(file_url)] == ["text-0-of-1"]
-
-
-def test_another_file_of_the_same_name_does_not_lose_its_beginning(file_url: str, tmp_path: Path) -> None:
-    for year in ("y24", "y25"):
-        (tmp_path / year).mkdir()
-        (tmp_path / year / "train.txt").write_text(f"{year}\n" * 70)
-    assert produce(file_url, "-i", tmp_path / "y24/train.txt", *RAW).returncode == 0
-    second = ["-i", tmp_path / "y25/train.txt", *RAW]
-    refused(produce(file_url, *second), 4, "y25/train.txt begins otherwise")
-    assert produce(file_url, *second, "--producer-id", "y25").returncode == 0
-    assert documents_in(text_in(file_url, producer="y25")) == [b"y25\n" * 70]
-
-
 def test_options_come_from_the_environment_too(
     file_url: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,25 +147,3 @@ def test_a_models_file_is_produced_continued_and_kept(file_url: str, tmp_path: P
     file.write_text(other.read_text())
     changed = produce(file_url, *common, "--tokenizer-file", file)
     assert (changed.returncode, "transform or tokenizer changed" in changed.stderr) == (4, True)
-
-
-def model_file(path: Path, end: str) -> Path:
-    """A byte-level BPE as Qwen's, its end of a document above the vocabulary."""
-    vocabulary = {chr(byte): byte - 0x21 for byte in range(0x21, 0x7F)} | {"Ġ": 94, "Ċ": 95}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    path.write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": [{"id": 96, "content": end, **flags}],
-                "pre_tokenizer": {
-                    "type": "ByteLevel",
-                    "add_prefix_space": False,
-                    "trim_offsets": True,
-                    "use_regex": True,
-                },
-                "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-            }
-        )
-    )
-    return path

@@ -17,10 +17,10 @@ SOURCES, DOCUMENTS = "every source byte", "every document is there"
         (["--brief"], SOURCES),
         pytest.param(["--plan", "--brief"], DOCUMENTS, marks=pytest.mark.slow),
         pytest.param([], SOURCES, marks=pytest.mark.slow),
-        pytest.param(["--s3"], SOURCES, marks=pytest.mark.slow),
+        *(pytest.param(["--store", kind], SOURCES, marks=pytest.mark.slow) for kind in ("s3", "gs", "az")),
         pytest.param(["--plan"], DOCUMENTS, marks=pytest.mark.slow),
     ],
-    ids=["brief", "plan", "file", "s3", "whole-plan"],
+    ids=["brief", "plan", "file", "s3", "gs", "az", "whole-plan"],
 )
 def test_the_quickstart_holds_what_its_table_says(options, said):
     done = subprocess.run(

@@ -15,10 +15,12 @@ import typer
 
 from stepfs import errors
 from stepfs.cli.app import app
+from stepfs_producer.cli.app import app as produce
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 OPERATIONS = (ROOT / "fs/OPERATIONS.md").read_text()
+TABLES = [(app, "mount", "## Mounts"), (produce, "run", "each also a variable `STEPFS_…`:")]
 PAGES = {"README.md": README, "fs/OPERATIONS.md": OPERATIONS}  # test_guide.py runs fs/GUIDE.md
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -138,11 +140,11 @@ def option_row(option):
     return f"| `{flag}` | {option.help}{default} |"
 
 
-def test_the_manual_says_of_each_option_of_a_mount_what_its_declaration_says():
-    options = [
-        each for each in typer.main.get_group(app).commands["mount"].params if each.opts[0].startswith("--")
-    ]
-    table = OPERATIONS.partition("## Mounts\n\n| option | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+@pytest.mark.parametrize(("program", "command", "before"), TABLES)
+def test_the_manual_says_of_each_option_what_its_declaration_says(program, command, before):
+    declared = typer.main.get_group(program).commands[command].params
+    options = [each for each in declared if each.opts[0].startswith("--")]
+    table = OPERATIONS.partition(before + "\n\n| option | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
     assert table == "\n".join(map(option_row, options))
 
 

@@ -34,7 +34,7 @@ def test_what_is_no_regular_file_is_refused_and_not_opened(fifo: Path, tmp_path:
     assert "is not a regular file" in made.err
 
 
-@pytest.mark.parametrize("option", [["--step", 0], ["--rank", 0], ["--rank", 5]])
+@pytest.mark.parametrize("option", [["--step", 0], ["--rank", 0], ["--rank", 5], ["--micro", 1]])
 def test_options_of_lakes_are_refused_for_a_file(tmp_path: Path, option: list[object]) -> None:
     (tmp_path / "x.npy").write_bytes(npy(np.zeros(2)))
     ended = stepfs("show", tmp_path / "x.npy", *option)

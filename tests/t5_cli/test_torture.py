@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from torture.audit import Audit, audit_journals
 from torture.processes import Actor
 from torture.records import Journal, Origin, payload, recognise
 from torture.run import Run
+from torture.sampler import Sampler
 
 Edit = Callable[[list[dict]], object]
 
@@ -123,3 +126,13 @@ def test_payloads_are_recognised_only_whole() -> None:
     flipped = data[:-1] + bytes([data[-1] ^ 1])
     assert not any(recognise(7, other) for other in (flipped, data[:-1], data + b"\0", data[1:], b""))
     assert recognise(8, data) is None
+
+
+def test_reads_that_a_killed_daemon_leaves_short_are_not_torn_ones(tmp_path: Path, monkeypatch) -> None:
+    """The rest of the pages may be in the page cache, and the next read of the same range says that the daemon is gone."""
+    file, data = tmp_path / "file", random.Random(7).randbytes(385_129)
+    file.write_bytes(data)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, random.randint(1, size), offset))
+    with file.open("rb") as opened:
+        assert all(Sampler._pieces(opened.fileno()) == data for _ in range(20))

@@ -79,5 +79,5 @@ def test_completion_says_nothing():
             "STEPFS_GRUOP": "x",
         },
     )
-    assert done.stdout.split() == ["ls"]
+    assert done.stdout.split() == ["ls", "lineage"]
     assert done.stderr == ""

@@ -18,6 +18,14 @@ from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 MIB = 1 << 20
 
 
+async def started(nursery, place, world, *, disk=64 * MIB, memory=64 * MIB):
+    """Slices over a disk cache in `place`, running."""
+    cache = DiskCache(place, LAKE_ID, limit=disk)
+    slices = Slices(world.store, memory_bytes=memory, disk=cache)
+    await nursery.start(slices.run)
+    return slices, cache
+
+
 async def read_all(handle):
     data = b""
     while part := await handle.read(len(data), MIB):
@@ -62,9 +70,7 @@ async def test_a_crashed_cache_is_adopted(nursery, tmp_path):
     world = world_of(4, 9 * MIB)
     await crashed_cache(tmp_path, world)
     world.store.objects.clear()
-    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices, _ = await started(nursery, tmp_path, world)
     for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
         handle = slices.reads.open(entry, SliceIndex(0))
         assert await read_all(handle) == payload
@@ -86,9 +92,7 @@ async def test_a_damaged_file_is_not_believed(nursery, tmp_path, damage):
         first.write_bytes(data)
     else:
         first.write_bytes(second.read_bytes())
-    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices, _ = await started(nursery, tmp_path, world)
     handle = slices.reads.open(world.entries[0], SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert slices.counts.requests == 1
@@ -114,9 +118,7 @@ async def test_another_slice_under_the_same_step_is_not_served(nursery, tmp_path
     await crashed_cache(tmp_path, world)
     other = World(seed=2)
     other.add_step([2 * MIB])
-    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
-    slices = Slices(other.store, memory_bytes=64 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices, _ = await started(nursery, tmp_path, other)
     assert await read_all(slices.reads.open(other.entries[0], SliceIndex(0))) == other.payloads[0][0]
     assert slices.counts.requests == 1
     nursery.cancel_scope.cancel()
@@ -124,9 +126,7 @@ async def test_another_slice_under_the_same_step_is_not_served(nursery, tmp_path
 
 async def test_the_disk_holds_more_than_memory(nursery, tmp_path):
     world = world_of(12, 2 * MIB)
-    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
-    slices = Slices(world.store, memory_bytes=6 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices, disk = await started(nursery, tmp_path, world, memory=6 * MIB)
     wish_all(slices, world)
     await until(lambda: len(steps_on_disk(disk)) == 12)
     assert slices.cache.pool.used <= 6 * MIB
@@ -141,9 +141,7 @@ async def test_the_disk_holds_more_than_memory(nursery, tmp_path):
 
 async def test_the_disk_limit_holds_and_the_nearest_steps_stay(nursery, tmp_path):
     world = world_of(12, 2 * MIB)
-    disk = DiskCache(tmp_path, LAKE_ID, limit=8 * MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices, disk = await started(nursery, tmp_path, world, disk=8 * MIB)
     wish_all(slices, world)
     await until(lambda: len(steps_on_disk(disk)) == 4)
     await until(lambda: steps_on_disk(disk) == [0, 1, 2, 3])
@@ -153,9 +151,7 @@ async def test_the_disk_limit_holds_and_the_nearest_steps_stay(nursery, tmp_path
 
 async def test_forgotten_steps_leave_the_disk_but_not_while_open(nursery, tmp_path):
     world = world_of(3, 2 * MIB)
-    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices, disk = await started(nursery, tmp_path, world)
     wish_all(slices, world)
     await until(lambda: len(steps_on_disk(disk)) == 3)
     handle = slices.reads.open(world.entries[0], SliceIndex(0))
@@ -196,9 +192,7 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
 async def test_a_disk_that_nothing_can_be_deleted_from_degrades_to_memory(nursery, tmp_path, monkeypatch):
     """What ext4 does at an error: `remount-ro`."""
     world = world_of(4, 2 * MIB)
-    disk = DiskCache(tmp_path, LAKE_ID, limit=64 * MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices, disk = await started(nursery, tmp_path, world)
     wish_all(slices, world)
     await until(lambda: len(steps_on_disk(disk)) == 4)
     tried = []

@@ -21,6 +21,7 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.operations import Parts, StepOperations
 from stepfs.mount.fuse.pending_sizes import PendingSizes
+from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import rank_map
 from stepfs.view.tree import Tree, ViewOptions
@@ -102,10 +103,11 @@ class Mounted:
 
 @asynccontextmanager
 async def mounted(
-    *, steps=None, show_last=None, wait_s=None, world=None, slices=2, deadline_s=300.0, ext=".pt"
+    *, steps=None, show_last=None, wait_s=None, world=None, mesh=None, slices=2, deadline_s=300.0, ext=".pt"
 ):
     """A mount with its waits running."""
-    table = FakeTable(slices=slices, ext=ext)
+    grid = slices if isinstance(slices, Grid) else Grid(slices)
+    table = FakeTable(slices=grid.slices, ext=ext)
     tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
     changes, meter, known, files, fake = Changes(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
@@ -134,7 +136,7 @@ async def mounted(
         Parts(
             reader=table,
             tree=tree,
-            ranks=rank_map(Grid(slices), world=world),
+            names=FileNames(rank_map(grid, world=world, mesh=mesh), ext),
             slices=fake,
             waits=waits,
             control=control,

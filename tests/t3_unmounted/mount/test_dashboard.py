@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks only for what a mount exports: metrics, and labels of theirs."""
+"""The Grafana dashboard asks only for what a mount or a run exports: metrics, and labels of theirs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,6 +21,10 @@ from stepfs.histogram import SECONDS, Histogram
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
+from stepfs_producer.plan.state import State
+from stepfs_producer.run import metrics as plan_metrics
+from stepfs_producer.run.measured.bottleneck import Cause, Waits
+from stepfs_producer.run.results import PlanTotals
 
 DASHBOARD = json.loads(
     (Path(__file__).parents[3] / "scripts/deploy/grafana-dashboard.json").read_text(encoding="utf-8")
@@ -43,10 +48,22 @@ def registry():
     return metrics.registry_of(collector)
 
 
+def registry_of_a_run():
+    waits = Waits()
+    waits.note(Cause.SOURCE, 1.0, "code")
+    state = State("0" * 32, 0, {})
+    conductor = SimpleNamespace(
+        loaders={}, waits=waits, tasks=SimpleNamespace(late=1, seconds=2.0, workers=2)
+    )
+    return plan_metrics.registry_of(
+        plan_metrics.PlanMetrics({}, PlanTotals(state, state), conductor, SimpleNamespace(died=0))
+    )
+
+
 def exported() -> dict[str, set[str]]:
     """Sample name → its labels."""
-    families = text_string_to_metric_families(metrics.render(registry()))
-    return {s.name: set(s.labels) for family in families for s in family.samples}
+    text = metrics.render(registry()) + metrics.render(registry_of_a_run())
+    return {s.name: set(s.labels) for family in text_string_to_metric_families(text) for s in family.samples}
 
 
 def asked(expression: str) -> dict[str, set[str]]:
@@ -64,13 +81,13 @@ def test_a_panel_asks_for_what_exists(panel):
         wanted = asked(target["expr"])
         assert wanted
         for name, labels in wanted.items():
-            assert name in known, f"{panel['title']}: no mount exports {name}"
+            assert name in known, f"{panel['title']}: nothing exports {name}"
             assert labels <= known[name] | SCRAPED
         grouped = {
             label.strip() for by in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in by.split(",")
         }
         available = set.union(*(known[name] for name in wanted))
-        assert grouped <= available
+        assert grouped <= available | SCRAPED
         shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
         assert shown <= (grouped or SCRAPED | available)
         for name in wanted:

@@ -10,6 +10,7 @@ import pytest
 from fakemount import ROOT, Caller, facts, fails, mounted
 from faketable import CREATED_MS, payload
 
+from stepfs.format.grid.record import Grid
 from stepfs.view.inodes import Fixed, directory_inode, slice_inode
 
 
@@ -54,6 +55,30 @@ async def test_ranks_of_a_world_are_hard_links_to_their_slice():
         found = [await m.lookup("step-000000000", name) for name in names]
         assert [f.st_ino for f in found] == [slice_inode(0, rank // 4) for rank in range(8)]
         assert {f.st_nlink for f in found} == {4}
+
+
+@pytest.mark.parametrize("steps", [None, range(1)])
+async def test_the_micro_batches_of_a_rank_are_files_of_the_slices_inodes_for_every_mesh(steps):
+    for mesh, files in (("dp=8", 1), ("tp=2,dp=4", 2), ("dp=2", 4), ("dp=1,cp=2", 8)):
+        async with mounted(steps=steps, mesh=mesh, slices=Grid(4, micro=2)) as m:
+            for committed in (0, 1):
+                m.commit(committed)
+                if steps is None and not committed:
+                    continue
+                m.listing_room = 3  # a listing goes on where it stopped
+                names = await m.names("step-000000000")
+                found = [await m.lookup("step-000000000", name) for name in names]
+                peers = len(names) // 8
+                assert {f.st_nlink for f in found} == {peers}
+                of_rank_0 = [f.st_ino for name, f in zip(names, found, strict=True) if "rank-00000" in name]
+                assert of_rank_0 == [slice_inode(0, index) for index in range(files)]
+                assert {f.st_ino for f in found} == {slice_inode(0, index) for index in range(8)}
+                own = [name for name in names if name.startswith("rank-00000.")]
+                assert own == (
+                    [f"rank-00000.micro-{n:04d}.pt" for n in range(files)] if files > 1 else ["rank-00000.pt"]
+                )
+            with fails(errno.ENOENT):
+                await m.lookup("step-000000000", f"rank-00000.micro-{files:04d}.pt")
 
 
 async def test_latest_follows_the_newest_step():

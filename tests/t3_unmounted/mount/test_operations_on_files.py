@@ -10,7 +10,7 @@ import trio
 from fakemount import ROOT, Caller, fails, mounted
 from faketable import payload
 
-from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.errors import ArchivedError, CorruptError, StoreUnreachableError
 from stepfs.mount.fuse.guard import CHANGES
 from stepfs.view.inodes import directory_inode
 
@@ -102,10 +102,11 @@ async def test_what_the_kernel_should_stop_asking_is_enosys(name, arguments):
 
 
 @pytest.mark.logs("step 0 slice 0 cannot be read: .*0.tgb: broken")
-async def test_a_corrupt_slice_is_eio_for_that_file_alone(caplog):
+@pytest.mark.parametrize("kind", [CorruptError, ArchivedError])
+async def test_a_corrupt_or_archived_slice_is_eio_for_that_file_alone(caplog, kind):
     async with mounted() as m:
         m.commit()
-        m.slices.read_error = CorruptError("broken")
+        m.slices.read_error = kind("broken")
         with fails(errno.EIO):
             await m.read("step-000000000", "rank-00000.pt")
         m.slices.read_error = None

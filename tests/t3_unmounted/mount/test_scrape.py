@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
-import time
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -79,17 +79,18 @@ def test_the_default_is_loopback_and_the_option_travels_to_the_daemon(tmp_path):
 
 
 async def test_health_is_that_of_the_event_loop(monkeypatch):
-    monkeypatch.setattr(scrape, "_TURN_S", 0.2)
+    monkeypatch.setattr(scrape, "_TURN_S", 1.0)
     with serving(healthy=scrape.loop_turns()) as port:
         assert await trio.to_thread.run_sync(ask, port, "/healthz") == (200, "ok\n")
-        answers = []
+        answers, answered = [], threading.Event()
+
+        def asked():
+            answers.append(ask(port, "/healthz"))
+            answered.set()
+
         async with trio.open_nursery() as nursery:
-
-            async def asked():
-                answers.append(await trio.to_thread.run_sync(ask, port, "/healthz"))
-
-            nursery.start_soon(asked)
+            nursery.start_soon(trio.to_thread.run_sync, asked)
             await wait_all_tasks_blocked()
-            time.sleep(1)  # noqa: ASYNC251 (the loop stands still)
+            assert answered.wait(20)  # the loop stands still
         assert answers == [(503, "stuck\n")]
         assert await trio.to_thread.run_sync(ask, port, "/healthz") == (200, "ok\n")

@@ -11,6 +11,7 @@ from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 
 from stepfs.clock import SystemClock
+from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.groups import Group
@@ -98,7 +99,7 @@ async def outcome_of(function, *args, **options):
         return error
 
 
-def lake_on_disk(url: str, *, slices: int = 2, ext: str = ".bin") -> None:
+def lake_on_disk(url: str, *, slices: Grid | int = 2, ext: str = ".bin") -> None:
     async def create() -> None:
         store = open_store(url)
         await create_lake(store, slices=slices, ext=ext)

@@ -52,7 +52,7 @@ def test_ranks_of_a_world_share_slices(still):
     with Lake(still, world=4) as lake:
         assert lake[1][0] == lake[1][1] == payload(1, 0, SMALL)
         assert lake[1][3] == payload(1, 1, SMALL)
-    with pytest.raises(UsageError, match="--world 3"):
+    with pytest.raises(UsageError, match="world=3"):
         Lake(still, world=3)
     with pytest.raises(UsageError, match="rank 7"):
         Lake(still, ranks="0-7")
@@ -70,7 +70,7 @@ def test_options_that_a_mount_would_refuse_are_refused(still):
         {"ranks": -1},
         {"ranks": "a"},
         {"mesh": "dp"},
-        {"mesh": "dp=1,cp=2"},
+        {"mesh": "dp=4,cp=2"},
         {"group": ""},
     ):
         with pytest.raises(UsageError):

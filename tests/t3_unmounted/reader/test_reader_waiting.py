@@ -21,6 +21,7 @@ from stepfs.errors import (
 )
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
+from stepfs.lake.control import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 
@@ -177,6 +178,17 @@ async def test_steps_reclaimed_under_a_reader_leave_it(autojump_clock):
         assert isinstance(await outcome_of(shelf.read, reader, 1, 0), ReclaimedError)
 
 
+async def test_steps_reclaimed_under_a_reader_of_a_quiet_lake_leave_it_within_100_s(autojump_clock):
+    shelf = await Shelf.create()
+    await shelf.commit(*[SMALL] * 6)
+    async with shelf.reader() as reader:
+        await trio.sleep(20)
+        await shelf.checkpoint("train", 4)
+        await shelf.reclaim()
+        await trio.sleep(100.5)
+        assert list(reader.tree.listed()) == [4, 5]
+
+
 async def test_a_group_is_registered_and_keeps_what_its_reader_needs(autojump_clock):
     shelf = await Shelf.create()
     await shelf.commit(*[SMALL] * 6)
@@ -192,6 +204,16 @@ async def test_a_group_is_registered_and_keeps_what_its_reader_needs(autojump_cl
         assert "'mine' needs nothing below step 3" in str(error)
         await shelf.reclaim()
         assert await shelf.read(reader, 3, 0) == shelf.expected(3, 0)
+        assert not [key for key in shelf.shared.objects if "/nodes/" in key], "it is not in the fleet view"
+
+
+async def test_of_a_loader_with_a_group_its_workers_ask_nothing_for_it(autojump_clock):
+    shelf = await Shelf.create()
+    await shelf.commit(*[SMALL] * 6)
+    async with shelf.reader(group="mine", workers=2) as reader:
+        assert await shelf.read(reader, 0, 0) == shelf.expected(0, 0)
+        await trio.sleep(30)
+    assert await list_groups(FaultyStore(shelf.shared), shelf.identity) == {}
 
 
 async def test_how_far_a_group_has_read_is_on_record_when_its_reader_ends(autojump_clock):

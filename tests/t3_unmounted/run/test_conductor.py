@@ -6,18 +6,27 @@ import io
 import re
 from collections import Counter
 from fractions import Fraction
+from functools import partial
+from random import Random
 
 import numpy as np
 import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs.errors import RefusedError, StepfsError
+from stepfs_producer.engine import failover
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
-from stepfs_producer.run import source_loader
+from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.run import planner_task
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
+from stepfs_producer.run.measured import work
+from stepfs_producer.run.step_builder import STEPS_PER_WORKER
 
 MIX = {"code": 30, "prose": 70}
 
@@ -43,8 +52,34 @@ async def test_steps_are_the_same_whoever_worked_when(corpus, packing, monkeypat
     expected = await steps(HereEngine(0, workers=1), corpus, chosen)
     assert len(expected) == 12
     for seed in range(1, 6):
-        monkeypatch.setattr(source_loader, "GROUP_RECORDS_MIN", seed * 5)
+        monkeypatch.setattr(work, "GROUP_RECORDS_FIRST", seed * 5)
         assert await steps(HereEngine(seed, workers=seed, deaths=0.1), corpus, chosen) == expected
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 3))
+def test_marks_groups_and_late_answers_do_not_show(corpus, seed, workers, spares) -> None:
+    """P2: each is drawn anew at every chance, and with spares every task that has not answered at once is late."""
+    draw = Random(seed)
+    chosen = rules(MIX, micro_batch_tokens=256)
+    expected = trio.run(steps, HereEngine(0, workers=1), corpus, chosen)
+    engine = HereEngine(seed, workers=workers, deaths=0.1)
+    engine.spares = max(spares, 1)
+
+    def any_marks(coming, _works, most):
+        return [(draw.choice([1, tokens, 9 * tokens + 1]), draw.randint(1, most + 1)) for tokens in coming]
+
+    def any_group(self, *_measured) -> None:
+        self.group_records = draw.choice([1, 2, 3, 7, 40])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner_task, "marks_of", any_marks)
+        patch.setattr(work.Work, "note", any_group)
+        if spares:
+            patch.setattr(failover, "LATE_S_MIN", 0)
+            patch.setattr(failover, "LATE_TIMES_MEAN", 0)
+        assert trio.run(steps, engine, corpus, chosen) == expected
+    assert bool(engine.replaced) == bool(spares), "tasks were late, and one of two workers came second"
 
 
 async def test_a_run_continues_from_any_position(corpus) -> None:
@@ -88,6 +123,43 @@ async def test_a_stop_ends_between_two_steps(corpus) -> None:
     assert await conductor.run(Planner(chosen).begin()) is EndReason.STOPPED
     assert 5 <= len(producer.steps) == producer.flushed
     assert producer.steps == expected[: len(producer.steps)]
+
+
+class FullLake(NotedProducer):
+    """Takes no step before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.takes = trio.Event()
+
+    async def append(self, *arguments, **more) -> None:
+        await self.takes.wait()
+        await super().append(*arguments, **more)
+
+
+async def test_the_next_step_is_planned_while_there_is_no_room_for_it(
+    corpus, patient_clock, monkeypatch
+) -> None:
+    workers, planned = 1, []
+    honest = Planner.next
+
+    def noted(self, state, ahead):
+        found = honest(self, state, ahead)
+        planned.extend([state.step] if isinstance(found, StepPlan) else [])
+        return found
+
+    monkeypatch.setattr(Planner, "next", noted)
+    chosen = rules(MIX, micro_batch_tokens=256)
+    expected = await steps(HereEngine(0), corpus, chosen)
+    planned.clear()
+    lake = FullLake()
+    async with trio.open_nursery() as nursery:
+        engine = HereEngine(0, workers=workers)
+        nursery.start_soon(partial(run, engine, lake, chosen, sources_in(corpus, MIX), steps_max=12))
+        await trio.sleep(1)  # of the test's clock: nothing moves any more
+        assert planned == list(range(STEPS_PER_WORKER * workers + 1))
+        lake.takes.set()
+    assert lake.steps == expected
 
 
 async def test_bad_records_are_told_and_counted(tmp_path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 import trio
 
 from stepfs.errors import UsageError
+from stepfs_producer.engine import failover
 from stepfs_producer.engine.api import WorkerDied
+from stepfs_producer.engine.failover import Tasks
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 
@@ -51,9 +54,9 @@ async def test_results_and_errors_come_back_to_who_submitted() -> None:
             results[number] = await engine.submit(square, number)
 
         async with trio.open_nursery() as nursery:
-            for number in range(8):
+            for number in range(3):
                 nursery.start_soon(one, number)
-        assert results == {number: number * number for number in range(8)}
+        assert results == {number: number * number for number in range(3)}
         with pytest.raises(UsageError, match="not so"):
             await engine.submit(refuse, "not so")
 
@@ -83,6 +86,32 @@ __import__("stepfs_producer.engine.worker").engine.worker.preload(".") or [
 async def test_a_worker_loads_what_its_tasks_need_and_no_trio() -> None:
     async with local_engine(1, preload=partial(preload, ".")) as engine:
         assert await engine.submit(eval, LOADED) == ["stepfs_producer.transforms.records"]
+
+
+def stop_the_first_worker(path: str) -> int:
+    """The first one stops; only a signal could wake it up."""
+    mine = Path(f"{path}.{os.getpid()}")
+    mine.write_text(str(os.getpid()))
+    with suppress(FileExistsError):
+        Path(path).hardlink_to(mine)  # name and content at once: a spare may look at any moment
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return os.getpid()
+
+
+async def test_a_stopped_worker_is_ended_as_soon_as_a_spare_has_its_result(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(failover, "LATE_S_MIN", 0.2)
+    noted = tmp_path / "stopped"
+    async with local_engine(1) as engine:
+        await engine.warm()
+        tasks = Tasks(engine, 60)
+        spare = await tasks.carry_out("stops", "", stop_the_first_worker, str(noted))
+        stopped = int(noted.read_text())
+        assert spare != stopped
+        assert gone(stopped)
+        assert (tasks.late, engine.died) == (1, 0)
+        with trio.fail_after(30):
+            while engine.idle < engine.workers + engine.spares:  # noqa: ASYNC110 - the engine has no event for it
+                await trio.sleep(0.02)
 
 
 async def test_no_worker_is_left() -> None:

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.errors import RefusedError, UsageError
-from stepfs.format.grid.mesh import parse_mesh
+from stepfs.errors import UsageError
 from stepfs.format.grid.record import Grid
-from stepfs.view.ranks import rank_map
+from stepfs.view.ranks import as_keyword, rank_map
 
 
 @given(st.integers(1, 64), st.integers(1, 16))
@@ -45,12 +44,10 @@ def test_a_mesh_agrees_with_unravelling_its_coordinates(dimensions):
 
 def test_context_parallel_ranks_of_an_uncut_lake_read_the_whole_rows():
     """Regression: `cp` chose files, so the halves of a sequence were of different documents."""
-    with pytest.raises(
-        UsageError, match=r"--mesh dp=2,cp=2: its data dimensions have 2 ranks, this lake is of 4"
-    ):
-        rank_map(Grid(4), mesh="dp=2,cp=2")
     ranks = rank_map(Grid(4), mesh="dp=4,cp=2")
     assert [ranks.slice_of(rank) for rank in range(ranks.world)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    ranks = rank_map(Grid(4), mesh="dp=2,cp=2")
+    assert [ranks.slices_of(rank) for rank in range(ranks.world)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 @pytest.mark.parametrize("name", ["dp", "fsdp", "ddp", "hsdp", "dp_replicate", "fsdp_2"])
@@ -80,7 +77,7 @@ def test_a_mesh_with_the_data_dimension_first_equals_world():
 
 
 @pytest.mark.parametrize(
-    "mesh", ["", "dp", "dp=0", "dp=4,dp=4", "dp=8", "dp=4;tp=2", "dp=04", "dp=4,tp=999999"]
+    "mesh", ["", "dp", "dp=0", "dp=4,dp=4", "dp=8", "dp=3", "dp=4;tp=2", "dp=04", "dp=4,tp=999999"]
 )
 def test_a_mesh_that_does_not_fit_is_refused(mesh):
     with pytest.raises(UsageError, match="--mesh"):
@@ -96,6 +93,8 @@ def test_a_lake_cut_for_context_parallelism_gives_each_piece_to_its_rank():
     ranks = rank_map(Grid(2, cp=2), mesh="cp=2,dp=2,tp=2")
     assert [ranks.slice_of(rank) for rank in range(8)] == [0, 0, 2, 2, 1, 1, 3, 3]
     assert [rank_map(Grid(2, cp=2)).slice_of(rank) for rank in range(4)] == [0, 1, 2, 3]
+    ranks = rank_map(Grid(2, micro=2, cp=2), mesh="dp=4,cp=2")
+    assert [ranks.slices_of(rank) for rank in range(8)] == [[index] for index in range(8)]
 
 
 @pytest.mark.parametrize(("mesh", "context"), [("dp=2", 1), ("dp=2,cp=4", 4)])
@@ -104,27 +103,65 @@ def test_a_cut_lake_is_refused_by_a_mesh_of_other_pieces(mesh, context):
         rank_map(Grid(2, cp=2), mesh=mesh)
 
 
-@pytest.mark.parametrize("grid", [Grid(2, micro=2), Grid(2, files=("", "pixels"))])
-@pytest.mark.parametrize("options", [{}, {"world": 4}, {"mesh": "dp=2"}, {"mesh": "dp=4"}])
-def test_no_file_of_a_micro_batch_is_taken_for_a_rank(grid, options):
-    with pytest.raises(RefusedError, match="shows lakes of one file a rank"):
-        rank_map(grid, **options)
+def test_a_data_size_that_does_not_divide_the_micro_batches_is_refused_with_the_nearest_that_do():
+    with pytest.raises(
+        UsageError,
+        match=r"--mesh dp=5: .* 5 ranks, .* the 32 ranks × micro-batches of this lake; dp=4 and dp=8 would",
+    ):
+        rank_map(Grid(4, micro=8), mesh="dp=5")
+    with pytest.raises(UsageError, match=r"the 4 ranks of this lake; dp=4 would .*") as refused:
+        rank_map(Grid(4), mesh="dp=8")
+    message = str(refused.value)
+    assert "output.files: micro_batches" in message
+    assert ".safetensors and .pt with StepDataset(mesh=…)" in message
+    assert "\n" not in message
 
 
-@given(
-    st.integers(1, 6),
-    st.integers(1, 3),
-    st.permutations([("dp", 0), ("cp", 0), ("tp", 2), ("pp", 3)]),
-    st.integers(1, 3),
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"mesh": "dp=8"},
+        {"mesh": "dpx=4"},
+        {"world": 3},
+        {"world": 2},
+        {"world": 4, "mesh": "dp=4,tp=2"},
+        {"mesh": "dp=2", "grid": Grid(2, cp=2)},
+    ],
 )
-def test_every_file_is_read_by_one_data_rank_and_its_peers(data, pieces, names, context):
-    grid = Grid(data, cp=pieces)
-    sizes = {"dp": data, "cp": pieces if pieces > 1 else context}
-    mesh = parse_mesh(",".join(f"{name}={size or sizes[name]}" for name, size in names))
-    ranks = rank_map(grid, mesh=str(mesh))
-    readers: dict[int, set[tuple[int, int]]] = {}
-    for rank, (at_data, at_context) in enumerate(mesh.readers()):
-        piece = at_context if pieces > 1 else 0
-        readers.setdefault(ranks.slice_of(rank), set()).add((at_data, piece))
-    assert readers == {grid.slice_of(r, piece=c): {(r, c)} for r in range(data) for c in range(pieces)}
-    assert all(ranks.slice_of(ranks.first_rank_of(index)) == index for index in range(grid.slices))
+def test_an_error_of_python_writes_keywords_and_one_of_the_command_line_options(words):
+    grid, given = words.get("grid", Grid(4)), {name: words[name] for name in words.keys() - {"grid"}}
+    with pytest.raises(UsageError) as of_python:
+        rank_map(grid, **given, spelt=as_keyword)
+    with pytest.raises(UsageError) as of_options:
+        rank_map(grid, **given)
+    for name, value in given.items():
+        assert f"{name}={value!r}" in str(of_python.value)
+        assert f"--{name} {value}" in str(of_options.value)
+    assert "--" not in str(of_python.value)
+
+
+def test_a_world_that_only_a_mesh_can_serve_names_it():
+    with pytest.raises(UsageError, match=r"--world 2 .* 4 slices: use a multiple of 4, or --mesh dp=2"):
+        rank_map(Grid(4), world=2)
+    with pytest.raises(UsageError, match=r"a multiple of 4, or produce a lake of other ranks"):
+        rank_map(Grid(4, micro=2), world=3)
+    ranks = rank_map(Grid(4, micro=2), world=8)
+    assert [ranks.slices_of(rank) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]], (
+        "peers, not eight data ranks"
+    )
+
+
+@given(st.integers(1, 12), st.integers(1, 12))
+def test_who_splits_files_gets_all_that_hold_a_part_of_its_units(slices, data):
+    ranks = rank_map(Grid(slices), mesh=f"dp={data}", splits=True)
+    for micro in (1, 2, 3):  # in each file; what one rank needs of them, from their numbers alone
+        if slices * micro % data == 0:
+            each = slices * micro // data
+            for rank in range(data):
+                needed = {unit // micro for unit in range(rank * each, (rank + 1) * each)}
+                assert set(ranks.slices_of(rank)) == needed
+
+
+def test_files_of_one_micro_batch_cannot_be_split():
+    with pytest.raises(UsageError, match="do not divide"):
+        rank_map(Grid(4, micro=2), mesh="dp=16", splits=True)

@@ -23,7 +23,10 @@ class Part:
 
 
 def task_of(
-    shape: tuple[int, int, int], sequence_length: int, parts: list[Part], sources=("prose",)
+    shape: tuple[int, int, int],
+    sequence_length: int,
+    parts: list[Part],
+    sources: tuple[str, ...] = ("prose",),
 ) -> StepTask:
     masked = any(part.mask is not None or not part.following_learned for part in parts)
     masks = [part.mask if part.mask is not None else [1] * len(part.ids) for part in parts]
@@ -58,14 +61,14 @@ def tasks(draw: st.DrawFn) -> tuple[StepTask, list[Part]]:
     length = draw(st.integers(1, 7))
     parts: list[Part] = []
     next_id = 0
-    for place in np.ndindex(*shape):
+    for rank, micro, row in np.ndindex(*shape):
         column = 0
         while column < length and draw(st.integers(0, 4)):
             tokens = draw(st.integers(1, length - column))
             cut = draw(st.booleans())
             parts.append(
                 Part(
-                    (*map(int, place), column),
+                    (rank, micro, row, column),
                     list(range(next_id, next_id + tokens)),
                     next_id + tokens if cut else NO_TOKEN,
                     draw(st.none() | st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens)),

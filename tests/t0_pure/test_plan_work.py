@@ -1,0 +1,102 @@
+"""Marks and groups follow work: costly records get the workers, cheap ones stay bounded."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepfs_producer.run.measured.work import (
+    GROUP_RECORDS_MAX,
+    GROUP_TOKENS_MAX,
+    STEPS_AHEAD,
+    Work,
+    marks_of,
+)
+
+STEP_TOKENS = 100_000
+WORKERS = 8
+
+
+def measured(*, tokens: int, seconds: float, groups: int = 30) -> Work:
+    """Of records of so many tokens and seconds each."""
+    work = Work()
+    for _ in range(groups):
+        records = work.group_records
+        work.note(records, records * tokens, records * seconds)
+    return work
+
+
+def test_groups_are_a_quarter_of_a_second_down_to_one_record() -> None:
+    assert measured(tokens=700, seconds=0.001).group_records in {249, 250}
+    assert measured(tokens=700, seconds=0.2).group_records == 1
+    assert measured(tokens=700, seconds=9.0).group_records == 1
+
+
+def test_groups_of_cheap_records_have_a_bound() -> None:
+    assert measured(tokens=1, seconds=1e-9).group_records == GROUP_RECORDS_MAX
+    assert measured(tokens=4096, seconds=1e-6).group_records == GROUP_TOKENS_MAX // 4096
+
+
+def test_groups_grow_in_turns_and_are_small_at_once_where_records_turn_costly() -> None:
+    work = Work()
+    sizes = []
+    for _ in range(4):
+        sizes.append(work.group_records)
+        work.note(sizes[-1], 700 * sizes[-1], 1e-5 * sizes[-1])
+    assert sizes == [1, 4, 16, 64]
+    work.note(64, 1000, 60.0)
+    assert work.group_records == 1
+
+
+def test_a_rare_costly_source_keeps_all_workers_busy() -> None:
+    """5 % of the tokens at 0.2 s a record of 700 tokens, beside text at 1.5 µs a token."""
+    coming = [STEP_TOKENS * STEPS_AHEAD * percent // 100 for percent in (5, 95)]
+    costly, text = measured(tokens=700, seconds=0.2), measured(tokens=700, seconds=700 * 1.5e-6)
+    (ahead, parallel), (of_text, beside) = marks_of(coming, [costly, text], WORKERS)
+    assert parallel == WORKERS + 1
+    assert ahead >= 5_000 + WORKERS * 700, "beyond the step that is planned, a record for each worker"
+    assert beside <= 3
+    assert coming[1] <= of_text < 2 * coming[1]
+
+
+def test_a_source_alone_keeps_all_workers_busy_also_where_steps_are_small() -> None:
+    text = measured(tokens=700, seconds=700 * 1.5e-6)
+    ((ahead, parallel),) = marks_of([3 * 8192], [text], WORKERS)
+    assert parallel == WORKERS + 1
+    assert ahead > WORKERS * text.group_tokens
+
+
+def test_small_blocks_do_not_let_a_cheap_source_run_far_ahead() -> None:
+    work = Work()
+    for _ in range(30):
+        work.note(50, 2000, 1e-4)
+    ((ahead, _),) = marks_of([300], [work], WORKERS)
+    assert work.group_records > 10_000, "a group could be as large, if a block was"
+    assert WORKERS * 2000 < ahead < 5 * WORKERS * 2000
+
+
+def test_before_anything_is_known_marks_follow_tokens() -> None:
+    marks = marks_of([750, 250, 0], [Work(), Work(), Work()], WORKERS)
+    assert [parallel for _, parallel in marks] == [7, 3, 1]
+    assert [ahead >= tokens for (ahead, _), tokens in zip(marks, (750, 250, 0), strict=True)] == [True] * 3
+
+
+works = st.builds(
+    lambda tokens, seconds, groups: measured(tokens=tokens, seconds=seconds, groups=groups),
+    st.integers(0, 5000),
+    st.floats(0, 10),
+    st.integers(0, 5),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 22), works), min_size=1, max_size=40), st.integers(1, 64))
+def test_marks_are_at_least_the_coming_steps_and_bounded_by_the_workers(
+    sources: list[tuple[int, Work]], workers: int
+) -> None:
+    coming, measures = [tokens for tokens, _ in sources], [work for _, work in sources]
+    marks = marks_of(coming, measures, workers)
+    assert all(ahead >= tokens for (ahead, _), tokens in zip(marks, coming, strict=True))
+    assert all(1 <= parallel <= workers + 1 for _, parallel in marks)
+    most = max(work.group_tokens for work in measures)
+    assert sum(ahead for ahead, _ in marks) <= sum(coming) * 2 + 2 * workers * most + 2 * len(marks)
+    assert sum(parallel for _, parallel in marks) <= workers + 2 * len(marks)

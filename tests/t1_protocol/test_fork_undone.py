@@ -1,0 +1,72 @@
+"""A fork that another undoes while it still runs: it becomes no lake, and no fork that may become one loses an object."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from doubles.faulty_store import Event, ObjectMap
+from process_store import ProcessStore
+from producer_world import World
+from small_world import process, small
+from test_fork_kills import Stores, forked_until, holders, reclaimed, unfinished
+
+from stepfs.errors import RefusedError
+from stepfs.lake.unfinished_fork import group_name
+from stepfs.store.api import Put
+
+
+class Overtaken(ProcessStore):
+    """A forker that sleeps before its last look, until `meanwhile` has come to its end."""
+
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def create(self, key: str, body: bytes) -> Put:
+        put = await super().create(key, body)
+        if "/control/" in key and key.endswith("1"):
+            await self.meanwhile()
+        return put
+
+
+def test_an_undone_fork_becomes_no_lake_though_its_place_is_free_again() -> None:
+    """Another fork to the same place undid it, and was dropped itself."""
+
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        slow = Stores(process(world, "slow"), Overtaken(place, actor="slow there"))
+        slow.child.url = "memory://the fork"
+
+        async def other_comes_and_goes() -> None:
+            made = await Stores.of(world, place, "other").fork(world.identity)
+            assert await holders(world) == {group_name(made.lake_id)}
+            for key in list(place.objects):
+                place.remove(key)
+
+        slow.child.meanwhile = other_comes_and_goes  # type: ignore[attr-defined]
+        with pytest.raises(RefusedError, match="another process undid this fork"):
+            await slow.fork(world.identity)
+        assert {key for key in place.objects if not key.startswith("probe/")} == set()
+
+    small(scenario, on=reclaimed)
+
+
+def test_an_undo_deletes_nothing_of_a_fork_that_still_holds_its_parent() -> None:
+    """Else a kill between the two would leave a fork that may be finished over deleted objects."""
+
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        assert not await forked_until(world, place, "victim", 60)
+        (undone,) = await unfinished(world)
+        deleted = 0
+
+        def watch(event: Event) -> None:
+            nonlocal deleted
+            if event.verb == "delete" and undone.removeprefix("fork:") in event.keys[0]:
+                deleted += len(event.keys)
+                assert undone not in world.ledger.control.groups
+
+        place.watch = watch
+        await Stores.of(world, place, "next").fork(world.identity)
+        assert deleted > 0
+
+    small(scenario, on=reclaimed)

@@ -1,0 +1,210 @@
+"""`find` in a log of 10⁵ steps: how many objects it reads. The log is computed where it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from payload_samples import framed
+
+from stepfs.errors import AbsentError
+from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
+from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
+from stepfs.format.grid.record import Grid
+from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
+from stepfs.format.keys import log_prefix, number_of, plan_key, plans_prefix, source_listing_key
+from stepfs.format.payload.arrays import without_torch
+from stepfs.format.snapshot import StepEntry
+from stepfs.lake.lineage import LineageReader
+from stepfs_producer.plan.file.digest import plan_digest, plan_text
+from stepfs_producer.plan.file.schema import parsed_plan
+from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.run.compile import source_specs
+from stepfs_producer.run.history import find as rooms
+from stepfs_producer.run.history.find import Asked, Holder, NotHeld, find_record
+from stepfs_producer.sources.block import BlockAddress
+from stepfs_producer.sources.corpus import list_corpus
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.reading import read_block
+from stepfs_producer.tgb_writer import pack_position
+
+STEPS = 100_000
+RECORDS = 40_000  # two epochs and a half
+READS_MAX = 60  # of three epochs, where sources are drawn evenly
+UNEVEN_READS_MAX = 80
+LAKE_ID = "ab" * 16
+
+
+class LongLog:
+    """The log of a planned lake; it counts the objects that a reader of it would get."""
+
+    def __init__(
+        self, directory: Path, *, per_commit: int = 1, first_live: int = 0, even: bool = True
+    ) -> None:
+        self._even = even
+        path = directory / "lines.txt"
+        path.write_text("".join(f"{number}\n" for number in range(RECORDS)))
+        plan = parsed_plan(
+            {
+                "output": {"mesh": "dp=1", "sequence_length": 8},
+                "sources": {"prose": {"format": "text", "files": [str(path)]}},
+            }
+        )
+        self.digest = plan_digest(plan)
+        spec = source_specs(plan)["prose"]
+        self.listing = list_corpus(spec)
+        layout = Layout(spec, self.listing)
+        self.offsets = [
+            read_block(spec, layout.task(BlockAddress(epoch, 0, 0))).records.offsets for epoch in range(3)
+        ]
+        self.reads: list[str] = []
+        self._objects: Mapping[str, bytes] = {
+            plan_key(LAKE_ID, self.digest): plan_text(plan).encode(),
+            source_listing_key(LAKE_ID, self.listing.digest, 0): self.listing.to_shards()[0],
+        }
+        self._per_commit = per_commit
+        self._segments: set[int] = set()
+        self.first_live_step = Step(first_live)
+        self.identity = SimpleNamespace(lake_id=LAKE_ID, grid=Grid(1), ext=".safetensors")
+        newest = SimpleNamespace(position=pack_position(self.at(STEPS).position()))
+        self.state = SimpleNamespace(origins=(), next_step=Step(STEPS), producers={"plan": newest})
+        self.store = self
+        self.url = "memory://"
+
+    def taken(self, step: int) -> int:
+        """Records that stand in the steps before one: one each, or ever more."""
+        return step if self._even else step * step // STEPS
+
+    def at(self, step: int) -> State:
+        epoch, taken = divmod(self.taken(step), RECORDS)
+        source = SourceState("i", self.listing.digest, epoch=epoch, taken=taken, tokens=step)
+        return State(self.digest, step, {"prose": source})
+
+    async def entry(self, step: Step) -> StepEntry:
+        if step // SEGMENT_STEPS not in self._segments:
+            self._segments.add(step // SEGMENT_STEPS)
+            self.reads.append(f"segment {step // SEGMENT_STEPS}")
+        payload = self._payload(step)
+        packed, blocks = pack_slices([SliceRef(0, len(payload), crc32c(payload), 1, ())])
+        tgb = Descriptor(0, f"step {step}", len(payload), step, packed, blocks)
+        version = Version(step // self._per_commit)
+        return StepEntry(Step(step), version, 0, "plan", Epoch(1), tgb)
+
+    async def get(self, key: str) -> bytes | None:
+        self.reads.append(key)
+        version = number_of(log_prefix(LAKE_ID), key)
+        return self._objects.get(key) if version is None else await self._commit(version)
+
+    async def list(self, prefix: str) -> list:
+        assert prefix == plans_prefix(LAKE_ID)
+        return []
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
+        self.reads.append(key)
+        payload = self._payload(int(key.split()[1]))
+        buffer[:] = payload[offset : offset + len(buffer)]
+        return len(buffer)
+
+    def _payload(self, step: int) -> bytes:
+        rows = []
+        for record in range(self.taken(step), self.taken(step + 1)):
+            epoch, index = divmod(record, RECORDS)
+            rows.append([0, 0, 1, 0, epoch, 0, int(self.offsets[epoch][index]), 0])
+        table = np.array(rows, "<i8").reshape(-1, 8)
+        header = {
+            "__metadata__": {"sources": json.dumps(["prose"])},
+            "input_ids": {"dtype": "I64", "shape": [1, 1], "data_offsets": [0, 8]},
+            "spans": {"dtype": "I64", "shape": list(table.shape), "data_offsets": [8, 8 + table.nbytes]},
+        }
+        return framed(header, bytes(8) + table.tobytes())
+
+    async def _commit(self, version: int) -> bytes:
+        first = version * self._per_commit
+        steps = range(first, min(first + self._per_commit, STEPS))
+        tgbs = tuple([(await self.entry(Step(step))).tgb for step in steps])
+        return encode_commit(
+            Commit(
+                version=Version(version),
+                lake_id=LAKE_ID,
+                kind=CommitKind.DATA,
+                commit_id=bytes(COMMIT_ID_BYTES),
+                prev_digest=bytes(DIGEST_BYTES),
+                producer_id="plan",
+                epoch=Epoch(1),
+                incarnation=bytes(COMMIT_ID_BYTES),
+                next_seq=steps.stop,
+                position=pack_position(self.at(steps.stop).position()),
+                first_step=Step(first),
+                tgbs=tgbs,
+                time_ms=0,
+                total_bytes=0,
+                total_records=0,
+            )
+        )
+
+
+@pytest.fixture
+def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every block of the source that is read."""
+    read: list[object] = []
+
+    def counted(spec, task):
+        read.append(task.place)
+        return read_block(spec, task)
+
+    monkeypatch.setattr(rooms, "read_block", counted)
+    return read
+
+
+async def found_in(long: LongLog, record: int) -> list[Holder | NotHeld]:
+    origins = SimpleNamespace(of=lambda _tgb, _state: long)
+    return await find_record(
+        long, LineageReader(long, origins, without_torch), Asked("prose", "lines.txt", record, ".")
+    )
+
+
+@pytest.mark.parametrize(("per_commit", "even"), [(1, True), (3, True), (1, False)])
+async def test_few_objects_are_read_of_many_steps(tmp_path: Path, per_commit, even, blocks_read) -> None:
+    long = LongLog(tmp_path, per_commit=per_commit, even=even)
+    taken = np.array([long.taken(step + 1) for step in range(STEPS)])
+    for record in [long.offsets[0][0], long.offsets[1][-1], long.offsets[0][777]]:
+        long.reads.clear()
+        long._segments.clear()
+        blocks_read.clear()
+        found = await found_in(long, int(record))
+        numbers = [
+            epoch * RECORDS + int(np.flatnonzero(long.offsets[epoch] == record)[0]) for epoch in range(3)
+        ]
+        steps = [int(np.searchsorted(taken, number, side="right")) for number in numbers]
+        assert [one.step for one in found if isinstance(one, Holder)] == [one for one in steps if one < STEPS]
+        assert [one.why for one in found[2:] if isinstance(one, NotHeld)] == ["not drawn yet"] * (
+            steps[2] >= STEPS
+        )
+        assert len(long.reads) <= (READS_MAX if even else UNEVEN_READS_MAX), long.reads
+        assert len(blocks_read) == 3
+
+
+async def test_reclaimed_steps_are_named(tmp_path: Path) -> None:
+    long = LongLog(tmp_path, first_live=10_000)
+    [gone, *found] = await found_in(long, int(long.offsets[0][9_999]))
+    assert isinstance(gone, NotHeld)
+    assert gone.why == "no step from 10000 on holds it; those before were reclaimed"
+    assert {type(one) for one in found} == {Holder} or found[-1].why == "not drawn yet"
+    [there, *_] = await found_in(long, int(long.offsets[0][10_000]))
+    assert there.step == 10_000
+
+
+async def test_a_place_without_a_record_and_a_lost_listing_are_named(tmp_path: Path) -> None:
+    long = LongLog(tmp_path)
+    with pytest.raises(AbsentError, match=r"0/lines.txt has no record at 1; `stepfs lineage` prints"):
+        await found_in(long, 1)
+    long._objects = {}
+    with pytest.raises(
+        AbsentError, match=r"list of files of source prose is not in the lake; restore .* sources/"
+    ):
+        await found_in(long, 0)

@@ -1,0 +1,120 @@
+"""`stepfs lineage` of a file of a mount: its inode says which slice it is, under whatever name a rank has for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import json_schemas
+from realmount import mounted, stepfs
+
+PLAN = """\
+version: 1
+output: {mesh: "dp=2", sequence_length: 128, micro_batches: 2}
+sources: {lines: {format: jsonl, files: lines/}}
+"""
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    done = stepfs("lineage", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def one_line(code: int, words: str, *arguments: str | Path) -> None:
+    done = stepfs("lineage", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert words in done.stderr
+
+
+def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str) -> None:
+    (tmp_path / "lines").mkdir()
+    texts = [json.dumps({"text": f"line {number} " + "x" * (number % 40)}) for number in range(400)]
+    (tmp_path / "lines/a.jsonl").write_text("\n".join(texts))
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    command = [sys.executable, "-m", "stepfs_producer", "run", str(tmp_path / "plan.yaml"), file_url]
+    subprocess.run([*command, "--limit-steps", "4", "--workers", "1"], check=True, capture_output=True)
+    whole = document(file_url, "--step", "3")["spans"]
+    with mounted(file_url, tmp_path / "mnt", "--mesh", "dp=2,tp=2") as mount:
+        for rank in range(4):
+            path = mount.file(3, rank, ".safetensors")
+            assert document(path)["spans"] == [span for span in whole if span["rank"] == rank // 2]
+        last = [span for span in whole if (span["rank"], span["micro"]) == (1, 1)]
+        assert document(f"{path}:1")["spans"] == last
+        latest = mount.directory / "latest" / path.name
+        token = last[1]["start"]
+        shown = document(f"{latest}:1:{token}", "--text", "--plan-dir", tmp_path)
+        json_schemas.check("lineage", shown)
+        assert [span["text"] for span in shown["spans"]] == [
+            json.loads(text)["text"]
+            for text in texts
+            if json.loads(text)["text"] == shown["spans"][0]["text"]
+        ]
+        one_line(2, "token 128: a micro-batch has 128, from 0 on", f"{path}:1:128")
+        one_line(2, "micro-batch 2: the file has 2, from 0 on", f"{path}:2")
+        assert document(path.parent)["spans"] == document(latest.parent)["spans"] == whole
+        one_line(2, "is a step of several ranks; name a file of it", f"{path.parent}:0")
+        one_line(2, "is no step or file of a mount", mount.directory)
+        for command in (
+            ["find", "--source", "lines", "--file", "a", "--record", "0"],
+            ["replay", "--steps", "0:1"],
+        ):
+            program = [
+                sys.executable,
+                "-m",
+                "stepfs_producer",
+                command[0],
+                str(mount.directory),
+                *command[1:],
+            ]
+            refused = subprocess.run(program, capture_output=True, check=False, text=True)
+            assert refused.returncode == 2
+            assert refused.stderr == (
+                f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n"
+            )
+        one_line(2, "--step is for lakes", path, "--step", "3")
+        one_line(2, "is no file of a step", mount.directory / ".stepfs/status.json")
+        one_line(3, "no such file", mount.file(9, 0, ".safetensors"))
+        shutil.copy(path, tmp_path / "lines/copied.safetensors")
+        one_line(2, "is no step or file of a mount", tmp_path / "lines/copied.safetensors")
+        told = json.loads((mount.directory / ".stepfs/steps/3.json").read_text())
+        json_schemas.check("step", told)
+        assert told["plan"]["digest"] == shown["plan"]
+        assert told["plan"]["sources"]["lines"]["share"] == 1
+        relative = os.path.relpath(path, mount.directory)
+        done = subprocess.run(
+            [sys.executable, "-m", "stepfs", "lineage", relative],
+            cwd=mount.directory,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_name_of_another_mesh_is_that_micro_batch_of_the_plan(tmp_path: Path, file_url: str) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/a.jsonl").write_text(
+        "\n".join(json.dumps({"text": f"line {number}"}) for number in range(200))
+    )
+    (tmp_path / "plan.yaml").write_text(
+        PLAN.replace("micro_batches: 2", "micro_batches: 2, files: micro_batches")
+    )
+    command = [sys.executable, "-m", "stepfs_producer", "run", str(tmp_path / "plan.yaml"), file_url]
+    subprocess.run([*command, "--limit-steps", "1", "--workers", "1"], check=True, capture_output=True)
+    whole = document(file_url)["spans"]
+    with mounted(file_url, tmp_path / "mnt", "--mesh", "dp=1,tp=2") as mount:
+        files = sorted((mount.directory / "step-000000000").iterdir())
+        assert [path.name for path in files] == [
+            f"rank-{rank:05}.micro-{micro:04}.safetensors" for rank in range(2) for micro in range(4)
+        ]
+        for number, path in enumerate(files):
+            mine = [span for span in whole if divmod(number % 4, 2) == (span["rank"], span["micro"])]
+            assert mine
+            assert document(path)["spans"] == document(f"{path}:0")["spans"] == mine
+        one_line(2, "micro-batch 1: the file has 1, from 0 on", f"{files[3]}:1")

@@ -1,0 +1,34 @@
+"""Fixtures of several tests of commands."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from planned_lake import ONE_PLAN_STEPS, made
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Thirty files of text, some of them empty."""
+    root = tmp_path / "corpus"
+    root.mkdir()
+    for n in range(30):
+        (root / f"{n:02d}.txt").write_text(f"document {n} says hello\n" * (n * 7 % 40))
+    return root
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small planned lake beside its plan and corpus; tests copy it (`here`)."""
+    directory = tmp_path_factory.mktemp("original")
+    for steps in (4, 9, ONE_PLAN_STEPS):  # three commits at least
+        made(directory, steps=steps)
+    return directory
+
+
+@pytest.fixture
+def here(original: Path, tmp_path: Path) -> Path:
+    """A copy of plan, corpus and lake."""
+    return shutil.copytree(original, tmp_path / "copy")

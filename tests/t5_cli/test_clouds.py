@@ -1,0 +1,141 @@
+"""The commands on gs:// and az://: a lake's life, a fork whose parent lies in another cloud, and what bad input gets."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudservers
+import pytest
+import servers
+from lakes import SLICES, commit, payloads, stepfs
+
+import stepfs as library
+
+
+@pytest.fixture(params=["gs", "az"])
+def cloud_url(request):
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def lake(cloud_url):
+    assert stepfs("init", cloud_url, "--slices", SLICES).code == 0
+    commit(cloud_url, range(4))
+    return cloud_url
+
+
+def read(url):
+    """All payloads, as a trainer without a mount gets them."""
+    with library.Lake(url) as opened:
+        return [[bytes(opened.read(step, rank)) for rank in range(SLICES)] for step in opened.steps]
+
+
+def test_a_lake_lives_there(lake):
+    assert "4 committed" in stepfs("status", lake).out
+    assert len(stepfs("ls", lake).out.splitlines()) == 4
+    assert stepfs("verify", lake).code == 0
+    assert stepfs("checkpoint", lake, "--group", "train", 2).code == 0
+    ended = stepfs("reclaim", lake, "--grace", "0")
+    assert ended.code == 0, ended.err
+    assert stepfs("status", lake, "--json").document["first_step"] == 2
+    assert stepfs("seal", lake).code == 0
+    again = stepfs("init", lake, "--slices", SLICES)
+    assert again.code == 4
+
+
+def test_doctor_probes_it(lake):
+    findings = stepfs("doctor", lake, "--json").document["findings"]
+    told = {finding["subject"]: finding["detail"] for finding in findings if finding["level"] == "ok"}
+    assert told["conditional create"] == "honest, serially and in a race"
+    assert lake in told["store"]
+
+
+def forked(parent, fork):
+    """Make the fork, go on in it, and read both halves."""
+    ended = stepfs("fork", f"{parent}@3", fork)
+    assert ended.code == 0, ended.err
+    commit(fork, range(4, 6), producer_id="of the fork")
+    assert read(fork) == [payloads(step) for step in range(6)]
+    assert stepfs("verify", fork).code == 0
+
+
+def test_forks_read_a_parent_in_another_cloud(lake, file_url, gs_url):
+    forked(lake, file_url)
+    forked(lake, f"{gs_url}-fork")
+
+
+@pytest.mark.slow
+def test_forks_read_a_parent_on_a_second_s3_server(file_url, s3_url, tmp_path, monkeypatch):
+    with servers.seaweedfs(tmp_path / "second") as second:
+        config = tmp_path / "config"
+        config.write_text(
+            f"[profile s3://{servers.BUCKET}/there]\nendpoint_url = {second.endpoint_url}\n"
+            f"aws_access_key_id = {servers.ACCESS_KEY}\naws_secret_access_key = {servers.SECRET_KEY}\n"
+        )
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+        parent = f"s3://{servers.BUCKET}/there/run"
+        assert stepfs("init", parent, "--slices", SLICES).code == 0
+        commit(parent, range(4))
+        forked(parent, file_url)
+        forked(parent, s3_url)
+        ended = stepfs("checkpoint", s3_url, "--group", "train", 2)
+        assert ended.code == 0, ended.err
+        ended = stepfs("reclaim", s3_url, "--grace", "0")
+        assert ended.code == 0, ended.err
+        second.kill()
+        assert stepfs("status", s3_url).code == 0, "only its parent was there"
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "line"),
+    [
+        ("az://account", 2, "'' is not a container name; write az://account/container/prefix"),
+        ("az://account/", 2, "'' is not a container name; write az://account/container/prefix"),
+        ("gs://", 2, "'' is not a bucket name; write gs://bucket/prefix"),
+        ("gs://B/", 2, "'B' is not a bucket name; write gs://bucket/prefix"),
+        ("gs://key:secret@bucket/x", 2, "credentials and options do not belong into a URL"),
+        ("az://account/container?sig=secret", 2, "credentials and options do not belong into a URL"),
+    ],
+)
+def test_a_bad_url_is_one_line(url, code, line):
+    ended = stepfs("ls", url)
+    assert ended.code == code
+    assert len(ended.err.splitlines()) == 1
+    assert line in ended.err
+    assert "secret" not in ended.err
+
+
+def test_what_is_not_there_is_told_apart(cloud_url):
+    absent = stepfs("ls", cloud_url)
+    assert (absent.code, "stepfs init" in absent.err) == (3, True)
+    nowhere = stepfs("ls", cloud_url.replace(servers.BUCKET, "no-such-place"))
+    assert (nowhere.code, "does not exist" in nowhere.err, "create it first" in nowhere.err) == (
+        3,
+        True,
+        True,
+    )
+
+
+def test_without_its_extra_it_is_wrong_usage(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("stepfs.store.cloud.cloud_store")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    ended = stepfs("ls", "az://account/container")
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith("pip install 'stepfs[azure]'")
+
+
+def test_a_refused_key_is_exit_4(az_url, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmcta2V5")
+    ended = stepfs("ls", az_url)
+    assert ended.code == 4
+    assert "check AZURE_STORAGE_ACCOUNT_KEY" in ended.err
+
+
+def test_a_liar_is_refused_by_init(tmp_path, monkeypatch):
+    with cloudservers.google(tmp_path, lies=True) as liar:
+        for name, value in liar.environment().items():
+            monkeypatch.setenv(name, value)
+        ended = stepfs("init", f"{liar.home}/x", "--slices", 1)
+    assert ended.code == 4
+    assert "the condition is ignored" in ended.err

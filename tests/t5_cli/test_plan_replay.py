@@ -1,0 +1,204 @@
+"""`stepfs-produce replay` of a small planned lake: what differs is named, and so is what cannot be made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import json_schemas
+import numpy as np
+import pytest
+from lakes import stepfs
+from planned_lake import (
+    ONE_PLAN_STEPS,
+    behind_the_head,
+    lake_of,
+    made,
+    one_line,
+    produce,
+    replayed,
+    spans,
+    texts,
+    write_plan,
+)
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from stepfs_producer import AsyncProducer
+from stepfs_producer.run import session
+
+
+def test_a_replay_begins_anywhere_and_makes_the_wanted_ranks_alone(here: Path, tmp_path: Path) -> None:
+    done = replayed(here, "--ranks", 1, "--json", steps="5:9").document
+    assert (done["steps"], done["different"], done["ranks"]) == (4, [], [1])
+    json_schemas.check("produce-replay", done)
+    written = replayed(here, "--to", tmp_path / "out", steps="5:7")
+    assert written.code == 0, written.err
+    assert f": 4 files written to {tmp_path}/out, nothing compared with the lake" in written.out
+    found = sorted(
+        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.safetensors")
+    )
+    assert found == [f"step-{step:09}/rank-{rank:05}.safetensors" for step in (5, 6) for rank in (0, 1)]
+    listed = stepfs("ls", lake_of(here), "--step", 5, "--json").document["steps"][0]["files"]
+    assert [one["size"] for one in listed] == [(tmp_path / "out" / name).stat().st_size for name in found[:2]]
+    one_line(replayed(here, "--to", tmp_path / "out", steps="6:7"), 4, "name an empty directory")
+    one_line(replayed(here, "--to", tmp_path / "o", "--compare"), 2, "--compare and --to are two purposes")
+    one_line(replayed(here, "--ranks", "2"), 2, "--ranks names rank 2; the lake has 2 data ranks")
+    one_line(replayed(here, steps="9:5"), 2, "write A:B with A < B")
+    one_line(replayed(here, steps="5:99"), 3, "step 12 is not in the lake")
+
+
+def flip_a_token(payload: bytes) -> bytes:
+    return edited(payload, "input_ids", 7)
+
+
+def move_a_span(payload: bytes) -> bytes:
+    return edited(payload, "spans", 1)  # the start of the first one
+
+
+def edited(payload: bytes, array: str, place: int) -> bytes:
+    size = int.from_bytes(payload[:8], "little")
+    begin = 8 + size + json.loads(payload[8 : 8 + size])[array]["data_offsets"][0]
+    values = np.frombuffer(payload, "<i8", offset=begin).copy()
+    values[place] += 1
+    return payload[:begin] + values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("mutant", "said"),
+    [
+        (flip_a_token, "token 7 of source"),
+        (move_a_span, "span 0 is source"),
+        (lambda payload: payload[:-1] + b"\1", "step 3, rank 1 (slice 1)"),
+    ],
+    ids=["token", "span", "byte"],
+)
+def test_a_planted_difference_is_found_and_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant, said: str
+) -> None:
+    class Planting(AsyncProducer):
+        async def append(self, batch, *, position, records):  # type: ignore[override]
+            if position["step"] == 4:
+                batch = [batch[0], mutant(batch[1])]
+            return await super().append(batch, position=position, records=records)
+
+    monkeypatch.setattr(session, "AsyncProducer", Planting)
+    made(tmp_path, steps=6)
+    done = replayed(tmp_path, steps="0:6")
+    assert done.code == 1
+    assert done.err.startswith("stepfs-produce: step 3, rank 1 (slice 1): ")
+    assert said in done.err
+    assert done.out.endswith(": 1 differ\n")
+    assert replayed(tmp_path, "--ranks", 0, steps="0:6").code == 0
+    assert replayed(tmp_path, steps="4:6").code == 0
+
+
+def test_a_changed_file_is_refused_by_name_or_found(here: Path) -> None:
+    path = here / "prose.txt"
+    before = path.read_bytes()
+    path.write_bytes(behind_the_head(path))
+    done = replayed(here, "--json")
+    assert done.code == 1
+    assert done.document["different"]
+    assert all("source prose, file #0" in one["what"] for one in done.document["differences"])
+    path.write_bytes(b"P" + before[1:])
+    one_line(replayed(here), 4, "prose.txt begins otherwise than when this plan began; restore it")
+    path.write_bytes(before[:-1])
+    one_line(replayed(here), 4, "is shorter than when this plan began")
+    path.unlink()
+    one_line(replayed(here), 3, "prose.txt")
+    path.write_bytes(before)
+    assert replayed(here).code == 0
+
+
+def test_a_change_of_plan_is_replayed_as_the_restart_did_it(here: Path) -> None:
+    plan = here / "plan.yaml"
+    plan.write_text(plan.read_text().replace("code: 30", "code: 60"))
+    made(here, steps=ONE_PLAN_STEPS + 6, more=("--accept-changes",))
+    plan.unlink()  # the lake knows both
+    done = replayed(here, "--json", steps=f"3:{ONE_PLAN_STEPS + 6}").document
+    assert (done["steps"], done["different"], len(done["plans"])) == (15, [], 2)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path)
+    tokenizer = "tokenizer: {kind: huggingface, file: words.json, eos: none, pad: '[UNK]'}\n"
+    plan.write_text(plan.read_text() + tokenizer)
+    write_words(tmp_path / "words.json", "prose")
+    made(tmp_path, steps=2)
+    assert replayed(tmp_path, steps="0:2").code == 0
+    write_words(tmp_path / "words.json", "code")
+    one_line(replayed(tmp_path, steps="0:2"), 4, "the tokenizer is not the one that made these steps")
+    problems = {one["problem"] for one in texts(tmp_path, 0)}
+    assert all("other tokens come of" in problem for problem in problems), problems
+    (tmp_path / "words.json").unlink()
+    ended = replayed(tmp_path, steps="0:2")
+    assert (ended.code, ended.err.count("\n"), "words.json" in ended.err) == (3, 1, True)
+    assert all("words.json" in one["problem"] for one in texts(tmp_path, 0))
+
+
+def write_words(path: Path, word: str) -> None:
+    model = Tokenizer(models.WordLevel({"[UNK]": 0, word: 1, "1": 2}, unk_token="[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    path.write_text(model.to_str())
+
+
+def test_libraries_of_another_version_are_named_beside_a_difference(here: Path) -> None:
+    runs = list((here / "lake").glob("*/plans/*-libraries/*"))
+    assert len(runs) == 3
+    for path in runs:
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps({**kept, "numpy": "1.0", "pyarrow": None}))
+    assert "numpy" not in replayed(here).err
+    (here / "prose.txt").write_bytes(behind_the_head(here / "prose.txt"))
+    ended = replayed(here)
+    assert "stepfs-produce: then numpy 1.0, now " in ended.err
+    assert "stepfs-produce: then pyarrow not installed, now " in ended.err
+
+
+def test_the_steps_of_two_producers_are_told_apart(here: Path) -> None:
+    made(here, more=("--producer-id", "other"))
+    whole = f"0:{2 * ONE_PLAN_STEPS}"
+    one_line(replayed(here, steps=whole), 2, "are of other, plan; choose one with --producer-id")
+    for producer in ("plan", "other"):
+        done = replayed(here, "--producer-id", producer, "--json", steps=whole).document
+        assert (done["steps"], done["different"]) == (ONE_PLAN_STEPS, [])
+    one_line(replayed(here, "--producer-id", "nobody", steps=whole), 3, "none is of the producer nobody")
+    record = spans(here, "--step", 3)[0]
+    words = [
+        "--source",
+        record["source"],
+        "--file",
+        record["file"],
+        "--record",
+        record["record"],
+        "--plan-dir",
+        here,
+    ]
+    found = produce("find", lake_of(here), *words, "--json").document["found"]
+    assert {(one["producer"], one["step"] % ONE_PLAN_STEPS) for one in found} == {("plan", 3), ("other", 3)}
+
+
+def test_the_held_out_side_is_replayed_as_it_was(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path)
+    plan.write_text(plan.read_text() + "defaults: {holdout: 40%}\n")
+    made(tmp_path, steps=3, more=("--holdout",))
+    assert replayed(tmp_path, steps="0:3").code == 0
+
+
+def test_a_fork_knows_its_own_steps_and_names_its_parent(here: Path) -> None:
+    fork, end = f"file://{here}/fork", ONE_PLAN_STEPS
+    assert stepfs("fork", f"{lake_of(here)}@6", fork).code == 0
+    record = texts(here, 2)[0]
+    words = ["--source", record["source"], "--file", record["file"], "--record", record["record"]]
+    ended = produce("find", fork, *words, "--plan-dir", here)
+    one_line(ended, 3, f"no step from {end} on holds it; they are of {lake_of(here)}")
+    done = produce("run", here / "plan.yaml", fork, "--limit-steps", end + 4, "--workers", 1)
+    assert done.code == 0, done.err
+    theirs = stepfs("lineage", fork, "--step", 2, "--text", "--plan-dir", here, "--json").document
+    assert theirs["plan"] is None
+    assert theirs["spans"] == texts(here, 2)
+    assert stepfs("lineage", fork, "--step", end + 2, "--json").document["plan"] is not None
+    ended = produce("find", fork, *words, "--plan-dir", here)
+    one_line(ended, 3, f"no step from {end} on holds it; they are of {lake_of(here)}")
+    ended = produce("replay", fork, "--steps", f"2:{end + 1}", "--plan-dir", here)
+    assert (ended.code, lake_of(here) in ended.err) == (3, True), ended.err
