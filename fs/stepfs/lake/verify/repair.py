@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
-from stepfs.errors import AbsentError, CorruptError, RefusedError
+from stepfs.errors import AbsentError, CorruptError, ReclaimedError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, Step, Version
 from stepfs.format.keys import data_prefix, log_prefix, number_of
@@ -53,7 +53,10 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
         raise faster
     is_next = number == damaged - 1
     end = Step(min(base.need if is_next else reader.state.next_step, reader.state.next_step))
-    first_live = await _first_complete_step(reader, base, end)
+    try:
+        first_live = await _first_complete_step(reader, base, end)
+    except ReclaimedError:  # by an advance after a record that another process wrote
+        raise faster from None
     first_live = max(first_live, await _first_held_step(reader, origins, end))
     groups = {name: _clipped(group, first_live) for name, group in base.groups.items()}
     repaired = successor(damaged, replace(base, first_live_step=first_live, groups=groups))
