@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from doubles.faulty_store import FaultyStore
 from producer_world import World, append, feed, simulate
 from scenarios import scenario
@@ -133,3 +134,20 @@ async def test_a_lead_far_from_its_bound_is_looked_up_now_and_then_only(world: W
         await feed(producer, 100, pause_s=TRUST_S / 50)
         await producer.flush()
         assert 1 <= looks(producer) + before <= 2
+
+
+@scenario(simulate)
+async def test_a_commit_after_a_minute_of_rest_looks_again_for_the_lake_and_behind_holes(
+    world: World,
+) -> None:
+    async with world.producer("p") as producer:
+        await feed(producer, 1)
+        await producer.flush()
+        await trio.sleep(60.5)
+        assert await requests_of(producer, world, 1, 1) == [
+            "get lake.msgpack",
+            "get log",
+            "create log",
+            "list control",
+            "get control",
+        ]

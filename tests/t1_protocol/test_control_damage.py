@@ -26,6 +26,7 @@ from small_world import (
 )
 
 from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format.control import RECORD_BYTES_MAX
 from stepfs.format.ids import Step
 from stepfs.lake.control import list_groups
 from stepfs.lake.log.reader import LogReader
@@ -52,6 +53,10 @@ def deleted(world: World, key: str) -> None:
 
 def emptied(world: World, key: str) -> None:
     world.shared.put(key, b"")
+
+
+def too_large(world: World, key: str) -> None:
+    world.shared.put(key, bytes(RECORD_BYTES_MAX + 1))
 
 
 def of_another_lake(world: World, key: str) -> None:
@@ -99,7 +104,7 @@ async def all_goes_on(world: World) -> None:
 NUMBERS = range(9)  # of `aged` and one advance more, all but the newest
 
 
-@pytest.mark.parametrize("spoil", [flipped, deleted, emptied, of_another_lake, of_a_newer_format])
+@pytest.mark.parametrize("spoil", [flipped, deleted, emptied, too_large, of_another_lake, of_a_newer_format])
 @pytest.mark.parametrize("number", NUMBERS)
 def test_no_record_but_the_newest_is_needed(number: int, spoil: Spoil) -> None:
     async def scenario(world: World) -> None:
@@ -155,7 +160,7 @@ async def repaired(world: World) -> str:
     return done
 
 
-@pytest.mark.parametrize("spoil", [flipped, emptied, of_another_lake])
+@pytest.mark.parametrize("spoil", [flipped, emptied, too_large, of_another_lake])
 def test_without_the_newest_record_nothing_changes_until_it_is_repaired(spoil: Spoil) -> None:
     async def scenario(world: World) -> None:
         follower = await LogReader.open(process(world, "follower"), world.identity)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from controlled import control_keys
+from doubles.trio_clock import TrioClock
 from producer_world import World
 from small_world import (
     NEED,
@@ -19,6 +21,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.control import RECORD_BYTES_MAX
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.lake.control import list_groups
+from stepfs.lake.reclaim.run import Reclaimer
 
 LAST = STEPS - 1
 
@@ -66,5 +69,25 @@ def test_a_checkpoint_beyond_everything_stops_reclaim_until_it_is_corrected(step
         assert world.shared.objects == before
         await group(world, "run").replace(frozenset({Step(LAST)}))
         assert (await clean(world)).first_live_step == LAST
+
+    small(scenario, on=grow)
+
+
+@pytest.mark.parametrize("live", [1, 0])
+def test_under_grace_too_no_step_is_given_up_that_is_not_committed_yet(live: int) -> None:
+    """Two checkpoints in a wrong unit: within the grace the first still counts, and it is beyond the lake, too."""
+
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        await group(world, "run").add(Step(STEPS - live), keep=1)
+        assert (await clean(world)).first_live_step == STEPS - live
+        await group(world, "run").add(Step(1000), keep=1)
+        await trio.sleep(7200)
+        await group(world, "run").add(Step(2000), keep=1)
+        before = dict(world.shared.objects)
+        patient = Reclaimer(process(world, "patient"), world.identity, clock=TrioClock(), grace_s=3600.0)
+        with pytest.raises(RefusedError, match="another lake"):
+            await patient.run()
+        assert world.shared.objects == before
 
     small(scenario, on=grow)

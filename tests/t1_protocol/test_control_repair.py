@@ -19,7 +19,7 @@ from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.control import list_groups
+from stepfs.lake.control import Control, list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
@@ -49,6 +49,25 @@ def test_an_advance_and_the_checkpoint_before_it_are_both_lost(spoil: Spoil) -> 
         assert not (await verify_lake(reader, origin_store=lambda _: process(world, "none"))).errors
         assert (await list_groups(process(world, "look"), world.identity))["run"].need == NEED
         assert "1 to 2" in done
+
+    small(scenario, on=grow)
+
+
+def test_a_sleeper_that_took_a_deleted_slot_does_not_lower_the_floor_for_others() -> None:
+    """Slots between its slot and the log are free: another sleeper's create there would count as committed."""
+
+    async def scenario(world: World) -> None:
+        first = numbered(log_prefix(world.identity.lake_id), 2)
+        sleeper = world.shared.objects[first]
+        await clean(world)
+        floor = world.ledger.control.floor
+        assert floor > 3
+        world.shared.put(first, sleeper)
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        await repair(world)
+        control = Control(process(world, "look"), world.identity)
+        await control.refresh()
+        assert control.floor == floor
 
     small(scenario, on=grow)
 

@@ -259,6 +259,7 @@ def test_reclaimers_that_advance_inside_any_await_stop_no_fork() -> None:
     assert reached > 10
 
 
+@pytest.mark.logs("holds the steps of this fork no more")
 @pytest.mark.parametrize("step", [11, 12], ids=["moves on", "lets go"])
 def test_a_reclaim_of_a_fork_revives_no_group_that_another_has_retired(step: int) -> None:
     """Another reclaimer of the fork, or an operator, inside any await that it has in the parent."""

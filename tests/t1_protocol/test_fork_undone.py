@@ -6,12 +6,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from doubles.faulty_store import Event, ObjectMap
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World
-from small_world import process, small
+from small_world import group, process, small
 from test_fork_kills import Stores, forked_until, holders, reclaimed, unfinished
 
 from stepfs.errors import RefusedError
+from stepfs.format.ids import Step
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.unfinished_fork import group_name
 from stepfs.store.api import Put
 
@@ -68,5 +72,32 @@ def test_an_undo_deletes_nothing_of_a_fork_that_still_holds_its_parent() -> None
         place.watch = watch
         await Stores.of(world, place, "next").fork(world.identity)
         assert deleted > 0
+
+    small(scenario, on=reclaimed)
+
+
+@pytest.mark.logs("holds the steps of this fork no more")
+def test_a_fork_that_its_parent_holds_no_more_is_told_how_to_be_held_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Retired by hand, or registered in a record that was damaged and left out by a repair."""
+
+    async def scenario(world: World) -> None:
+        stores = Stores.of(world, ObjectMap(), "fork")
+        child = await stores.fork(world.identity)
+        origins = OriginStores(stores.child, lambda _: stores.parent)
+        await reclaim(stores.child, child, origins=origins, clock=TrioClock())
+        assert not caplog.records
+        name = group_name(child.lake_id)
+        await group(world, name).retire()
+        await reclaim(stores.child, child, origins=origins, clock=TrioClock())
+        (record,) = caplog.records
+        assert record.getMessage().endswith(
+            f"may reclaim them: stepfs checkpoint {stores.parent.url} --group {name} 9"
+        )
+        await group(world, name).add(Step(9))
+        await reclaim(stores.child, child, origins=origins, clock=TrioClock())
+        assert len(caplog.records) == 1
+        assert (await group(world, name).read()).need == 9  # type: ignore[union-attr]
 
     small(scenario, on=reclaimed)

@@ -215,3 +215,19 @@ def test_without_groups_a_bound_may_be_none_and_that_is_said_once(caplog: pytest
 
     simulate(scenario)
     assert sum("nothing bounds" in line.message for line in caplog.records) == 1
+
+
+@pytest.mark.logs("no consumer group is registered")
+@scenario(simulate)
+async def test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks(
+    world: World,
+) -> None:
+    async def fills(who: str) -> None:
+        async with world.producer(who, max_lead=10) as producer:
+            with trio.move_on_after(60.0):
+                await feed(producer, 100)
+
+    async with trio.open_nursery() as nursery:
+        for who in ("p", "q", "r"):
+            nursery.start_soon(fills, who)
+    assert 10 < len(world.ledger.steps) <= 30

@@ -24,7 +24,7 @@ from faultproxy import (
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.store.api import Store
+from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs.store.s3.s3_store import S3Store
 from stepfs_producer import AsyncProducer
@@ -96,6 +96,16 @@ async def test_a_commit_whose_reply_is_lost_happens_exactly_once(s3_url, fault_p
         )
 
     await commit_in_trouble(s3_url, fault_proxy, through, [trouble] * 3)
+
+
+async def test_a_create_is_sent_once_whatever_the_answer(s3_url, fault_proxy):
+    """A client that sends it again reports its own success as taken."""
+    prefix = s3_url.removeprefix(f"s3://{servers.BUCKET}/")
+    store = S3Store(servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url)
+    fault_proxy.once("PUT", "log", ERROR_500_APPLIED)
+    assert await store.create("log/0", b"commit") is Put.UNKNOWN
+    assert [handled.method for handled in fault_proxy.handled] == ["PUT"]
+    await store.aclose()
 
 
 async def test_so_it_does_in_other_clouds(cloud):

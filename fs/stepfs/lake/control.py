@@ -33,6 +33,7 @@ from stepfs.command_hint import command
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.control import (
     NOTHING_YET,
+    RECORD_BYTES_MAX,
     RECORD_ID_BYTES,
     ControlRecord,
     GroupRecord,
@@ -92,7 +93,7 @@ class Control:
         found: dict[int, bytes] = {}
 
         async def exists(number: int) -> bool:
-            data = await self.store.get(self.key(number))
+            data = await self._body(number)
             if data is not None:
                 found[number] = data
             return data is not None
@@ -163,7 +164,7 @@ class Control:
         newest = await self._find_newest()
         for number in range(newest - 1, -1, -1):
             with suppress(CorruptError):
-                return newest, number, self._decoded(number, await self.store.get(self.key(number)) or b"")
+                return newest, number, self._decoded(number, await self._body(number) or b"")
         return newest, -1, NOTHING_YET
 
     def assume(self, number: int, record: ControlRecord) -> None:
@@ -197,6 +198,13 @@ class Control:
         if isinstance(outcome, Mine):
             self._move(number, record)
         return isinstance(outcome, Mine)
+
+    async def _body(self, number: int) -> bytes | None:
+        """Record `number` as stored, None if absent. One that is larger than any is as good as an empty one: damaged."""
+        try:
+            return await self.store.get(self.key(number), bytes_max=RECORD_BYTES_MAX)
+        except CorruptError:
+            return b""
 
     def key(self, number: int) -> str:
         return numbered(control_prefix(self.identity.lake_id), number)

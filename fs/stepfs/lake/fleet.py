@@ -17,7 +17,7 @@ from stepfs.format.node import NodeRecord, decode_node, encode_node, node_name
 from stepfs.format.records import LakeIdentity
 from stepfs.store.api import Entry, Store
 
-BEAT_S: Final = 10.0  # from one record of a mount to the next, unless there are many mounts
+BEAT_S: Final = 15.0  # from one record of a mount to the next, unless there are many mounts
 BEAT_SPREAD: Final = 0.75  # a large fleet lengthens each interval by a random share, up to this
 FRESH_INTERVALS: Final = 3  # after so many: the mount was killed, or its store is away, or a clock is wrong
 _BEAT_S_PER_NODE: Final = 1 / 20

@@ -30,12 +30,12 @@ async def test_mounts_killed_under_ever_new_host_names_slow_nobody_for_long(
     fleet.start(nursery)
     await trio.sleep(15)
     assert {mount.fleet.is_large for mount in fleet.mounts} == {True}  # who was killed just now may be slow
-    await trio.sleep(165)
+    await trio.sleep(255)
     assert len(fleet.server.listed(f"{fleet.identity.lake_id}/nodes/")) == 4 * PODS
-    requests = await fleet.requests(20)
+    requests = await fleet.requests(30)
     assert {mount.follower.interval_s for mount in fleet.mounts} == {2.0}
     assert requests["put", "nodes"] == 2 * PODS
-    assert PODS * 10 <= requests["get", "control"] <= PODS * 11
+    assert PODS * 15 <= requests["get", "control"] <= PODS * 16
 
 
 async def test_mounts_that_speak_rarely_are_counted_all_the_same(autojump_clock, nursery):
@@ -72,7 +72,7 @@ async def test_a_record_counts_for_three_of_the_longest_intervals(autojump_clock
     await speak(0)
     await trio.sleep(30)
     await speak(1)
-    await trio.sleep(22)
+    await trio.sleep(48)
     assert await count_nodes(store, identity) == 2
     await trio.sleep(1)
     assert await count_nodes(store, identity) == 1

@@ -201,7 +201,7 @@ class Beating:
         )
 
 
-async def test_a_mount_speaks_every_ten_seconds_and_is_silent_once_it_ended(autojump_clock):
+async def test_a_mount_speaks_every_15_s_and_is_silent_once_it_ended(autojump_clock):
     store = FaultyStore()
     identity = (await group_of(store)).control.identity
     mount = Beating(store)

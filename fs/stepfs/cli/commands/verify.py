@@ -1,4 +1,4 @@
-"""`stepfs verify`: read everything back; exit 5 if anything differs from the commits."""
+"""`stepfs verify`: read everything back; exit 5 if anything that is still read differs from the commits."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def verify(
 ) -> None:
     """Read everything back and check it.
 
-    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not. The output
-    names the object, and the command that goes around it.
+    Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not, unless it is a
+    control record that nobody reads any more. The output names the object, and the command that goes around it.
     """
     import trio
 
@@ -58,7 +58,7 @@ def verify(
     if repair:
         done = trio.run(_repair, lake, store_options)
         say(printable(done or "the newest control record is sound: nothing to repair"))
-    result, lines = trio.run(_verify, lake, as_json, store_options, content)
+    result, lines, is_sound = trio.run(_verify, lake, as_json, store_options, content)
     if as_json:
         from stepfs.format.ids import JSON_SCHEMA
 
@@ -73,7 +73,7 @@ def verify(
             say(f"to do: {printable(line)}")
         size = size_text(result.payload_bytes)
         typer.echo(f"{result.steps} steps, {result.slices} slices, {size}: {len(result.errors)} errors")
-    if result.errors:
+    if not is_sound:
         raise typer.Exit(CorruptError.exit_code)
 
 
@@ -93,15 +93,16 @@ async def _repair(lake: str, store_options: StoreOptions) -> str | None:
 
 async def _verify(
     lake: str, as_json: bool, store_options: StoreOptions, content: bool
-) -> tuple[Verification, list[str]]:
+) -> tuple[Verification, list[str], bool]:
+    """What was found, what to do, and whether all that somebody still reads is sound."""
     from stepfs.cli.target import opened_store
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.verify.advice import advice
+    from stepfs.lake.verify.advice import advice, is_passed
 
     opened: list[LogReader] = []
     result = await _found(lake, as_json, store_options, opened, content)
     if not result.errors:
-        return result, []
+        return result, [], True
     lake_id, control_reads, has_beginning = None, True, bool(opened)
     async with opened_store(lake, store_options) as store:
         with suppress(StepfsError):
@@ -110,7 +111,7 @@ async def _verify(
             control_reads = await _reads_control(store, identity)
             has_beginning = has_beginning or await _begins(store, identity)
     live = range(opened[0].first_live_step, opened[0].state.next_step) if opened else range(0)
-    return result, advice(
+    lines = advice(
         lake,
         lake_id,
         result.errors,
@@ -119,6 +120,7 @@ async def _verify(
         live=live,
         control_reads=control_reads,
     )
+    return result, lines, control_reads and all(is_passed(lake_id, damage) for damage in result.errors)
 
 
 async def _reads_control(store: Store, identity: LakeIdentity) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 
 from stepfs.clock import Clock
+from stepfs.command_hint import command
 from stepfs.errors import AbsentError
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.unfinished_fork import group_name
+
+_log = logging.getLogger("stepfs.lake.reclaim")
 
 
 async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock) -> None:
@@ -31,6 +35,12 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
     group = Group.of(store, identity, group_name(reader.identity.lake_id), clock)
     record = await group.read()
     if record is None:
+        if reader.first_live_step < parent.end:
+            need = parent.parent_step(reader.first_live_step)
+            again = command("stepfs", "checkpoint", parent.url, "--group", group.name, need)
+            _log.warning(
+                "%s holds the steps of this fork no more, and may reclaim them: %s", parent.url, again
+            )
         return
     # Another reclaimer, or an operator, may retire the group meanwhile: it is not brought back.
     if reader.first_live_step >= parent.end:

@@ -49,9 +49,10 @@ def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, n
     step = least_need(record, ages_s, grace_s)
     if step < record.need:
         timeless = "" if any(ages_s.values()) else _TIMELESS
-        return Need(step, f"step {step} was needed less than {_duration(grace_s)} ago{timeless}")
-    name = min(record.groups, key=lambda group: record.groups[group].need)
-    reason = f"group {name!r} needs step {step}"
+        reason = f"step {step} was needed less than {_duration(grace_s)} ago{timeless}"
+    else:
+        name = min(record.groups, key=lambda group: record.groups[group].need)
+        reason = f"group {name!r} needs step {step}"
     if step > next_step:
         raise RefusedError(
             f"{reason}, but only {next_step} are committed; is that checkpoint from another lake?"

@@ -67,6 +67,11 @@ def advice(
     return lines
 
 
+def is_passed(lake_id: str | None, damage: Damage) -> bool:
+    """Whether it is of a control record. While the newest is sound, the others are never read, and never go."""
+    return lake_id is not None and damage.key.startswith(control_prefix(lake_id))
+
+
 def _harmless(lake_id: str) -> list[tuple[str, str]]:
     """(prefix, advice) of objects on which nothing depends."""
     return [

@@ -11,11 +11,11 @@ A reclaimer that knew the record and still deletes goes on: stop the reclaimers 
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
-from stepfs.errors import AbsentError, CorruptError, RefusedError
+from stepfs.errors import AbsentError, CorruptError, ReclaimedError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, Step, Version
 from stepfs.format.keys import data_prefix, log_prefix, number_of
@@ -25,6 +25,7 @@ from stepfs.lake.decisions import successor
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.unfinished_fork import group_name
 from stepfs.store.api import Store
@@ -42,9 +43,7 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
         await control.refresh()
         return None
     damaged, number, before = await control.last_readable()
-    first_listed = await store.list(log_prefix(identity.lake_id), limit=1)
-    lowest = number_of(log_prefix(identity.lake_id), first_listed[0].key) if first_listed else None
-    base = replace(before, floor=max(before.floor, Version(lowest or 0)))
+    base = replace(before, floor=max(before.floor, await _first_version(store, identity)))
     control.assume(damaged, base)
     reader = await LogReader.open(store, identity, control=control, until_damage=True)
     faster = RefusedError(
@@ -54,7 +53,10 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
         raise faster
     is_next = number == damaged - 1
     end = Step(min(base.need if is_next else reader.state.next_step, reader.state.next_step))
-    first_live = await _first_complete_step(reader, base, end)
+    try:
+        first_live = await _first_complete_step(reader, base, end)
+    except ReclaimedError:  # by an advance after a record that another process wrote
+        raise faster from None
     first_live = max(first_live, await _first_held_step(reader, origins, end))
     groups = {name: _clipped(group, first_live) for name, group in base.groups.items()}
     repaired = successor(damaged, replace(base, first_live_step=first_live, groups=groups))
@@ -67,6 +69,18 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
         f"control {lost} damaged; record {damaged + 1} continues the one before: steps from {first_live} on, groups "
         f"{', '.join(sorted(groups)) or 'none'}. If a group changed there, record that again (`stepfs checkpoint`)"
     )
+
+
+async def _first_version(store: Store, identity: LakeIdentity) -> Version:
+    """Where the log begins that leads to the snapshots. A slot further down was deleted, and a sleeper took it again."""
+    prefix = log_prefix(identity.lake_id)
+    names = [number_of(prefix, entry.key) for entry in await store.list(prefix)]
+    listed = {number for number in names if number is not None}
+    async with aclosing(confirmed_snapshots(store, identity)) as states:
+        first = min([state.version async for state in states], default=min(listed, default=0))
+    while first - 1 in listed:
+        first -= 1
+    return Version(first)
 
 
 def _clipped(group: GroupRecord, first_live: Step) -> GroupRecord:

@@ -1,8 +1,8 @@
-"""This mount's record in the fleet view: rewritten every ten seconds, removed when the mount ends.
+"""This mount's record in the fleet view: rewritten every 15 s, removed when the mount ends.
 
 In a large fleet each mount writes its record, and makes its other own requests, less often (`fleet_interval`). So each
 mount counts the fresh records: twice right after its start, when others may be starting with it; then with every
-record if there are many mounts, and once a minute if there are few. A LIST costs a request per 1,000 records, so above
+record if there are many mounts, and every 90 s if there are few. A LIST costs a request per 1,000 records, so above
 1,000 it comes with every second record, above 2,000 with every third.
 """
 
