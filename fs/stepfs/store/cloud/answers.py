@@ -22,8 +22,9 @@ _STATUS: Final = re.compile(
     r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b"
 )
 _DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code: (\d{3})\)", re.DOTALL)
-_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"|\b(TimedOut|Incomplete\w+)\b')
+_OF_PROVIDER: Final = re.compile(r"credential provider: (.+?)(?:\.\s|$)")  # its first sentence
 _NO_TOKEN: Final = re.compile(
     r"performing token request|credential error|credential provider|Invalid Access Key|service account file"
 )
@@ -33,6 +34,9 @@ _ABSENT: Final = {"BlobNotFound", "NoSuchKey"}
 _NO_CONTAINER: Final = {"ContainerNotFound", "NoSuchBucket"}
 _ARCHIVED: Final = {"BlobArchived", "BlobBeingRehydrated"}
 _THROTTLED: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_TAKEN: Final = (
+    "UnauthorizedBlobOverwrite"  # of credentials that may create and not overwrite: Azure decides this first
+)
 _THROTTLED_CODES: Final = {"RequestRateTooHigh", "ServerBusy", "SlowDown", "TooManyRequests"}
 
 
@@ -78,6 +82,11 @@ class Answer:
     status: int = 0
 
 
+UNSIGNED: Final = Answer(
+    Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
+)
+
+
 def read_answer(text: str) -> Answer:
     """The answer that the text of obstore's error tells."""
     head, _, cause = text.partition("\n\nDebug source:")
@@ -104,6 +113,8 @@ def read_answer(text: str) -> Answer:
 def _verdict(status: int, code: str) -> Verdict:
     if code in _ARCHIVED:
         return Verdict.ARCHIVED
+    if code == _TAKEN:
+        return Verdict.EXISTS
     if status == HTTPStatus.CONFLICT:
         taken = code.endswith("AlreadyExists") or code.startswith("BlobImmutable")
         return Verdict.EXISTS if taken else Verdict.CONFLICT
@@ -124,8 +135,10 @@ def _deleted(status: int) -> Verdict:
 
 
 def _reason(head: str, cause: str) -> str:
+    if provided := _OF_PROVIDER.search(head):
+        return provided[1][:300]
     found = _REASON.findall(cause)
-    return "; ".join(message or word for message, word in found) or " ".join(head.split())[:300]
+    return ("; ".join(message or word for message, word in found) or " ".join(head.split()))[:300]
 
 
 def create_outcome(answer: Answer) -> Put | None:

@@ -16,7 +16,7 @@ import trio
 
 from stepfs.errors import CorruptError, StepfsError
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
-from stepfs.store.cloud.answers import PASSING, Verdict, create_outcome
+from stepfs.store.cloud.answers import PASSING, UNSIGNED, Verdict, create_outcome
 from stepfs.store.cloud.place import Place
 from stepfs.store.cloud.requests import TIMEOUTS, RequestError, Requests, Timeouts
 from stepfs.store.cloud.store_clock import StoreClock
@@ -25,7 +25,7 @@ from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import ObjectMeta, PutResult
 
     from stepfs.store.cloud.place import Client
 
@@ -102,7 +102,7 @@ class CloudStore:
 
         def send(client: Client) -> None:
             self._requests.count(bytes_written=len(body))
-            obstore.put(client, name, body, mode="create", use_multipart=False)
+            self._check(obstore.put(client, name, body, mode="create", use_multipart=False))
 
         try:
             await self._requests.call("create", (key,), send)
@@ -131,7 +131,7 @@ class CloudStore:
 
         def send(client: Client) -> None:
             if single:
-                obstore.put(client, name, copied(b"".join(views)), use_multipart=False)
+                self._check(obstore.put(client, name, copied(b"".join(views)), use_multipart=False))
                 return
             cuts = ((view, start) for view in views for start in range(0, len(view), _PART_BYTES))
             pieces = (copied(bytes(view[start : start + _PART_BYTES])) for view, start in cuts)
@@ -225,6 +225,10 @@ class CloudStore:
                 raise self._requests.explained(error, "get", key, "read") from error
         self._requests.rights.prove("get", [key])
         return None
+
+    def _check(self, result: PutResult) -> None:
+        if not self._place.wrote(result):
+            raise RequestError(UNSIGNED)
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
