@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -145,6 +146,47 @@ async def test_credentials_that_cannot_be_had_are_refused_with_what_to_check(goo
         for call in (lambda: store.get("a"), lambda: store.create("a", b""), lambda: store.list("")):  # noqa: B023
             with pytest.raises(RefusedError, match=advice):
                 await call()
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "value", "said"),
+    [
+        (
+            "az://account/container/x",
+            "AZURE_STORAGE_SAS_TOKEN",
+            "secret",
+            "Missing component in SAS query pair",
+        ),
+        (
+            "gs://bucket/x",
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            '"{\\"private_key\\": \\"secret\\"}"',
+            "invalid type: string …",
+        ),
+        ("gs://bucket/x", "GOOGLE_SKIP_SIGNATURE", "secret", "failed to parse … as boolean"),
+    ],
+)
+async def test_settings_that_make_no_sense_are_no_outage_and_not_shown(monkeypatch, url, name, value, said):
+    for other in [each for each in os.environ if each.startswith(("AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(other)
+    monkeypatch.setenv(name, value)
+    store = open_store(url)
+    for call in (lambda: store.get("a"), lambda: store.create("a", b"")):
+        with pytest.raises(RefusedError, match=f"no credentials can be used .*{said}.*; check ") as refused:
+            await call()
+        assert "secret" not in "".join(traceback.format_exception(refused.value))
+
+
+async def test_what_a_probe_found_is_told_also_where_it_cannot_clean_up(monkeypatch):
+    """Azurite answers 500 to a batch of deletes with a SAS."""
+    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    with stub_s3() as stub:
+        refusals = {"PUT": xml_error(403, "AuthorizationPermissionMismatch"), "POST": Answer(500)}
+        stub.answer = lambda method, _: refusals.get(method, xml_error(404, "BlobNotFound"))
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{stub.endpoint_url}/account")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloudservers.KEY)
+        with pytest.raises(RefusedError, match="403 AuthorizationPermissionMismatch"):
+            await probe_store(open_store("az://account/container/x"), thorough=True)
 
 
 async def test_a_token_that_is_refused_says_so(monkeypatch):

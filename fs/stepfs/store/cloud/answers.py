@@ -25,9 +25,8 @@ _DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code:
 _CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"|\b(TimedOut|Incomplete\w+)\b')
 _OF_PROVIDER: Final = re.compile(r"credential provider: (.+?)(?:\.\s|$)")  # its first sentence
-_NO_TOKEN: Final = re.compile(
-    r"performing token request|credential error|credential provider|Invalid Access Key|service account file"
-)
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_NO_TOKEN: Final = re.compile(r"performing token request|credential error|credential provider")
 _SKEWED: Final = re.compile(r"date header too old|in a reasonable timeframe", re.IGNORECASE)
 _EXPIRED: Final = re.compile(r"not valid in the specified time frame", re.IGNORECASE)
 _ABSENT: Final = {"BlobNotFound", "NoSuchKey"}
@@ -110,6 +109,12 @@ def read_answer(text: str) -> Answer:
     return Answer(Verdict.EXPIRED if _EXPIRED.search(head) else _verdict(status, code), said, status)
 
 
+def unusable(text: str) -> Answer:
+    """What made a client impossible: settings, of which nothing is quoted."""
+    said = _QUOTED.sub("…", text.partition("\n\nDebug source:")[0])
+    return Answer(Verdict.EXPIRED, " ".join(said.split())[:300])
+
+
 def _verdict(status: int, code: str) -> Verdict:
     if code in _ARCHIVED:
         return Verdict.ARCHIVED
@@ -167,7 +172,8 @@ def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool
             kind = StoreUnreachableError
             why = f"{said}; it was allowed before; renew the credentials of this role if it stays so"
         case Verdict.FORBIDDEN | Verdict.EXPIRED:
-            why = f"the server refuses these credentials or this action ({said}); {words.check_keys}"
+            refused = "the server refuses these credentials or this action"
+            why = f"{refused if answer.status else 'no credentials can be used'} ({said}); {words.check_keys}"
         case Verdict.ARCHIVED:
             kind = ArchivedError
             why = f"the object is archived ({said}); restore it with the store's own tool"
