@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.errors import UsageError
+from stepfs.format.arguments import check_integer
 
 MAX_PENDING_BYTES: Final = 512 << 20
 MAX_DELAY_S: Final = 5.0
@@ -38,7 +39,7 @@ class ProducerSettings:
     def __post_init__(self) -> None:
         for name in ("max_pending_bytes", "uploads", "max_lead", "max_lead_bytes", "max_live_bytes"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and check_integer(value, name) < 1:
                 raise UsageError(f"{name}={value}: use at least 1")
         for name in ("max_delay", "give_up_after"):
             if getattr(self, name) < 0:

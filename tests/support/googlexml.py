@@ -84,7 +84,7 @@ class Double(BaseHTTPRequestHandler):
             return
         else:
             self._keep(name, body)
-        self._answer(200, b"", {"ETag": '"x"'})
+        self._answer(200, b"", {"ETag": '"x"', "x-goog-generation": "1"})
 
     def _post(self, name: str, asked: dict[str, str], _body: bytes) -> None:
         if "uploads" in asked:

@@ -35,6 +35,7 @@ class StubS3:
     def __init__(self, endpoint_url: str) -> None:
         self.endpoint_url = endpoint_url
         self.requests: list[tuple[str, str]] = []
+        self.authorizations: set[str | None] = set()  # headers of that name
         self.answer: Callable[[str, str], Answer] = lambda _method, _path: ABSENT
 
 
@@ -46,6 +47,7 @@ def stub_s3() -> Iterator[StubS3]:
         def _serve(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             stub.requests.append((self.command, self.path))
+            stub.authorizations.add(self.headers.get("Authorization"))
             answer = stub.answer(self.command, self.path)
             self.send_response(answer.status)
             for name, value in answer.headers.items():

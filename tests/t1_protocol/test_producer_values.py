@@ -36,6 +36,8 @@ BATCH = [b"x"] * SLICES
         ({"max_lead_bytes": -5}, "max_lead_bytes=-5"),
         ({"max_live_bytes": 0}, "max_live_bytes=0"),
         ({"max_live_bytes": -5}, "max_live_bytes=-5"),
+        ({"max_live_bytes": "5G"}, "max_live_bytes is '5G', a str; give an integer"),
+        ({"max_lead": True}, "max_lead is True, a bool; give an integer"),
         ({"max_delay": -1}, "max_delay=-1"),
         ({"give_up_after": -1}, "give_up_after=-1"),
     ],

@@ -13,6 +13,7 @@ from stepfs.store.opening import open_store
 URLS = {"gs": "gs://bucket/lake", "az": "az://account/container/lake"}
 NOT_MODIFIED = Answer(304)
 LOGIN_PAGE = Answer(200, b"<html><body>log in</body></html>", {"Content-Type": "text/html"})
+STORED = {"ETag": '"0x8DE2B"', "x-goog-generation": "1764000000000000"}  # as each says that it wrote
 BAD_GATEWAY = Answer(502, b"<html><body>no status code: 409 Conflict</body></html>")
 
 
@@ -40,13 +41,14 @@ async def store(stub, scheme):
 
 
 OUTCOMES = [
-    (Answer(200, headers={"ETag": '"x"'}), Put.CREATED),
-    (Answer(201, headers={"ETag": '"x"'}), Put.CREATED),
+    (Answer(200, headers=STORED), Put.CREATED),
+    (Answer(201, headers=STORED), Put.CREATED),
     (xml_error(412, "PreconditionFailed"), Put.EXISTS),
     (xml_error(412, "ConditionNotMet"), Put.EXISTS),
     (NOT_MODIFIED, Put.EXISTS),
     (xml_error(409, "BlobAlreadyExists"), Put.EXISTS),
     (xml_error(409, "BlobImmutableDueToPolicy"), Put.EXISTS),
+    (xml_error(403, "UnauthorizedBlobOverwrite"), Put.EXISTS),  # to credentials that may create alone
     (xml_error(409, "ConditionalRequestConflict"), Put.RETRY),
     (Answer(409), Put.RETRY),
     (xml_error(429, "TooManyRequests"), Put.UNKNOWN),
@@ -60,6 +62,7 @@ OUTCOMES = [
     (Answer(520), Put.UNKNOWN),  # of a proxy; no HTTPStatus
     (Answer(598), Put.UNKNOWN),
     (LOGIN_PAGE, Put.UNKNOWN),  # a text that says no status: maybe created, never surely
+    (Answer(200, LOGIN_PAGE.body, {"ETag": '"5f3-612"'}), Put.UNKNOWN),
 ]
 
 
@@ -91,7 +94,11 @@ async def test_what_is_refused_says_by_whom_and_what_to_do(store, stub, verb, an
     stub.answer = lambda _method, _path: answer
     with pytest.raises(error, match=line) as refused:
         await calls(store)[verb]()
-    assert len(stub.requests) == 1
+    looked = answer.status == 403 and verb in {
+        "create",
+        "put",
+    }  # maybe the object is there, and only that is refused
+    assert len(stub.requests) == 1 + looked
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -120,6 +127,47 @@ async def test_a_login_page_is_no_object_and_no_absence(store, stub, verb):
     stub.answer = lambda _method, _path: LOGIN_PAGE
     with pytest.raises(StoreUnreachableError):
         await calls(store)[verb]()
+
+
+async def test_a_write_that_is_led_to_a_login_page_is_none(store, stub):
+    """obstore goes where a 303 points, without the body, and takes any 200 with an ETag for the store's."""
+
+    def answer(_method, path):
+        page = Answer(200, LOGIN_PAGE.body, {"ETag": '"5f3-612"'})
+        return page if path == "/login" else Answer(303, headers={"Location": f"{stub.endpoint_url}/login"})
+
+    stub.answer = answer
+    assert await store.create("x/log/1", b"x") is Put.UNKNOWN
+    with pytest.raises(StoreUnreachableError, match="not the store's; look for a proxy in between"):
+        await store.put("x/data/1", [b"x"])
+
+
+def keeps(body: bytes) -> Answer:
+    """An object that is read."""
+    return Answer(200, body, {"Last-Modified": "Tue, 24 Nov 2026 10:00:00 GMT", **STORED})
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "UnauthorizedBlobOverwrite"])
+async def test_credentials_that_may_not_overwrite_lose_a_race_as_others_do(store, stub, code):
+    """scripts/deploy/policies: a producer creates, and nothing else."""
+    stub.answer = lambda method, _: xml_error(403, code) if method == "PUT" else keeps(b"theirs")
+    assert await store.create("x/log/1", b"mine") is Put.EXISTS
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "UnauthorizedBlobOverwrite"])
+async def test_an_upload_whose_answer_was_lost_is_there_also_if_it_may_not_be_sent_twice(store, stub, code):
+    answers = iter([xml_error(500, "InternalError"), xml_error(403, code)] * 2)
+    stub.answer = lambda method, _: next(answers) if method == "PUT" else keeps(b"mine")
+    await store.put("x/data/1", [b"mi", b"ne"])
+    with pytest.raises(RefusedError, match="cannot write x/data/1"):
+        await store.put("x/data/1", [b"more"])
+
+
+async def test_an_answer_of_any_length_is_told_in_a_line(store, stub):
+    stub.answer = lambda _method, _path: Answer(403, b"<Code>" + b"A" * (4 << 20) + b"</Code>")
+    with pytest.raises(RefusedError, match=r"\(403\)") as refused:
+        await store.get("x/log/1")
+    assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize("code", ["NoSuchKey", "BlobNotFound"])
@@ -175,7 +223,7 @@ async def test_credentials_that_expire_are_waited_for_once_they_were_good(store,
     stub.answer = lambda _method, _path: refusal
     with pytest.raises(RefusedError, match="refuses these credentials"):
         await store.get("x/log/1")
-    stub.answer = lambda _method, _path: Answer(200, headers={"ETag": '"x"'})
+    stub.answer = lambda _method, _path: Answer(200, headers=STORED)
     assert await sequence.take_slot(store, "x/log/1", b"x") == sequence.Mine()
     stub.answer = lambda _method, _path: refusal
     with pytest.raises(StoreUnreachableError, match="it was allowed before; renew the credentials"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import subprocess
 import sys
 import time
+import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +48,27 @@ def test_bad_urls_are_refused_before_anything_is_touched(url, message):
     with pytest.raises(UsageError, match=message) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_bucket_of_google_may_have_underscores_and_dots():
+    assert open_store("gs://my_bucket.of.example.com/x").url == "gs://my_bucket.of.example.com/x"
+    with pytest.raises(UsageError, match="'my_container' is not a container name"):
+        open_store("az://account/my_container")
+
+
+async def test_the_url_alone_says_where_a_lake_lies(monkeypatch):
+    """obstore reads more of the environment than is wanted here."""
+    for name in ("GOOGLE_BUCKET", "AZURE_CONTAINER_NAME", "AZURE_STORAGE_ACCOUNT_NAME"):
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    with stub_s3() as stub:
+        monkeypatch.setenv("GOOGLE_BASE_URL", stub.endpoint_url)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "x")
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{stub.endpoint_url}/account")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloudservers.KEY)
+        for url in ("gs://bucket/lake", "az://account/container/lake"):
+            assert await open_store(url).get("a") is None
+    assert [path for _, path in stub.requests] == ["/bucket/lake%2Fa", "/account/container/lake/a"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +148,47 @@ async def test_credentials_that_cannot_be_had_are_refused_with_what_to_check(goo
                 await call()
 
 
+@pytest.mark.parametrize(
+    ("url", "name", "value", "said"),
+    [
+        (
+            "az://account/container/x",
+            "AZURE_STORAGE_SAS_TOKEN",
+            "secret",
+            "Missing component in SAS query pair",
+        ),
+        (
+            "gs://bucket/x",
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            '"{\\"private_key\\": \\"secret\\"}"',
+            "invalid type: string …",
+        ),
+        ("gs://bucket/x", "GOOGLE_SKIP_SIGNATURE", "secret", "failed to parse … as boolean"),
+    ],
+)
+async def test_settings_that_make_no_sense_are_no_outage_and_not_shown(monkeypatch, url, name, value, said):
+    for other in [each for each in os.environ if each.startswith(("AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(other)
+    monkeypatch.setenv(name, value)
+    store = open_store(url)
+    for call in (lambda: store.get("a"), lambda: store.create("a", b"")):
+        with pytest.raises(RefusedError, match=f"no credentials can be used .*{said}.*; check ") as refused:
+            await call()
+        assert "secret" not in "".join(traceback.format_exception(refused.value))
+
+
+async def test_what_a_probe_found_is_told_also_where_it_cannot_clean_up(monkeypatch):
+    """Azurite answers 500 to a batch of deletes with a SAS."""
+    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    with stub_s3() as stub:
+        refusals = {"PUT": xml_error(403, "AuthorizationPermissionMismatch"), "POST": Answer(500)}
+        stub.answer = lambda method, _: refusals.get(method, xml_error(404, "BlobNotFound"))
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{stub.endpoint_url}/account")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloudservers.KEY)
+        with pytest.raises(RefusedError, match="403 AuthorizationPermissionMismatch"):
+            await probe_store(open_store("az://account/container/x"), thorough=True)
+
+
 async def test_a_token_that_is_refused_says_so(monkeypatch):
     with stub_s3() as stub:
         stub.answer = lambda _method, _path: xml_error(409, "invalid_grant")
@@ -138,6 +202,52 @@ async def test_a_token_that_is_refused_says_so(monkeypatch):
             await store.create("a", b"x")  # the 409 is not the store's
         with pytest.raises(RefusedError, match="no token"):
             await store.get("a")
+
+
+IDENTITY = """\
+import logging, time, types
+
+class DefaultAzureCredential:
+    def get_token(self, *scopes, tenant_id=None):
+        assert scopes == ("https://storage.azure.com/.default",)
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "line"),
+    [
+        (
+            "return types.SimpleNamespace(token='secret-token', expires_on=time.time() + 600)",
+            3,
+            "is not a lake",
+        ),
+        (
+            "logging.getLogger('azure.identity').warning('a line'); raise ValueError('no login. Tried: one, two')",
+            4,
+            r"\(no token: ValueError: no login\); check AZURE_STORAGE_ACCOUNT_KEY .* or run `az login`",
+        ),
+    ],
+    ids=["token", "none"],
+)
+def test_azure_identity_is_asked_where_it_is_installed(tmp_path, body, code, line):
+    """Its place is taken by a package of one class, in a process of its own."""
+    package = tmp_path / "azure/identity"
+    (package / "aio").mkdir(parents=True)
+    (package / "__init__.py").write_text(IDENTITY.format(body=body))
+    (package / "aio/__init__.py").touch()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AZURE_")}
+    with stub_s3() as stub:
+        environment |= {"PYTHONPATH": str(tmp_path), "AZURE_STORAGE_ENDPOINT": f"{stub.endpoint_url}/account"}
+        command = [f"{sys.prefix}/bin/stepfs", "ls", "az://account/container/x"]
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ended.returncode == code, ended.stderr
+    assert re.search(line, ended.stderr), ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert "secret-token" not in ended.stderr
+    assert stub.authorizations == ({"Bearer secret-token"} if code == 3 else set())
 
 
 async def test_a_server_that_is_not_there_is_unreachable(monkeypatch):

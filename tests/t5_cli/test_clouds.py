@@ -8,6 +8,7 @@ import cloudservers
 import pytest
 import servers
 from lakes import SLICES, commit, payloads, stepfs
+from realmount import mounted
 
 import stepfs as library
 
@@ -50,18 +51,21 @@ def test_doctor_probes_it(lake):
     assert lake in told["store"]
 
 
-def forked(parent, fork):
-    """Make the fork, go on in it, and read both halves."""
+def forked(parent, fork, directory):
+    """Make the fork, go on in it, and read both halves, by Python and as files."""
     ended = stepfs("fork", f"{parent}@3", fork)
     assert ended.code == 0, ended.err
     commit(fork, range(4, 6), producer_id="of the fork")
     assert read(fork) == [payloads(step) for step in range(6)]
     assert stepfs("verify", fork).code == 0
+    with mounted(fork, directory) as mount:
+        found = [[path.read_bytes() for path in sorted(mount.step(step).iterdir())] for step in range(6)]
+    assert found == [payloads(step) for step in range(6)]
 
 
-def test_forks_read_a_parent_in_another_cloud(lake, file_url, gs_url):
-    forked(lake, file_url)
-    forked(lake, f"{gs_url}-fork")
+def test_forks_read_a_parent_in_another_cloud(lake, file_url, gs_url, tmp_path):
+    forked(lake, file_url, tmp_path / "of-a-directory")
+    forked(lake, f"{gs_url}-fork", tmp_path / "of-google")
 
 
 @pytest.mark.slow
@@ -76,8 +80,8 @@ def test_forks_read_a_parent_on_a_second_s3_server(file_url, s3_url, tmp_path, m
         parent = f"s3://{servers.BUCKET}/there/run"
         assert stepfs("init", parent, "--slices", SLICES).code == 0
         commit(parent, range(4))
-        forked(parent, file_url)
-        forked(parent, s3_url)
+        forked(parent, file_url, tmp_path / "of-a-directory")
+        forked(parent, s3_url, tmp_path / "of-s3")
         ended = stepfs("checkpoint", s3_url, "--group", "train", 2)
         assert ended.code == 0, ended.err
         ended = stepfs("reclaim", s3_url, "--grace", "0")

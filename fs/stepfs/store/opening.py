@@ -20,6 +20,7 @@ from stepfs.store.silence import Silence
 _FORMS: Final = "file:///directory, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_OF_GOOGLE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def open_store(
@@ -64,7 +65,7 @@ def _cloud_store(url: str, scheme: str, rest: str, options: StoreOptions, silenc
     bucket, _, prefix = inner.partition("/")
     if scheme == "az" and _ACCOUNT.fullmatch(account) is None:
         raise UsageError(f"{url!r}: {account!r} is not an account name; write {words.form}")
-    if _BUCKET.fullmatch(bucket) is None:
+    if (_BUCKET if scheme == "az" else _OF_GOOGLE).fullmatch(bucket) is None:
         raise UsageError(f"{url!r}: {bucket!r} is not a {words.container} name; write {words.form}")
     prefix = prefix.strip("/") and check_key(prefix.strip("/"))
     try:  # obstore takes a tenth of a second, and comes with an extra

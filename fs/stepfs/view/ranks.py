@@ -69,8 +69,8 @@ class RankMap:
 
     @property
     def micro_batches(self) -> int:
-        """How many units each rank reads."""
-        return self.grid.units // self.data_ranks
+        """How many units each rank reads; with parts of files at the ends, how many the first rank does."""
+        return -(-self.grid.units // self.data_ranks)
 
     @property
     def links(self) -> int:
@@ -146,6 +146,7 @@ def _from_mesh(grid: Grid, text: str, *, splits: bool, spelt: Spelling) -> RankM
 
 def _does_not_divide(grid: Grid, mesh: Mesh) -> str:
     what = "ranks × micro-batches" if grid.micro > 1 else "ranks"
+    peers = "cp, tp, pp, ep" if grid.cp == 1 else "tp, pp, ep"
     ways = (
         "" if grid.micro > 1 else
         ". If a file holds several micro-batches: plan with output.files: micro_batches, or read .safetensors"
@@ -153,7 +154,7 @@ def _does_not_divide(grid: Grid, mesh: Mesh) -> str:
     )  # fmt: skip
     return (
         f"its data dimensions have {mesh.data_ranks} ranks, which do not divide the {grid.units} {what} of"
-        f" this lake; {nearest_divisors(grid.units, mesh.data_ranks)} would (cp, tp, pp, ep and others are peers, which"
+        f" this lake; {nearest_divisors(grid.units, mesh.data_ranks)} would ({peers} and others are peers, which"
         f" read the same files){ways}"
     )
 

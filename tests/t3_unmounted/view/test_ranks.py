@@ -109,6 +109,8 @@ def test_a_data_size_that_does_not_divide_the_micro_batches_is_refused_with_the_
         match=r"--mesh dp=5: .* 5 ranks, .* the 32 ranks × micro-batches of this lake; dp=4 and dp=8 would",
     ):
         rank_map(Grid(4, micro=8), mesh="dp=5")
+    with pytest.raises(UsageError, match=r"dp=2 would \(tp, pp, ep and others are peers"):
+        rank_map(Grid(2, cp=2), mesh="dp=4,cp=2")  # here cp chooses files
     with pytest.raises(UsageError, match=r"the 4 ranks of this lake; dp=4 would .*") as refused:
         rank_map(Grid(4), mesh="dp=8")
     message = str(refused.value)
@@ -160,6 +162,7 @@ def test_who_splits_files_gets_all_that_hold_a_part_of_its_units(slices, data):
             for rank in range(data):
                 needed = {unit // micro for unit in range(rank * each, (rank + 1) * each)}
                 assert set(ranks.slices_of(rank)) == needed
+    assert ranks.micro_batches == len(ranks.units_of(0)) > 0
 
 
 def test_files_of_one_micro_batch_cannot_be_split():

@@ -22,17 +22,20 @@ _STATUS: Final = re.compile(
     r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b"
 )
 _DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code: (\d{3})\)", re.DOTALL)
-_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"|\b(TimedOut|Incomplete\w+)\b')
-_NO_TOKEN: Final = re.compile(
-    r"performing token request|credential error|credential provider|Invalid Access Key|service account file"
-)
+_OF_PROVIDER: Final = re.compile(r"credential provider: (.+?)(?:\.\s|$)")  # its first sentence
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_NO_TOKEN: Final = re.compile(r"performing token request|credential error|credential provider")
 _SKEWED: Final = re.compile(r"date header too old|in a reasonable timeframe", re.IGNORECASE)
 _EXPIRED: Final = re.compile(r"not valid in the specified time frame", re.IGNORECASE)
 _ABSENT: Final = {"BlobNotFound", "NoSuchKey"}
 _NO_CONTAINER: Final = {"ContainerNotFound", "NoSuchBucket"}
 _ARCHIVED: Final = {"BlobArchived", "BlobBeingRehydrated"}
 _THROTTLED: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_TAKEN: Final = (
+    "UnauthorizedBlobOverwrite"  # of credentials that may create and not overwrite: Azure decides this first
+)
 _THROTTLED_CODES: Final = {"RequestRateTooHigh", "ServerBusy", "SlowDown", "TooManyRequests"}
 
 
@@ -78,6 +81,11 @@ class Answer:
     status: int = 0
 
 
+UNSIGNED: Final = Answer(
+    Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
+)
+
+
 def read_answer(text: str) -> Answer:
     """The answer that the text of obstore's error tells."""
     head, _, cause = text.partition("\n\nDebug source:")
@@ -101,9 +109,17 @@ def read_answer(text: str) -> Answer:
     return Answer(Verdict.EXPIRED if _EXPIRED.search(head) else _verdict(status, code), said, status)
 
 
+def unusable(text: str) -> Answer:
+    """What made a client impossible: settings, of which nothing is quoted."""
+    said = _QUOTED.sub("…", text.partition("\n\nDebug source:")[0])
+    return Answer(Verdict.EXPIRED, " ".join(said.split())[:300])
+
+
 def _verdict(status: int, code: str) -> Verdict:
     if code in _ARCHIVED:
         return Verdict.ARCHIVED
+    if code == _TAKEN:
+        return Verdict.EXISTS
     if status == HTTPStatus.CONFLICT:
         taken = code.endswith("AlreadyExists") or code.startswith("BlobImmutable")
         return Verdict.EXISTS if taken else Verdict.CONFLICT
@@ -124,8 +140,10 @@ def _deleted(status: int) -> Verdict:
 
 
 def _reason(head: str, cause: str) -> str:
+    if provided := _OF_PROVIDER.search(head):
+        return provided[1][:300]
     found = _REASON.findall(cause)
-    return "; ".join(message or word for message, word in found) or " ".join(head.split())[:300]
+    return ("; ".join(message or word for message, word in found) or " ".join(head.split()))[:300]
 
 
 def create_outcome(answer: Answer) -> Put | None:
@@ -154,7 +172,8 @@ def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool
             kind = StoreUnreachableError
             why = f"{said}; it was allowed before; renew the credentials of this role if it stays so"
         case Verdict.FORBIDDEN | Verdict.EXPIRED:
-            why = f"the server refuses these credentials or this action ({said}); {words.check_keys}"
+            refused = "the server refuses these credentials or this action"
+            why = f"{refused if answer.status else 'no credentials can be used'} ({said}); {words.check_keys}"
         case Verdict.ARCHIVED:
             kind = ArchivedError
             why = f"the object is archived ({said}); restore it with the store's own tool"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from stepfs.store.cloud.place import Place, endpoint_from
 from stepfs.store.cloud.settings import AZURE, SECRETS
 
 if TYPE_CHECKING:
+    from obstore import PutResult
     from obstore.store import AzureCredentialProvider, ClientConfig, RetryConfig
 
 _OWN: Final = ("AZURE_SKIP_SIGNATURE", *(name for name in SECRETS if name.startswith("AZURE_STORAGE_")))
@@ -24,14 +26,18 @@ def azure_place(account: str, container: str, prefix: str) -> Place:
     def make(options: ClientConfig, retries: RetryConfig) -> AzureStore:
         return AzureStore(
             container,
-            config={"account_name": account, "endpoint": endpoint},
+            config={"account_name": account, "endpoint": endpoint, "use_emulator": False},
             client_options=options,
             retry_config=retries,
             credential_provider=_provider(),
         )
 
     url = f"az://{account}/{container}/{prefix}".rstrip("/")
-    return Place(url, prefix, endpoint, AZURE, 256, 5000, make)
+    return Place(url, prefix, endpoint, AZURE, 256, 5000, make, _has_azure_tag)
+
+
+def _has_azure_tag(result: PutResult) -> bool:
+    return (result["e_tag"] or "").startswith('"0x')
 
 
 def _provider() -> AzureCredentialProvider | None:
@@ -42,4 +48,5 @@ def _provider() -> AzureCredentialProvider | None:
         from obstore.auth.azure import AzureCredentialProvider  # noqa: PLC0415 - half a second
     except ImportError:
         return None
+    logging.getLogger("azure.identity").setLevel(logging.ERROR)  # twenty lines for what our error says in one
     return AzureCredentialProvider()

@@ -16,7 +16,7 @@ import trio
 
 from stepfs.errors import CorruptError, StepfsError
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
-from stepfs.store.cloud.answers import PASSING, Verdict, create_outcome
+from stepfs.store.cloud.answers import PASSING, UNSIGNED, Verdict, create_outcome
 from stepfs.store.cloud.place import Place
 from stepfs.store.cloud.requests import TIMEOUTS, RequestError, Requests, Timeouts
 from stepfs.store.cloud.store_clock import StoreClock
@@ -25,7 +25,7 @@ from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import ObjectMeta, PutResult
 
     from stepfs.store.cloud.place import Client
 
@@ -102,12 +102,14 @@ class CloudStore:
 
         def send(client: Client) -> None:
             self._requests.count(bytes_written=len(body))
-            obstore.put(client, name, body, mode="create", use_multipart=False)
+            self._check(obstore.put(client, name, body, mode="create", use_multipart=False))
 
         try:
             await self._requests.call("create", (key,), send)
         except RequestError as error:
             outcome = create_outcome(error.answer)
+            if error.answer.verdict is Verdict.FORBIDDEN and await self._read_back(key) is not None:
+                outcome = Put.EXISTS  # to credentials that may create and not overwrite
             if outcome is None:
                 raise self._requests.explained(error, "create", key) from error
             if outcome is Put.EXISTS:
@@ -131,7 +133,7 @@ class CloudStore:
 
         def send(client: Client) -> None:
             if single:
-                obstore.put(client, name, copied(b"".join(views)), use_multipart=False)
+                self._check(obstore.put(client, name, copied(b"".join(views)), use_multipart=False))
                 return
             cuts = ((view, start) for view in views for start in range(0, len(view), _PART_BYTES))
             pieces = (copied(bytes(view[start : start + _PART_BYTES])) for view, start in cuts)
@@ -141,7 +143,9 @@ class CloudStore:
         try:
             await self._requests.call("put", (key,), send, data=True, retries=0 if single else _PART_RETRIES)
         except RequestError as error:
-            raise self._requests.explained(error, "put", key, "write") from error
+            landed = single and error.answer.verdict in {Verdict.EXISTS, Verdict.FORBIDDEN}
+            if not (landed and await self._read_back(key) == b"".join(views)):  # an attempt that seemed lost
+                raise self._requests.explained(error, "put", key, "write") from error
         finally:
             abandoned.set()
 
@@ -225,6 +229,17 @@ class CloudStore:
                 raise self._requests.explained(error, "get", key, "read") from error
         self._requests.rights.prove("get", [key])
         return None
+
+    async def _read_back(self, key: str) -> bytes | None:
+        """The object that a write may have found in its place; None if that cannot be told."""
+        try:
+            return await self.get(key)
+        except StepfsError:
+            return None
+
+    def _check(self, result: PutResult) -> None:
+        if not self._place.wrote(result):
+            raise RequestError(UNSIGNED)
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)

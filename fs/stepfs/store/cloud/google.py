@@ -11,6 +11,7 @@ from stepfs.store.cloud.place import Place, endpoint_from
 from stepfs.store.cloud.settings import GOOGLE
 
 if TYPE_CHECKING:
+    from obstore import PutResult
     from obstore.store import ClientConfig, GCSCredentialProvider, RetryConfig
 
 _OWN: Final = (
@@ -35,7 +36,12 @@ def google_place(bucket: str, prefix: str) -> Place:
             credential_provider=_provider(),
         )
 
-    return Place(f"gs://{bucket}/{prefix}".rstrip("/"), prefix, endpoint, GOOGLE, 1, 1000, make)
+    url = f"gs://{bucket}/{prefix}".rstrip("/")
+    return Place(url, prefix, endpoint, GOOGLE, 1, 1000, make, _has_generation)
+
+
+def _has_generation(result: PutResult) -> bool:
+    return (result["version"] or "").isdigit()
 
 
 def _provider() -> GCSCredentialProvider | None:

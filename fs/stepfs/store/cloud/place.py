@@ -13,6 +13,7 @@ from stepfs.errors import RefusedError, UsageError
 from stepfs.store.cloud.settings import Words
 
 if TYPE_CHECKING:
+    from obstore import PutResult
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig
 
     Client = AzureStore | GCSStore
@@ -25,7 +26,11 @@ _users: Final[set[int]] = set()  # this process, or those it was forked from, on
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A prefix of a bucket or container; `make` makes its clients."""
+    """A prefix of a bucket or container; `make` makes its clients.
+
+    `wrote`: whether the answer to a single write is the store's own. obstore follows a redirect, and a login page may have
+    an ETag.
+    """
 
     url: str
     prefix: str
@@ -34,6 +39,7 @@ class Place:
     keys_per_delete: int  # of one request
     keys_per_page: int
     make: Callable[[ClientConfig, RetryConfig], Client]
+    wrote: Callable[[PutResult], bool]
 
     def client(self, timeout_s: float, *, retries: int = 0) -> Client:
         """A client for any thread. `timeout_s`: without a byte, or for a whole body on its way up."""

@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError
 from stepfs import entropy
 from stepfs.errors import StepfsError
 from stepfs.store.api import Counts
-from stepfs.store.cloud.answers import PASSING, Answer, Verdict, explain, read_answer
+from stepfs.store.cloud.answers import PASSING, Answer, Verdict, explain, read_answer, unusable
 from stepfs.store.cloud.place import Place
 from stepfs.store.rights import Rights
 from stepfs.store.silence import Silence
@@ -90,6 +90,9 @@ class Requests:
         def attempt() -> T:
             try:
                 client = self._client(verb, retries)
+            except BaseError as error:  # settings that make no sense, in a text that may quote them
+                raise RequestError(unusable(str(error))) from None
+            try:
                 with self._lock:
                     self._counts.note(verb, *keys)
                 return work(client)
