@@ -194,7 +194,6 @@ def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):
         ((lake, tmp_path / "empty", "--cache-dir", tmp_path / "file"), 4, "--cache-dir"),
         ((lake, tmp_path / "empty", "--checkpoint-dir", tmp_path), 2, "--group"),
         ((lake, tmp_path / "empty", "--next-step", "N+1"), 2, "--next-step needs --checkpoint-dir"),
-        ((lake, tmp_path / "empty", "--trust-checkpoints"), 2, "--trust-checkpoints needs --checkpoint-dir"),
     ]
     for arguments, code, text in cases:
         done = stepfs("mount", *arguments)
