@@ -16,9 +16,7 @@ from bench.machine import touch_memory
 from bench.report import ROOT, Report, Row, load, median
 from bench_read.peers import Peers
 from bench_read.rows.cold import Cold
-from bench_read.rows.counts import counts
 from bench_read.rows.cpu import cpu
-from bench_read.rows.faults import faults
 from bench_read.rows.large_files import Large
 from bench_read.rows.larger_than_memory import large as beyond
 from bench_read.rows.latency import latency
@@ -41,12 +39,10 @@ STAGES = {
     "cpu": "the daemon's CPU per GB",
     "small": "thousands of small files through a DataLoader, beside peers",
     "readers": "8 ranks × 4 workers",
-    "random": "steps in random order, beside plain ranged GETs; and with the order announced",
+    "random": "steps in random order, beside plain ranged GETs",
     "mapped": "steps beside files that are mapped and never touched",
     "large": "one slice larger than the memory budget; the daemon's CPU by thread",
-    "counts": "bytes and requests per byte delivered",
     "latency": "commit → readable",
-    "faults": "hanging, lossy and slow stores",
     "long": "10⁶ steps (only with --long or --only long)",
     "soak": "under a memory limit (only with --soak or --only soak)",
 }
@@ -125,9 +121,7 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "random": lambda: random_order(bed),
         "mapped": lambda: mapped(bed),
         "large": lambda: beyond(bed),
-        "counts": lambda: counts(bed),
         "latency": lambda: latency(bed),
-        "faults": lambda: faults(bed),
         "long": lambda: long_lake(bed, options.long or None),
         "soak": lambda: soak(bed, options.soak or _SOAK_MINUTES),
     }
