@@ -5,7 +5,7 @@
     from stepfs_producer import Bad                          # the value that your `decode` returns for a bad record
 
 `append` and `flush` raise `Fenced` and `Sealed`; a process that ends by them should exit with their `exit_code`. Public
-are the names below (`fs/API.md`); all modules in this package may change with any version.
+are the names below; all modules in this package may change with any version.
 """
 
 from __future__ import annotations

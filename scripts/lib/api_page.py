@@ -1,14 +1,14 @@
-"""fs/API.md from the docstrings of the public names: `.venv/bin/python scripts/lib/api_page.py` writes it.
+"""The reference of the public names, from their docstrings: `.venv/bin/python scripts/lib/api_page.py` prints it.
 
-A test tells when the page is behind. Left out: members that only stepfs itself calls. Rejected: mkdocs with mkdocstrings,
-30 packages for one page that no server shows yet.
+Left out: members that only stepfs itself calls. Rejected: the page in the repository, which repeats every docstring; mkdocs
+with mkdocstrings, 30 packages for one page that no server shows yet.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import stepfs
 import stepfs_producer
 from stepfs import announce, errors
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "fs/API.md"
 _WIDTH: Final = 100
 _SPECIAL: Final = {"__call__", "__getitem__", "__iter__", "__len__"}
 _OF_STEPFS: Final = {
@@ -156,4 +155,4 @@ def _keys(kind: Any, described: set[tuple[str, str | None]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    sys.stdout.write(page())

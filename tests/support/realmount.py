@@ -30,7 +30,7 @@ from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
 STEPFS = [sys.executable, "-c", "from stepfs.cli import main; main()"]
-MOUNT_S = 60.0
+PATIENCE_S = 60.0  # it only tells a hang from an end, on a machine that does many other things
 
 
 def make_lake(url: str, *, slices: Grid | int = 2, ext: str = ".bin") -> None:
@@ -67,7 +67,7 @@ def produce(
     return batches
 
 
-def stepfs(*arguments: str | Path, timeout_s: float = MOUNT_S) -> subprocess.CompletedProcess[str]:
+def stepfs(*arguments: str | Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run the command line, in an interpreter of its own."""
     return subprocess.run(
         [*STEPFS, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
@@ -165,15 +165,15 @@ def clear(directory: Path, mount: Mount | None) -> None:
                 raise
     if mount is not None:
         try:
-            gone_within(mount.pid, 15)
+            gone(mount.pid)
         except AssertionError:
             os.kill(mount.pid, signal.SIGKILL)
             raise
 
 
-def gone_within(pid: int, timeout_s: float) -> None:
-    """The process ends in time."""
-    until(lambda: not running(pid), timeout_s, f"process {pid} is still there")
+def gone(pid: int) -> None:
+    """Wait for the end of a process."""
+    until(lambda: not running(pid), f"process {pid} is still there")
 
 
 def running(pid: int) -> bool:
@@ -182,9 +182,9 @@ def running(pid: int) -> bool:
     return " Z " not in Path(f"/proc/{pid}/stat").read_text()
 
 
-def until(done: Callable[[], bool], timeout_s: float, what: str | Callable[[], str]) -> None:
+def until(done: Callable[[], bool], what: str | Callable[[], str], *, within_s: float = PATIENCE_S) -> None:
     """Wait for what another process does; the only clock here is the real one. `what` fails, told when it does."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + within_s
     while not done():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(0.01)

@@ -11,9 +11,7 @@ import time
 import pytest
 import tools
 
-from release import network
 from release.build import build
-from release.debian import install_lines
 from release_checks.wheel import readme_blocks
 from stepfs import __version__
 
@@ -70,7 +68,8 @@ def test_it_holds_the_wheel_of_this_version_with_the_pinned_dependencies():
 
 
 def test_it_is_built_with_the_packages_that_the_readme_names():
-    asked = {word for word in install_lines()[0].split()[2:] if not word.startswith("-")}
+    (line,) = re.findall(r"^# apt-get install (.*?)  #", (tools.ROOT / "README.md").read_text(), re.MULTILINE)
+    asked = {word for word in line.split() if not word.startswith("-")}
     assert packages(LINES[:FINAL]) | {"fuse3"} == asked | {"python3"}
 
 
@@ -174,29 +173,3 @@ def test_where_there_is_a_builder_the_image_mounts_produces_and_reclaims(tmp_pat
         assert re.search(rf"^stepfs +{re.escape(__version__)}", done.stdout)
     finally:
         subprocess.run([program, "rmi", tag], capture_output=True, check=False)
-
-
-def test_settings_of_pip_hold_inside_and_their_files_are_brought(tmp_path, monkeypatch):
-    certificate, wheels = tmp_path / "ca.crt", tmp_path / "wheels"
-    certificate.touch()
-    wheels.mkdir()
-    (tmp_path / "own/simple").mkdir(parents=True)
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "pip.conf").write_text(
-        f"[global]\ncert = {certificate}\nfind-links = {wheels} file://{tmp_path}/absent\n"
-        f"extra-index-url = file://{tmp_path}/own/simple\n"
-        "index-url = https://index.example/simple/\n"
-    )
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setenv("PIP_TIMEOUT", "7")
-    found = network.of_this_machine()
-    named_here = [
-        path for path in found.paths if path.startswith(f"{tmp_path}/")
-    ]  # a machine may name files of its own
-    assert named_here == [str(certificate), str(tmp_path / "own"), str(wheels)]
-    assert "PIP_CONFIG_FILE" not in found.variables
-    assert found.variables["PIP_CERT"] == f"/mnt{certificate}"
-    assert found.variables["PIP_FIND_LINKS"] == f"/mnt{wheels} file:///mnt{tmp_path}/absent"
-    assert found.variables["PIP_INDEX_URL"] == "https://index.example/simple/"
-    assert found.variables["PIP_TIMEOUT"] == "7"

@@ -256,6 +256,6 @@ def test_a_sampler_without_steps_is_refused(options):
 
 def test_a_watcher_doubts_a_checkpoint_inside_a_shuffled_epoch():
     progress = Progress(Step(1000), Step(900), True, frozenset({Step(50)}), order_needs_from=Step(100))
-    assert "shuffled" in progress.doubt(Step(101), trusts=True)
-    assert progress.doubt(Step(100), trusts=False) == ""
-    assert progress.doubt(Step(50), trusts=False) == ""
+    assert "shuffled" in progress.doubt(Step(101))
+    assert progress.doubt(Step(100)) == ""
+    assert progress.doubt(Step(50)) == ""

@@ -29,7 +29,6 @@ class Node:
     committed: int = 60
     opened: int = 60
     reads_here: bool = True
-    trusts: bool = False
 
     def __post_init__(self) -> None:
         self.known: frozenset[Step] = frozenset()
@@ -39,7 +38,6 @@ class Node:
             NextStep("N"),
             look_at=lambda: Found(frozenset(self.counters), frozenset()),
             progress=self.progress,
-            trusts=self.trusts,
         )
 
     def progress(self) -> Progress:
@@ -89,7 +87,7 @@ async def test_all_that_is_committed_may_be_a_checkpoint_and_a_commit_a_moment_a
 
 
 @pytest.mark.logs(
-    "resumes at step 55 is held back: no reader of the group has opened step 54 yet.*--trust-checkpoints"
+    "resumes at step 55 is held back: no reader of the group has opened step 54 yet.*`stepfs checkpoint`"
 )
 async def test_a_counter_that_no_reader_has_reached_is_held_back_until_one_has(patient_clock, caplog):
     node = Node(await group_of(), {10, 55}, opened=10)
@@ -102,14 +100,6 @@ async def test_a_counter_that_no_reader_has_reached_is_held_back_until_one_has(p
     record = await node.group.read()
     assert record is not None
     assert record.opened == 55, "what the readers reached goes on record with it"
-
-
-async def test_trusted_checkpoints_are_recorded_at_once_but_never_what_is_not_committed(
-    patient_clock, caplog
-):
-    node = Node(await group_of(), {55, 61}, opened=0, trusts=True)
-    assert await node.kept() == (55,)
-    assert told(caplog, "") == [0]
 
 
 @pytest.mark.logs("held back")

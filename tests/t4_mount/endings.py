@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import trio
-from realmount import gone_within, mounted, stepfs, until
+from realmount import PATIENCE_S, gone, mounted, stepfs, until
 
 from stepfs.lake.fleet import list_nodes
 from stepfs.lake.identity import open_lake
@@ -17,16 +17,16 @@ from stepfs.store.opening import open_store
 
 
 def assert_nothing_is_left(mount):
-    gone_within(mount.pid, 15)
+    gone(mount.pid)
     assert mountinfo.mount_at(mount.directory) is None
     assert os.listdir(mount.directory) == []
-    until(lambda: not mount.cache_dir.exists(), 30, f"{mount.cache_dir} is still there")
+    until(lambda: not mount.cache_dir.exists(), f"{mount.cache_dir} is still there")
 
 
 def end_lazily_though_busy(mount):
     with mount.file(2, 0).open("rb"):
         ENDINGS["umount -l"](mount)
-        gone_within(mount.pid, 15)
+        gone(mount.pid)
 
 
 def seal_then_unmount(mount):
@@ -35,16 +35,16 @@ def seal_then_unmount(mount):
     waiter = subprocess.Popen(
         [sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.PIPE, text=True
     )
-    until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+    until(lambda: mount.status()["waiting"] == 1, "nobody waits")
     stepfs("seal", mount.config()["options"]["lake"]).check_returncode()
-    assert "FileNotFoundError" in waiter.communicate(timeout=30)[1]
+    assert "FileNotFoundError" in waiter.communicate(timeout=PATIENCE_S)[1]
     assert mount.status()["sealed"] is True
     ENDINGS["stepfs unmount"](mount)
 
 
 def kill_then_mount_again(mount):
     mount.kill(signal.SIGKILL)
-    gone_within(mount.pid, 10)
+    gone(mount.pid)
     assert len(nodes_of(mount.config_before["options"]["lake"])) == 1  # nobody could take it away
     with mounted(mount.config_before["options"]["lake"], mount.directory, *mount.options) as second:
         second.file(1, 0).read_bytes()  # training goes on; the killed one took along how far its readers were
@@ -56,10 +56,10 @@ def run_though_busy(*command):
     done = []
 
     def taken_away():
-        done[:] = [subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)]
+        done[:] = [subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)]
         return done[0].returncode == 0 or "busy" not in done[0].stderr.lower()
 
-    until(taken_away, 30, "the mount stays busy")
+    until(taken_away, "the mount stays busy")
     assert done[0].returncode == 0, done[0].stderr
 
 
@@ -69,7 +69,7 @@ ENDINGS = {
     "SIGHUP": lambda m: m.kill(signal.SIGHUP),
     "fusermount3": lambda m: run_though_busy("fusermount3", "-u", str(m.directory)),
     "umount": lambda m: run_though_busy("umount", str(m.directory)),
-    "umount -l": lambda m: subprocess.run(["umount", "-l", str(m.directory)], check=True, timeout=20),
+    "umount -l": lambda m: subprocess.run(["umount", "-l", str(m.directory)], check=True, timeout=PATIENCE_S),
     "umount -l, busy": end_lazily_though_busy,
     "stepfs unmount": lambda m: stepfs("unmount", m.directory).check_returncode(),
     "stepfs unmount --checkpoint": lambda m: stepfs(

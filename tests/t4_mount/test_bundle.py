@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import servers
 from prometheus_client.parser import text_string_to_metric_families
-from realmount import change_constants, gone_within, make_lake, mounted, produce, stepfs
+from realmount import PATIENCE_S, change_constants, gone, make_lake, mounted, produce, stepfs
 
 from stepfs.mount.status import metrics
 
@@ -76,7 +76,7 @@ def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path, monkeypatch):
         (status,) = [text for name, text in contents(bundle).items() if name.endswith(mine)]
         assert status == "no answer within 1 s\n"
         mount.kill(signal.SIGKILL)
-        gone_within(mount.pid, 10)
+        gone(mount.pid)
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -94,7 +94,7 @@ def test_no_secret_is_in_argv_in_the_log_or_in_the_mount(s3_url, tmp_path, monke
             for path in (mount.directory / ".stepfs").rglob("*")
             if path.is_file() and "/wait/" not in str(path)
         }
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as scrape:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as scrape:
             shown["scrape"] = scrape.read().decode()
         names = {s.name for f in text_string_to_metric_families(shown["scrape"]) for s in f.samples}
         assert names >= {f"stepfs_{name}" for name in (*metrics.GAUGES, "mount_info", "fetch_seconds_bucket")}

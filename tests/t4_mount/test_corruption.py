@@ -121,7 +121,7 @@ def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(
         assert mountinfo.mount_at(tmp_path / "m") is None
         assert os.listdir(tmp_path / "m") == []
         rottenlake.restore(lake / key, body)
-    until(lambda: not any((tmp_path / "cache").rglob("lock")), 30, "a cache was left behind")
+    until(lambda: not any((tmp_path / "cache").rglob("lock")), "a cache was left behind")
 
 
 def test_a_rotten_index_segment_concerns_its_own_steps_alone(lake, tmp_path):

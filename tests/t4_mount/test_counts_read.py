@@ -42,9 +42,7 @@ def read_and_close(descriptor):
 def primed(mount, files):
     """Until so many files were primed. Not until they are resident: a kernel that pages out what nobody touches may
     have taken pages back before anybody looks."""
-    until(
-        lambda: mount.status()["data"]["primed_files"] >= files, 30, lambda: f"not primed: {mount.status()}"
-    )
+    until(lambda: mount.status()["data"]["primed_files"] >= files, lambda: f"not primed: {mount.status()}")
 
 
 def settled(mount):
@@ -56,7 +54,7 @@ def settled(mount):
         first, second, third = looks[-3:]
         return all(third[name] - second[name] == second[name] - first.get(name, 0) for name in third)
 
-    until(quiet, 20, "the mount never rests")
+    until(quiet, "the mount never rests")
     return looks[-1], {name: looks[-1][name] - looks[-2][name] for name in looks[-1]}
 
 
@@ -128,7 +126,7 @@ def test_a_node_fetches_the_bytes_of_its_ranks_in_one_request_per_step(file_url,
     with mounted(
         file_url, tmp_path / "m", "--ranks", f"{mine[0]}-{mine[-1]}", "--prefetch", f"{STEPS}"
     ) as mount:
-        until(lambda: mount.status()["data"]["bytes_fetched"] >= needed, 30, "not fetched ahead")
+        until(lambda: mount.status()["data"]["bytes_fetched"] >= needed, "not fetched ahead")
         for step, batch in enumerate(batches):
             for rank in mine:
                 assert read(mount.file(step, rank)) == batch[rank]
@@ -142,7 +140,7 @@ def test_a_mount_of_some_steps_fetches_no_others(file_url, tmp_path):
     with mounted(file_url, tmp_path / "m", "--steps", "2:4", "--ranks", "1", "--prefetch", "8") as mount:
         for step in (2, 3):
             assert read(mount.file(step, 1)) == batches[step][1]
-        until(lambda: mount.status()["data"]["primed_files"] == 2, 30, "not primed")
+        until(lambda: mount.status()["data"]["primed_files"] == 2, "not primed")
         assert mount.status()["data"]["requests"] == 2
 
 

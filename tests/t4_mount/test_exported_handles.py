@@ -51,7 +51,7 @@ def test_a_handle_outlives_the_mount_that_gave_it_and_ends_with_its_step(tmp_pat
         assert read_by_handle(second.directory, handles[5]) == batches[5][1]
         assert read_by_handle(second.directory, handles[1]) == batches[1][1]
         assert stepfs("checkpoint", second.directory, "--group", "g", "4").returncode == 0
-        until(lambda: "step-000000003" not in second.steps(), 30, "the checkpoint to be followed")
+        until(lambda: "step-000000003" not in second.steps(), "the checkpoint to be followed")
         for step in (0, 1, 3):
             with pytest.raises(OSError, match="tale") as raised:
                 read_by_handle(second.directory, handles[step])

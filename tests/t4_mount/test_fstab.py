@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from realmount import gone_within, make_lake, mounted, payload, produce
+from realmount import PATIENCE_S, gone, make_lake, mounted, payload, produce
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.umount import unmount
@@ -78,8 +78,8 @@ def test_mount_8_mounts_and_umount_ends_the_daemon(helper, lake, tmp_path, throu
         config = json.loads((directory / ".stepfs/config.json").read_text())
         assert config["options"]["ranks"] == [0, 2, 3]
         assert [m.directory for m in mountinfo.mounts()].count(str(directory)) == 1
-        subprocess.run(["umount", str(directory)], check=True, timeout=20)
-        gone_within(config["pid"], 20)
+        subprocess.run(["umount", str(directory)], check=True, timeout=PATIENCE_S)
+        gone(config["pid"])
     finally:
         while mountinfo.mount_at(directory) is not None:
             unmount(directory, lazy=True)

@@ -1,4 +1,4 @@
-"""A guardian that is killed is replaced; until then and after it the mount serves on, and readers are freed as before."""
+"""A guardian that is killed takes priming along, and nothing else: nobody could free the readers of a primed mount."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-from realmount import gone_within, make_lake, mounted, payload, produce, until
+from realmount import make_lake, mounted, payload, produce, until
+
+from stepfs_producer import Producer
 
 
-def guardian_of(pid):
-    """The daemon's only child; None while there is none."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[0]) if children else None
-
-
-def test_a_killed_guardian_is_replaced_and_the_next_one_frees_readers(file_url, tmp_path):
+def test_a_mount_whose_guardian_is_killed_serves_on_without_priming(file_url, tmp_path):
     make_lake(file_url)
     produce(file_url, 3)
-    with mounted(file_url, tmp_path / "m", allowed=["starting another"]) as mount:
-        first = guardian_of(mount.pid)
-        os.kill(first, signal.SIGKILL)
-        until(lambda: guardian_of(mount.pid) not in {None, first}, 30, "no other guardian")
-        assert mount.file(1, 1).read_bytes() == payload(1, 1)
-        second = guardian_of(mount.pid)
-        os.kill(second, signal.SIGTERM)  # meant for daemons: a guardian ends with its own
-        mount.kill(signal.SIGKILL)
-        gone_within(mount.pid, 10)
-        gone_within(second, 10)
-        with pytest.raises(OSError, match=r"not connected|abort"):  # a thread may still be closing the device
-            os.listdir(mount.directory)
+    with mounted(file_url, tmp_path / "m", "--ranks", "0-1", allowed=["its guardian was killed"]) as mount:
+        (guardian,) = Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text().split()
+        os.kill(int(guardian), signal.SIGTERM)  # meant for daemons: a guardian ends with its own
+        until(lambda: mount.status()["data"]["primed_files"] == 6, "not primed")
+        os.kill(int(guardian), signal.SIGKILL)
+        until(lambda: "its guardian was killed" in mount.log.read_text(), "nobody noticed")
+        fetched = mount.status()["data"]["bytes_fetched"]
+        with Producer(file_url, producer_id="p1") as producer:
+            producer.append([payload(3, rank) for rank in range(2)], position=0)
+        until(lambda: mount.status()["data"]["bytes_fetched"] > fetched, "step 3 is not fetched")
+        assert mount.file(3, 1).read_bytes() == payload(3, 1)
+        assert mount.status()["data"]["primed_files"] == 6

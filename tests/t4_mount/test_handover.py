@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rawmount import mount_with_descriptor
-from realmount import STEPFS, gone_within, make_lake, payload, produce, stepfs
+from realmount import PATIENCE_S, STEPFS, gone, make_lake, payload, produce, stepfs
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.passed_fd import descriptor_of
@@ -64,11 +64,11 @@ def test_a_daemon_that_may_not_mount_serves_a_mount_that_was_handed_over(lake, t
         pid = mountinfo_pid(directory)
         assert "CapEff:\t0000000000000000" in Path(f"/proc/{pid}/status").read_text()
         unmount(directory, lazy=False)  # by the helper; the daemon notices and cleans up
-        gone_within(pid, 20)
+        gone(pid)
         assert not (tmp_path / "cache").exists() or os.listdir(tmp_path / "cache") == []
     finally:
         if process.poll() is None and how == "--foreground":
-            process.wait(20)
+            process.wait(PATIENCE_S)
         process.stderr.close()
 
 
@@ -83,7 +83,7 @@ def test_sigterm_ends_the_daemon_and_readers_fail(lake, tmp_path, handed_over):
     os.close(descriptor)
     assert (directory / "step-000000001/rank-00001.bin").read_bytes() == payload(1, 1)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
     with pytest.raises(OSError, match=r"not connected|abort"):
         os.listdir(directory)
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from realmount import clear, make_lake, produce, until
+from realmount import PATIENCE_S, clear, make_lake, produce, until
 
 from stepfs.mount.host import mountinfo
 
@@ -74,7 +74,7 @@ def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
     code = [sys.executable, "-c", SERVE, file_url, str(directory), str(tmp_path / "c"), str(out)]
     daemon = subprocess.Popen(code, start_new_session=True)
     try:
-        until(lambda: mountinfo.mount_at(directory) is not None, 30, "no mount")
+        until(lambda: mountinfo.mount_at(directory) is not None, "no mount")
         chance = random.Random(1)
         for _ in range(ROUNDS):
             clients = [
@@ -85,10 +85,10 @@ def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
             for client in clients:
                 client.send_signal(signal.SIGKILL)
             for client in clients:
-                assert client.wait(20) == -signal.SIGKILL
+                assert client.wait(PATIENCE_S) == -signal.SIGKILL
             time.sleep(SILENCE_S)  # a frozen loop stays frozen until the next request: give it none
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(20) == 0
+        assert daemon.wait(PATIENCE_S) == 0
     finally:
         daemon.kill()
         daemon.wait()

@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 from rawmount import mount_with_descriptor
-from realmount import change_constants, clear, make_lake, produce, stepfs, until
+from realmount import PATIENCE_S, change_constants, clear, make_lake, produce, stepfs, until
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.abort import abort_mount
 
-ANSWERED_S = 20.0
-PATIENCE_S = 1.0  # with a directory that does not answer; every other one does so in much less
+ANSWER_S = 1.0  # with a directory that does not answer; every other one does so in much less
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    change_constants(monkeypatch, {"stepfs.control_files:ANSWER_S": PATIENCE_S})
+    change_constants(monkeypatch, {"stepfs.control_files:ANSWER_S": ANSWER_S})
 
 
 @pytest.fixture
@@ -52,21 +51,21 @@ def hanging_reader(directory):
         text=True,
     )
     wchan = Path(f"/proc/{reader.pid}/wchan")
-    until(lambda: any(word in wchan.read_text() for word in ("fuse", "request_wait")), 20, wchan.read_text())
+    until(lambda: any(word in wchan.read_text() for word in ("fuse", "request_wait")), wchan.read_text())
     return reader
 
 
 @pytest.mark.parametrize("command", ["mount", "unmount"])
 def test_a_hung_mount_is_left_alone_and_the_advice_frees_its_readers(lake, hung, command):
     arguments = ["mount", lake, hung] if command == "mount" else ["unmount", hung]
-    done = stepfs(*arguments, timeout_s=ANSWERED_S)
+    done = stepfs(*arguments)
     assert done.returncode == 4
     assert "does not answer" in done.stderr
     advice = done.stderr.split("`")[1]
     assert advice.startswith("umount -f ")
     reader = hanging_reader(hung)
-    assert subprocess.run(["sh", "-c", advice], timeout=ANSWERED_S, check=False).returncode in {0, 32}
-    _, said = reader.communicate(timeout=ANSWERED_S)
+    assert subprocess.run(["sh", "-c", advice], timeout=PATIENCE_S, check=False).returncode in {0, 32}
+    _, said = reader.communicate(timeout=PATIENCE_S)
     assert "OSError" in said
     assert mountinfo.mount_at(hung) is None
 
@@ -79,9 +78,9 @@ def test_aborting_leaves_the_dead_mount_in_place_and_no_other_mount_is_touched(h
     assert reader.poll() is None
     asked = threading.Thread(target=abort_mount, args=(str(hung), at.mount_id), daemon=True)
     asked.start()
-    asked.join(ANSWERED_S)
+    asked.join(PATIENCE_S)
     assert not asked.is_alive()
-    assert "OSError" in reader.communicate(timeout=ANSWERED_S)[1]
+    assert "OSError" in reader.communicate(timeout=PATIENCE_S)[1]
     assert mountinfo.mount_at(hung) == at
     with pytest.raises(OSError, match=r"not connected|abort"):  # a thread may still be closing the device
         os.listdir(hung)

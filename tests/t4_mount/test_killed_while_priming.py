@@ -13,7 +13,7 @@ import sys
 import time
 
 import pytest
-from realmount import clear, gone_within, make_lake, mounted, until
+from realmount import PATIENCE_S, clear, gone, make_lake, mounted, until
 
 from stepfs.mount.host import mountinfo
 from stepfs_producer import Producer
@@ -21,7 +21,6 @@ from stepfs_producer import Producer
 SLICES = 64
 STEPS = 40
 SLICE_BYTES = 16 << 10
-ENDED_S = 5.0
 
 # Reads in an order that priming does not foresee, so that READs are pending while pages are stored.
 READER = """
@@ -60,13 +59,12 @@ def kill_while_priming(lake, directory, seed):
         try:
             for reader in readers:
                 reader.stdout.readline()
-            until(lambda: mount.status()["data"]["primed_files"] > 20, 20, "nothing is primed")
+            until(lambda: mount.status()["data"]["primed_files"] > 20, "nothing is primed")
             time.sleep(0.01 * (seed % 17))  # not to wait for something: the moment is what is drawn
             mount.kill(signal.SIGKILL)
-            killed_at = time.monotonic()
             for reader in readers:
-                reader.wait(timeout=ENDED_S)
-            gone_within(mount.pid, max(0.1, ENDED_S - (time.monotonic() - killed_at)))
+                reader.wait(timeout=PATIENCE_S)
+            gone(mount.pid)
             with pytest.raises(
                 OSError, match=r"not connected|abort"
             ):  # a thread may still be closing the device
@@ -77,7 +75,7 @@ def kill_while_priming(lake, directory, seed):
                 reader.stdout.close()
             subprocess.run(["umount", "-f", "-l", str(directory)], check=False, capture_output=True)
             for reader in readers:
-                reader.wait(timeout=20)
+                reader.wait(timeout=PATIENCE_S)
             clear(directory, None)
     assert mountinfo.mount_at(directory) is None
 

@@ -35,11 +35,11 @@ def test_files_mapped_beyond_the_budget_leave_room_for_steps_and_have_their_byte
         assert mount.status()["data"]["bytes_fetched"] == 0
         for step in range(MAPPED, MAPPED + 20):
             if step == MAPPED + IN_ORDER + 1:  # what is opened before it is primed stays so
-                until(partial(are_primed, mount, MAPPED + 20 - step), 30, "the steps ahead are not primed")
+                until(partial(are_primed, mount, MAPPED + 20 - step), "the steps ahead are not primed")
             assert read(mount.file(step, 0)) == batches[step][0]
         assert mount.status()["data"]["bytes_fetched"] <= 20 * SIZE
         stepfs("checkpoint", file_url, "--group", "g", str(MAPPED))
-        until(lambda: mount.steps()[0] == f"step-{MAPPED:09d}", 20, "the checkpoint is not seen")
+        until(lambda: mount.steps()[0] == f"step-{MAPPED:09d}", "the checkpoint is not seen")
         held = 16
         for opened in maps[held:]:
             opened.close()

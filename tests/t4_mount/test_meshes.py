@@ -42,7 +42,7 @@ def test_what_a_rank_reads_is_fetched_and_primed_by_micro_batch(file_url, tmp_pa
         own = sorted(mount.step(0).glob("rank-00002.*"))
         assert [file.name for file in own] == ["rank-00002.micro-0000.bin", "rank-00002.micro-0001.bin"]
         assert own[0].read_bytes() == batches[0][4]
-        until(lambda: mount.status()["data"]["primed_files"] >= 5, 30, lambda: str(mount.status()["data"]))
+        until(lambda: mount.status()["data"]["primed_files"] >= 5, lambda: str(mount.status()["data"]))
         fetched = mount.status()["data"]["bytes_fetched"]
         own_bytes = sum(len(batch[index]) for batch in batches for index in (4, 5))
         assert own_bytes <= fetched < own_bytes + 1000, "and no other file, of 2000 bytes at least"

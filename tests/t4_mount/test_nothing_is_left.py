@@ -11,7 +11,7 @@ import pytest
 import servers
 import trio
 from endings import ENDINGS, assert_nothing_is_left, nodes_of, save
-from realmount import make_lake, mounted, payload, produce, running, until
+from realmount import PATIENCE_S, make_lake, mounted, payload, produce, running, until
 
 from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
@@ -74,8 +74,8 @@ def test_nothing_is_left(lake, tmp_path, ending):
         assert mount.cache_dir.exists()
         for step in range(2):
             assert mount.file(step, 0).read_bytes() == payload(step, 0)
-        socket.create_connection(("127.0.0.1", port), timeout=10).close()
-        until(lambda: nodes_of(lake), 20, "the mount does not say that it is here")
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+        until(lambda: nodes_of(lake), "the mount does not say that it is here")
         assert [node.pid for node in nodes_of(lake)] == [mount.pid]
         save(checkpoints, 2)  # and the trainer ends before anybody has looked
         sockets = listed_sockets() & sockets_of(mount.pid)

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from realmount import make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -90,11 +90,11 @@ def test_a_new_step_is_seen_within_the_poll_interval_by_one_who_waits(file_url, 
 
             thread = threading.Thread(target=wait)
             thread.start()
-            until(lambda: mount.status()["waiting"] == 1, 20, "nobody waits")
+            until(lambda: mount.status()["waiting"] == 1, "nobody waits")
             producer.append([payload(step, 0), payload(step, 1)], position=step)
             producer.flush()
             committed = time.monotonic()
-            thread.join(20)
+            thread.join(PATIENCE_S)
             late.append(woken[0] - committed)
         assert min(late) < 0.2
 
@@ -108,7 +108,7 @@ def test_open_files_stay_readable_and_names_never_come_back(file_url, tmp_path):
             (mount.directory / "step-000000002").stat()
             done = stepfs("checkpoint", mount.directory, "--group", "train", "10")
             assert done.returncode == 0, done.stderr
-            until(lambda: mount.steps()[0] == "step-000000010", 20, "the view does not follow the checkpoint")
+            until(lambda: mount.steps()[0] == "step-000000010", "the view does not follow the checkpoint")
             done = stepfs("reclaim", file_url)
             assert done.returncode == 0, done.stderr
             assert held.read() == batches[2][0]

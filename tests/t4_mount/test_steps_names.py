@@ -11,11 +11,11 @@ import time
 
 import numpy as np
 import pytest
-from realmount import make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs_producer import Producer
 
-AT_ONCE_S = 10.0  # on a machine that is busy; each of the thirty names used to take seconds
+AT_ONCE_S = 20.0  # on a machine that is busy; each of the thirty names used to take seconds
 SIZE = 3000
 
 
@@ -75,7 +75,7 @@ def test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its
         held = mount.file(0, 0).open("rb")
         assert held.read() == payload(0, 0)
         assert stepfs("checkpoint", lake, "--group", "g", "2").returncode == 0
-        until(lambda: mount.status()["need"] == 2, 30, "the checkpoint does not arrive")
+        until(lambda: mount.status()["need"] == 2, "the checkpoint does not arrive")
         assert globbed() == before
         assert len(before) == 4 * 2
         assert sorted(os.listdir(mount.step(1))) == ["rank-00000.bin", "rank-00001.bin"]
@@ -138,9 +138,9 @@ def test_every_kind_of_reader_that_opened_before_the_commit_gets_the_true_bytes(
         }
         for process in readers.values():
             assert process.stdout.readline() == b"asked\n"
-        until(lambda: mount.status()["waiting"] == len(readers), 30, "they do not wait")
+        until(lambda: mount.status()["waiting"] == len(readers), "they do not wait")
         commit_one_more(lake, 2)
-        got = {how: process.communicate(timeout=30)[0] for how, process in readers.items()}
+        got = {how: process.communicate(timeout=PATIENCE_S)[0] for how, process in readers.items()}
         assert {how: data == payload(2, 1) for how, data in got.items()} == dict.fromkeys(READERS, True)
 
 

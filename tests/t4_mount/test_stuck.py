@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from realmount import clear, make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, clear, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -68,7 +68,7 @@ class Serving:
                 [sys.executable, "-c", SERVE, *map(str, arguments)], stdout=log, stderr=log
             )
         # Not just until it answers: its watchdog starts after that.
-        until((tmp_path / "ready").exists, 60, "not ready")
+        until((tmp_path / "ready").exists, "not ready")
 
     def said(self, text):
         return text in self.log.read_text()
@@ -98,17 +98,17 @@ def lake(file_url):
 def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp_path):
     with Serving(lake, tmp_path, 600, "without the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
-        until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
+        until(lambda: serving.said("block_on_purpose"), "no stacks")
         assert serving.process.poll() is None
         reader = subprocess.Popen(
             [sys.executable, "-c", "import os, sys; os.listdir(sys.argv[1])", str(serving.directory)],
             stderr=subprocess.PIPE,
             text=True,
         )
-        _, said = reader.communicate(timeout=30)
+        _, said = reader.communicate(timeout=PATIENCE_S)
         assert reader.returncode == 1
         assert "Error: [Errno " in said  # ENOTCONN or ECONNABORTED, whichever the kernel had it in
-        assert serving.process.wait(timeout=30) == 1
+        assert serving.process.wait(timeout=PATIENCE_S) == 1
         assert serving.said("its connection was aborted")
         with mounted(lake, serving.directory) as again:  # what a supervisor's restart does
             assert again.file(0, 0).read_bytes() == payload(0, 0)
@@ -117,25 +117,25 @@ def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp
 def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path):
     with Serving(lake, tmp_path, 1.5, "without the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
-        until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
+        until(lambda: serving.said("block_on_purpose"), "no stacks")
         file = serving.directory / "step-000000001/rank-00001.bin"
         assert file.read_bytes() == payload(1, 1)
-        until(lambda: serving.said("the event loop stood still"), 30, "it did not say so")
+        until(lambda: serving.said("the event loop stood still"), "it did not say so")
         serving.process.send_signal(signal.SIGTERM)
-        assert serving.process.wait(timeout=30) == 0
+        assert serving.process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_loop_that_keeps_the_gil_shows_where_when_it_is_asked(lake, tmp_path):
     with Serving(lake, tmp_path, 600, "with the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
-        until(lambda: blocks(serving.process, signal.SIGALRM), 30, "does not block")
+        until(lambda: blocks(serving.process, signal.SIGALRM), "does not block")
 
         def shown():
             """Another thread shows itself if the main one has a signal to handle already."""
             serving.process.send_signal(signal.SIGUSR1)  # ends the sleep, after its handler
             return serving.said("block_on_purpose")
 
-        until(shown, 30, "no stack")
+        until(shown, "no stack")
         file = serving.directory / "step-000000001/rank-00001.bin"
         assert file.read_bytes() == payload(1, 1)
 
@@ -144,7 +144,7 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
     """What systemd would hear of a mount that nobody reads, and no stack in its log."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(30)
+        systemd.settimeout(PATIENCE_S)
         os.environ["NOTIFY_SOCKET"] = str(tmp_path / "notify")
         os.environ["WATCHDOG_USEC"] = "6000000"
         try:
@@ -155,7 +155,7 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
                 assert any(line.startswith("STATUS=serving") and "steps 0 to 2" in line for line in heard)
                 assert mount.requests()["statfs"] >= 1
                 mount.kill(signal.SIGUSR1)
-                until(lambda: "Tasks:" in mount.log.read_text(), 20, "SIGUSR1 shows no tasks")
+                until(lambda: "Tasks:" in mount.log.read_text(), "SIGUSR1 shows no tasks")
                 assert "Timeout (" not in mount.log.read_text()
                 stepfs("unmount", mount.directory).check_returncode()
                 while "STOPPING=1" not in heard:
@@ -183,7 +183,7 @@ def test_a_daemon_that_is_suspended_again_and_again_serves_on(lake, tmp_path):
             os.stat(serving.directory / ".stepfs/status.json")
         assert serving.process.poll() is None
         assert not serving.said("Thread 0x")
-        until(lambda: serving.said("the process was stopped"), 30, "it did not say so")
+        until(lambda: serving.said("the process was stopped"), "it did not say so")
 
 
 def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(lake, tmp_path):
@@ -191,13 +191,13 @@ def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(la
         awaited = serving.directory / "step-000000003/rank-00001.bin"
         status = serving.directory / ".stepfs/status.json"
         reader = subprocess.Popen(["cat", str(awaited)], stdout=subprocess.PIPE)
-        until(lambda: json.loads(status.read_text())["waiting"] == 1, 30, "nobody waits")
+        until(lambda: json.loads(status.read_text())["waiting"] == 1, "nobody waits")
         serving.process.send_signal(signal.SIGSTOP)
         with Producer(lake, producer_id="p0") as producer:
             producer.append([payload(3, index) for index in range(2)], position=3)
         time.sleep(WAIT_S + 0.2)
         serving.process.send_signal(signal.SIGCONT)
-        assert reader.communicate(timeout=30)[0] == payload(3, 1)
+        assert reader.communicate(timeout=PATIENCE_S)[0] == payload(3, 1)
 
 
 def test_a_stopped_daemon_does_not_keep_its_mount_point(lake, tmp_path):
@@ -208,7 +208,7 @@ def test_a_stopped_daemon_does_not_keep_its_mount_point(lake, tmp_path):
         with mounted(lake, serving.directory) as mount:
             assert mount.file(0, 0).read_bytes() == payload(0, 0)
             serving.process.send_signal(signal.SIGCONT)
-            serving.process.wait(30)
+            serving.process.wait(PATIENCE_S)
             assert mount.file(1, 1).read_bytes() == payload(1, 1)
 
 
@@ -232,10 +232,10 @@ def test_a_stuck_daemon_that_was_detached_aborts_no_other_mount(lake, tmp_path):
 def detached_while_stuck(lake, tmp_path):
     with Serving(lake, tmp_path, 600, "without the GIL") as serving:
         serving.process.send_signal(signal.SIGUSR2)
-        until(lambda: serving.said("block_on_purpose"), 30, "no stacks")
+        until(lambda: serving.said("block_on_purpose"), "no stacks")
         subprocess.run(["umount", "-l", str(serving.directory)], check=True)
         with mounted(lake, serving.directory) as mount:
-            serving.process.wait(30)
+            serving.process.wait(PATIENCE_S)
             assert serving.said("connection was aborted")
             assert mount.file(0, 0).read_bytes() == payload(0, 0)
             assert mount.file(1, 1).read_bytes() == payload(1, 1)

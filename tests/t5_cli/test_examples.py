@@ -93,10 +93,10 @@ def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_o
     with mounted(lake, tmp_path / "m", *options) as mount:
         command = [EXAMPLES / "train_huggingface.py", mount.directory, checkpoints]
         first = started(*command, output=before)
-        until(lambda: "opens step-000000010" in shown(before), 100, lambda: shown(before))
+        until(lambda: "opens step-000000010" in shown(before), lambda: shown(before))
         first.kill()
         assert ended(first) == -signal.SIGKILL
-        until(lambda: mount.status()["need"] == 4, 20, "checkpoints 4 and 8 are not recorded")
+        until(lambda: mount.status()["need"] == 4, "checkpoints 4 and 8 are not recorded")
         commit(lake, range(10, STEPS))
         assert ended(started(*command, output=after)) == 0, shown(after)
         assert re.findall(r"opens (.*)", shown(after)) == [
@@ -109,7 +109,7 @@ def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_o
         ]  # step 8, trained twice
         assert again
         assert again == [line for line in shown(after).splitlines() if "'epoch': '0.75'" in line]
-        until(lambda: mount.status()["need"] == 8, 20, "checkpoint 12 is not recorded")
+        until(lambda: mount.status()["need"] == 8, "checkpoint 12 is not recorded")
 
 
 def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tmp_path):
@@ -131,7 +131,7 @@ def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tm
     ):
         undisturbed = start(other.directory, tmp_path / "other-kept", calm)
         killed = start(mount.directory, checkpoints, before)
-        until(lambda: "step 6 " in shown(before), 100, lambda: shown(before))
+        until(lambda: "step 6 " in shown(before), lambda: shown(before))
         for end in (signal.SIGSTOP, signal.SIGKILL):  # at once: a rank whose peer has died ends by itself
             for rank in killed:
                 os.kill(rank.pid, end)
@@ -148,7 +148,7 @@ def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tm
             "step-000000008",
             "step-000000012",
         ]
-        until(lambda: mount.status()["need"] == 8, 20, "the checkpoints are not recorded")
+        until(lambda: mount.status()["need"] == 8, "the checkpoints are not recorded")
 
 
 def losses(output):

@@ -62,12 +62,12 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
             with Producer(fork, producer_id="p0") as producer:
                 assert producer.position == 29, "producers go on where the parent's stood"
                 producer.append(payloads(30)[0], position=30)
-            until(lambda: len(again.steps()) == 26, 20, "the fork's own step is not shown")
+            until(lambda: len(again.steps()) == 26, "the fork's own step is not shown")
             assert read(again) == payloads(*kept, 30)
 
             said("checkpoint", again.directory, *group, 25)
             said("reclaim", fork)
-            until(lambda: again.steps() == ["step-000000025"], 20, "the view is not behind the checkpoint")
+            until(lambda: again.steps() == ["step-000000025"], "the view is not behind the checkpoint")
             assert read(again) == payloads(30)
             assert (
                 stepfs("status", parent, "--json").document["groups"] == {}
@@ -78,6 +78,6 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
             assert data_objects(parent) == 0
             with Producer(parent, producer_id="p0") as producer:  # and the parent goes on, too
                 producer.append(payloads(31)[0], position=30)
-            until(lambda: before.steps() == ["step-000000030"], 20, "the parent still shows what is gone")
+            until(lambda: before.steps() == ["step-000000030"], "the parent still shows what is gone")
             assert read(before) == payloads(31)
             assert read(again) == payloads(30)

@@ -11,16 +11,12 @@ from pathlib import Path
 
 import boto3
 import pytest
-import typer
 
 from stepfs import errors
-from stepfs.cli.app import app
-from stepfs_producer.cli.app import app as produce
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 OPERATIONS = (ROOT / "fs/OPERATIONS.md").read_text()
-TABLES = [(app, "mount", "## Mounts"), (produce, "run", "each also a variable `STEPFS_…`:")]
 PAGES = {"README.md": README, "fs/OPERATIONS.md": OPERATIONS}  # test_guide.py runs fs/GUIDE.md
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -129,23 +125,6 @@ def test_scripts_and_files_it_names_exist(page):
         linked = (ROOT / page).parent / file if file else ROOT / page
         assert linked.is_file(), target
         assert not anchor or anchor in headings(linked), target
-
-
-def option_row(option):
-    """The row of the manual's table that an option's declaration amounts to."""
-    flag = "/".join([*option.opts, *option.secondary_opts]) + (f" {option.metavar}" if option.metavar else "")
-    default = (
-        "" if option.default is None or isinstance(option.default, bool) else f" Default: {option.default}."
-    )
-    return f"| `{flag}` | {option.help}{default} |"
-
-
-@pytest.mark.parametrize(("program", "command", "before"), TABLES)
-def test_the_manual_says_of_each_option_what_its_declaration_says(program, command, before):
-    declared = typer.main.get_group(program).commands[command].params
-    options = [each for each in declared if each.opts[0].startswith("--")]
-    table = OPERATIONS.partition(before + "\n\n| option | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
-    assert table == "\n".join(map(option_row, options))
 
 
 def test_exit_codes_are_those_of_the_errors():

@@ -119,15 +119,13 @@ def test_a_training_loop_that_keeps_its_last_two_checkpoints(s3_url, tmp_path):
                 loop.join(0.2)
             producer.join()
             assert sorted(seen) == list(range(STEPS))
-            until(
-                lambda: Look(s3_url).kept == (STEPS - EVERY, STEPS), 30, "the last checkpoint is not recorded"
-            )
-            until(lambda: len(Look(s3_url).objects) == EVERY, 60, "something unneeded is kept")
+            until(lambda: Look(s3_url).kept == (STEPS - EVERY, STEPS), "the last checkpoint is not recorded")
+            until(lambda: len(Look(s3_url).objects) == EVERY, "something unneeded is kept")
         assert most <= 2 * LEAD
         final = Look(s3_url)
         assert final.objects == final.needed
         assert (final.need, final.first_live_step) == (STEPS - EVERY, STEPS - EVERY)
-        until(lambda: len(mount.steps()) == EVERY, 30, "steps that nobody needs are still shown")
+        until(lambda: len(mount.steps()) == EVERY, "steps that nobody needs are still shown")
 
         older = checkpoints / f"step-{STEPS - EVERY}"
         again = trained(mount.directory, checkpoints, STEPS, EVERY, older)
@@ -203,15 +201,13 @@ def test_reclaim_killed_at_fifty_moments_two_at_once_and_readers_open(s3_url, tm
             assert [process.exitcode for process in pair] == [0, 0]
             return Look(s3_url).first_live_step == need
 
-        until(reclaimed_by_two, 60 + GRACE_S, "steps are kept for longer than the grace")
+        until(reclaimed_by_two, "steps are kept for longer than the grace", within_s=60 + GRACE_S)
         final = Look(s3_url)
         assert final.objects == final.needed, "something unneeded was kept"
         assert stepfs(*reclaim, "--json").document["deleted"] == {"objects": 0, "bytes": 0}
         for step, file in held:
             assert file.read() == payload(step, 0), "an open file must stay readable"
             file.close()
-        until(
-            lambda: len(mount.steps()) == final.committed - need, 10, "the view is not behind the checkpoint"
-        )
+        until(lambda: len(mount.steps()) == final.committed - need, "the view is not behind the checkpoint")
         for step in range(need, final.committed):
             assert [mount.file(step, rank).read_bytes() for rank in (0, 1)] == payloads(step)

@@ -35,7 +35,7 @@ class Progress:
     kept: frozenset[Step]
     order_needs_from: Step | None = None  # first step of the shuffled epoch that readers here are in
 
-    def doubt(self, step: Step, *, trusts: bool) -> str:
+    def doubt(self, step: Step) -> str:
         """Why a checkpoint with this next step should not be recorded; '' if it should."""
         if step in self.kept:
             return ""
@@ -43,10 +43,10 @@ class Progress:
             return in_shuffled_order(step, self.order_needs_from)
         if step > self.committed:
             return f"only {self.committed} steps are committed; is --next-step right, and the directory this run's?"
-        if step > self.opened and not trusts:
+        if step > self.opened:
             return (
-                f"no reader of the group has opened step {step - 1} yet; if --next-step is right, mount with "
-                "--trust-checkpoints, or record it with `stepfs checkpoint`"
+                f"no reader of the group has opened step {step - 1} yet; if --next-step is right, record it with "
+                "`stepfs checkpoint`"
             )
         return ""
 
@@ -76,9 +76,8 @@ def in_shuffled_order(step: int, needed: int) -> str:
 class HeldBack:
     """The implausible checkpoints of one watcher, each of which is logged once."""
 
-    def __init__(self, progress: Callable[[], Progress], *, trusts: bool) -> None:
+    def __init__(self, progress: Callable[[], Progress]) -> None:
         self._progress = progress
-        self._trusts = trusts
         self._since: dict[Step, float] = {}
         self._told: set[Step] = set()
         self._out_of_order: dict[
@@ -89,7 +88,7 @@ class HeldBack:
         """The checkpoints among `new` that must not be recorded. `at_the_end`: no other mount will record them
         later."""
         progress, now = self._progress(), trio.current_time()
-        doubts = {step: doubt for step in new if (doubt := progress.doubt(step, trusts=self._trusts))}
+        doubts = {step: doubt for step in new if (doubt := progress.doubt(step))}
         self._out_of_order |= {step: doubts[step] for step in doubts if progress.breaks_order(step)}
         doubts |= {step: why for step, why in self._out_of_order.items() if step in new}
         self._since = {step: self._since.get(step, now) for step in doubts}

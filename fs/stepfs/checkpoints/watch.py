@@ -62,17 +62,14 @@ class Watch:
         changed: Changed | None = None,
         look_at: Look | None = None,
         progress: Callable[[], Progress] | None = None,
-        trusts: bool = False,
     ) -> None:
-        """`progress`: of the group's readers; checkpoints beyond it are held back, unless the watcher `trusts`
-        them.
-        """
+        """`progress`: of the group's readers; checkpoints beyond it are held back."""
         self._group = group
         self._next_step = next_step
         self._look = look_at or (lambda: look(place))
         self._changed = changed or (lambda _: None)
         self._progress = progress
-        self._held_back = HeldBack(progress, trusts=trusts) if progress is not None else None
+        self._held_back = HeldBack(progress) if progress is not None else None
         self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
         self._late: frozenset[Step] = frozenset()  # on disk, but steps that they need are reclaimed

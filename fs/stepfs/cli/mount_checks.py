@@ -32,9 +32,10 @@ def check_watching(options: MountOptions) -> None:
     from stepfs.checkpoints.formats import Place
 
     if options.checkpoint_dir is None:
-        if options.next_step != "N" or options.trust_checkpoints:
-            option = "--next-step" if options.next_step != "N" else "--trust-checkpoints"
-            raise UsageError(f"{option} needs --checkpoint-dir: where are the checkpoints that it is about?")
+        if options.next_step != "N":
+            raise UsageError(
+                "--next-step needs --checkpoint-dir: where are the checkpoints that it is about?"
+            )
         return
     if options.group is None:
         raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")

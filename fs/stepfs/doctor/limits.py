@@ -1,10 +1,9 @@
-"""Limits of the kernel and the cgroup: memory (primed pages count), read-ahead, descriptors."""
+"""Limits of the kernel and the cgroup: memory (primed pages count), and read-ahead."""
 
 from __future__ import annotations
 
 import os
 import platform
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,15 +12,11 @@ from stepfs.data.memory.available import cgroup_limit
 from stepfs.doctor.finding import Finding, note, ok
 
 _MEMORY_LOW: Final = 1 << 30
-_FILES_LOW: Final = 4096
 
 
 def check_kernel(root: Path = Path("/")) -> Iterator[Finding]:
-    """Kernel release, and the FUSE settings that a mount tunes or that limit it."""
+    """Kernel release, and whether a mount can tune its FUSE settings."""
     yield ok("kernel", platform.release())
-    pages = _read(root / "proc/sys/fs/fuse/max_pages_limit")
-    if pages is not None:
-        yield ok("fuse.max_pages_limit", f"{pages} pages per request")
     if os.access(root / "sys/class/bdi", os.W_OK) and os.geteuid() == 0:
         yield ok("read-ahead", "may be raised per mount (/sys/class/bdi)")
     else:
@@ -49,19 +44,3 @@ def check_memory(root: Path = Path("/")) -> Finding:
     if limit < _MEMORY_LOW:
         return note("memory", text, "primed pages count against it too: raise the limit, or use --no-prime")
     return ok("memory", text)
-
-
-def check_descriptors() -> Finding:
-    """Open files: each open file of a trainer is also one of the daemon if its slice is cached on disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"{soft} (hard limit {hard})"
-    if 0 <= soft < _FILES_LOW:
-        return note("open files", text, f"raise it: ulimit -n {_FILES_LOW}")
-    return ok("open files", text)
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

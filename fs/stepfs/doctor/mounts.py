@@ -42,7 +42,6 @@ def check_mounts(target: str | None = None) -> Iterator[Finding]:
             or str(real_directory(Path(target))) == directory
         )
         yield from findings if asked else map(_told_only, findings)
-    yield from (check_read_ahead(mounted) for mounted in found)
 
 
 def _told_only(finding: Finding) -> Finding:
@@ -73,16 +72,6 @@ def check_alive(mounted: Mounted) -> Finding:
             )
         case Health.UNKNOWN:
             return note(subject, f"cannot be looked into: {why}", "ask the user who mounted it, or root")
-
-
-def check_read_ahead(mounted: Mounted) -> Finding:
-    """Report the read-ahead in force, which root may have set."""
-    subject = f"mount {mounted.directory}"
-    try:
-        value = Path(f"/sys/class/bdi/{mounted.device}/read_ahead_kb").read_text().strip()
-    except OSError:
-        return note(subject, "read_ahead_kb cannot be read", "mount /sys in this container to see it")
-    return ok(subject, f"read_ahead_kb {value}")
 
 
 def check_directory(directory: Path) -> Iterator[Finding]:

@@ -43,13 +43,11 @@ class GroupFollower:
         poll_s: Callable[[], float] = lambda: INTERVAL_S,
         opened_here: Callable[[], Step] = lambda: Step(0),
         order_needs_from: Callable[[], Step | None] = lambda: None,
-        trusts: bool = False,
         on_retired: Callable[[], None] = lambda: None,
     ) -> None:
         """`checkpoints`: the trainer's directory to follow, and the meaning of its counters. `opened_here`: one past
         the greatest step that a reader of this mount has opened. `poll_s`: the present interval of looks for steps, which
-        an idle lake lengthens; looks at the group follow it. `trusts`: checkpoints beyond it are recorded
-        nevertheless. `on_retired`: called when the group keeps nothing any more.
+        an idle lake lengthens; looks at the group follow it. `on_retired`: called when the group keeps nothing any more.
         """
         self._fleet = fleet or FleetInterval()
         self._poll_s = poll_s
@@ -65,7 +63,6 @@ class GroupFollower:
                 *checkpoints,
                 changed=self._show,
                 progress=self._progress,
-                trusts=trusts,
             )
         self._tree = tree
         self._on_change = on_change

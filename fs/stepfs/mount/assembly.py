@@ -221,7 +221,6 @@ class Assembly:
             poll_s=lambda: self.follower.pace.interval_s,
             opened_here=lambda: self.meter.opened,
             order_needs_from=self.prefetcher.hints.needed_from,
-            trusts=options.trust_checkpoints,
             on_retired=self.slices.reads.keep_opened,
         )
 
@@ -265,7 +264,7 @@ class Assembly:
 
 
 def _tree_of(options: MountOptions, reader: LogReader) -> Tree:
-    return Tree(reader, ViewOptions(options.steps, options.show_last, wait=options.wait_s is not None))
+    return Tree(reader, ViewOptions(options.steps, wait=options.wait_s is not None))
 
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:

@@ -72,7 +72,6 @@ class MountOptions:
             parse=parse_duration,
         ),
     ] = None
-    show_last: Annotated[int | None, Opt("--show-last", "List only the newest N steps.", "N", least=1)] = None
     group: Annotated[str | None, Opt("--group", "The training run that reads here.", "NAME")] = None
     checkpoint_dir: Annotated[  # a directory, or a path with {N} in it
         str | None,
@@ -86,13 +85,6 @@ class MountOptions:
     next_step: Annotated[
         str, Opt("--next-step", "Which step a checkpoint with counter N resumes at.", "EXPR")
     ] = "N"
-    trust_checkpoints: Annotated[
-        bool,
-        Opt(
-            "--trust-checkpoints",
-            "Record a checkpoint at once, though no reader of the group has opened the step before its next.",
-        ),
-    ] = False
     memory_bytes: Annotated[
         int | None,
         Opt(

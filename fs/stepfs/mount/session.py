@@ -216,13 +216,13 @@ class _Session:
                 )
             mount.primer = None
             return False
-        background.start_soon(self._keep_guarded, mount)
+        background.start_soon(self._until_unguarded, mount)
         return True
 
-    async def _keep_guarded(self, mount: Assembly) -> None:
-        await self._guardian.keep()
+    async def _until_unguarded(self, mount: Assembly) -> None:
+        await self._guardian.ended()
         if mount.primer is not None:
-            _log.warning("priming of %s is off: its guardian cannot be kept running", self._directory)
+            _log.warning("priming of %s is off: its guardian was killed; mount again", self._directory)
             mount.primer.stop()
 
     def _watchdog(self, mount: Assembly, device: str, *, guarded: bool) -> watchdog.Watchdog:

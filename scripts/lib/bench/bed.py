@@ -6,6 +6,7 @@ SeaweedFS is started the way the tests start it. Everything is measured through 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -24,7 +25,6 @@ import trio
 
 from bench.machine import BIN, COMMAND_S, MIB, cpu_s, let_go, program, rss, run, until
 from bench.report import Report, at_least, median
-from stepfs.format.ids import BLOCK_BYTES
 from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
@@ -42,10 +42,6 @@ class Plan:
     workers: int = 8
     commits: int = 200
     long_steps: int = 1_000_000
-    worlds: tuple[int, ...] = (8, 64, 512)
-    slice_bytes: tuple[int, ...] = (4 << 10, 64 << 10)
-    hang_s: float = 20.0
-    trouble_s: float = 60.0
     touch_bytes: int = 4 << 30
     urgent: bool = False  # readers go before everything else
 
@@ -60,10 +56,6 @@ class Plan:
             workers=2,
             commits=10,
             long_steps=20_000,
-            worlds=(8,),
-            slice_bytes=(4 << 10,),
-            hang_s=2.0,
-            trouble_s=2.0,
             touch_bytes=64 * MIB,
         )
 
@@ -199,6 +191,12 @@ def data_objects(url: str) -> list[str]:
     return sorted(key for key in found if key.endswith(".tgb"))
 
 
+def body_of(step: int, size: int) -> bytes:
+    """The bytes of a slice that is to be recognised."""
+    seed = hashlib.sha256(b"%d" % step).digest()
+    return seed * (size // len(seed))
+
+
 async def _create(url: str, slices: int, ext: str) -> None:
     store = open_store(url)
     await create_lake(store, slices=slices, ext=ext)
@@ -225,8 +223,3 @@ def encoded(kind: str, size: int, seed: int) -> bytes:
     from safetensors.torch import save  # noqa: PLC0415
 
     return bytes(save({"ids": torch.from_numpy(array)}))
-
-
-def blocks(size: int) -> int:
-    """⌈bytes / 8 MiB⌉."""
-    return -(-size // BLOCK_BYTES)

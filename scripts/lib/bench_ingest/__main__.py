@@ -20,15 +20,15 @@ import servers  # how tests start SeaweedFS is how it is started
 import trio
 
 from bench.report import ROOT, Report, median
-from bench_ingest import bandwidth, growth, pace, paced, simulated
+from bench_ingest import bandwidth, growth, pace, paced
 from stepfs.cli.failure import reported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARTS = ("growth", "bandwidth", "paced", "simulated", "pace", "cold")
+PARTS = ("growth", "bandwidth", "paced", "pace", "cold")
 SIDES = ("stepfs", "nats", "nats-debian")  # of --peers
-USUAL = "growth,bandwidth,paced,simulated,pace"
+USUAL = "growth,bandwidth,paced,pace"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,9 +108,6 @@ def measure(part: str, options: argparse.Namespace, report: Report, directory: P
             trio.run(bandwidth.run, report, f"{url}/bandwidth", sizes, total, 1 if quick else 3)
         case "paced":
             paced.run(report, paced.PRODUCERS[:1] if quick else paced.PRODUCERS)
-        case "simulated":
-            producers = ((1, 20), (4, 20)) if quick else ((1, 50), (4, 50), (16, 50), (64, 200), (256, 6))
-            simulated.run(report, producers)
         case "pace":
             trio.run(pace.run, report, f"{url}/pace", plan(options))
         case "cold":
@@ -134,45 +131,25 @@ def plan(options: argparse.Namespace) -> pace.Plan:
 
 
 def draw(figures: dict[str, Any], figure: Figure) -> None:
-    """Latency over throughput, and lost attempts over the interval, real and simulated; bandwidth beside."""
-    axes = figure.subplots(2, 2)
+    """p99 over the interval, lost attempts over the commits, bandwidth."""
+    latency, lost, bars = figure.subplots(1, 3)
     slots = figures.get("pace", {}).get("slots", [])
-    runs = figures.get("simulated", [])
-    _latencies(axes[0][0], "real producers on SeaweedFS", [(s["producers"], s["pacing"], s) for s in slots])
-    simulated_slots = [(s["producers"], s["interval_s"] or "dac", s) for s in runs]
-    _latencies(axes[0][1], "simulated", simulated_slots)
-    lost = axes[1][0]
-    for count, pacing, slot in [(s["producers"], s["pacing"], s) for s in slots] + simulated_slots:
-        if pacing != "each":
-            colour = "tab:red" if pacing == "dac" else "tab:blue"
-            lost.scatter(slot["commits_per_s"], slot["lost_share"], s=8 + count, c=colour, alpha=0.5)
-    lost.axhline(0.25, color="grey", linewidth=0.5)
-    lost.set(
-        xlabel="commits per second",
-        ylabel="lost attempts",
-        title="contention (red: adaptive; size: producers)",
-    )
-    bars = axes[1][1]
+    for index, count in enumerate(sorted({slot["producers"] for slot in slots})):
+        mine = [(slot["pacing"], slot["p99_s"]) for slot in slots if slot["producers"] == count]
+        fixed = sorted((pacing, p99) for pacing, p99 in mine if not isinstance(pacing, str))
+        latency.plot(*zip(*fixed, strict=True), "o-", color=f"C{index}", label=f"{count} fixed")
+        for pacing, p99 in mine:
+            if pacing == "dac":
+                latency.axhline(p99, color=f"C{index}", linestyle="--", linewidth=1)
+    latency.set(xlabel="interval, s", ylabel="append → visible p99, s", title="dashed: adaptive")
+    for slot in slots:
+        colour = "tab:red" if slot["pacing"] == "dac" else "tab:blue"
+        lost.scatter(slot["commits_per_s"], slot["lost_share"], s=8 + slot["producers"], c=colour)
+    lost.set(xlabel="commits per second", ylabel="lost attempts", title="red: adaptive; size: producers")
     for size, rates in figures.get("bandwidth", {}).items():
         for index, (name, values) in enumerate(rates.items()):
             bars.bar(f"{size}\n{name}", median(values), color=f"C{index}")
     bars.set(ylabel="MiB/s", title="ingest")
-
-
-def _latencies(axis: Any, title: str, slots: Sequence[tuple[int, Any, dict[str, Any]]]) -> None:
-    """p99 over the interval, a line per number of producers; the adaptive side as a level."""
-    for index, count in enumerate(sorted({count for count, _, _ in slots})):
-        mine = [(pacing, slot["p99_s"]) for number, pacing, slot in slots if number == count]
-        fixed = sorted((pacing, p99) for pacing, p99 in mine if not isinstance(pacing, str))
-        intervals, p99s = [pacing for pacing, _ in fixed], [p99 for _, p99 in fixed]
-        axis.plot(intervals, p99s, "o-", color=f"C{index}", markersize=3, label=f"{count} fixed")
-        for pacing, p99 in mine:
-            if pacing == "dac":
-                axis.axhline(p99, color=f"C{index}", linestyle="--", linewidth=1)
-    axis.set(xlabel="interval, s", ylabel="append → visible p99, s", title=f"{title} (dashed: adaptive)")
-    if slots:
-        axis.set(xscale="log", yscale="log")
-        axis.legend(fontsize=7)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 of tests/support/pacemodel.py around the real `Pacer`.
 
 All producers start together, never run out of batches, and keep the default `max_delay`. A quarter of the run is warm-up.
-Real producers in virtual time (`simulated`) take minutes from a hundred on.
 """
 
 from __future__ import annotations

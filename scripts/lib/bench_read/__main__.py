@@ -16,9 +16,7 @@ from bench.machine import touch_memory
 from bench.report import ROOT, Report, Row, load, median
 from bench_read.peers import Peers
 from bench_read.rows.cold import Cold
-from bench_read.rows.counts import counts
 from bench_read.rows.cpu import cpu
-from bench_read.rows.faults import faults
 from bench_read.rows.large_files import Large
 from bench_read.rows.larger_than_memory import large as beyond
 from bench_read.rows.latency import latency
@@ -27,7 +25,6 @@ from bench_read.rows.mapped import mapped
 from bench_read.rows.random_order import random_order
 from bench_read.rows.small_files import Small
 from bench_read.rows.soak import soak
-from bench_read.rows.stubs import fio, no_kernel, no_store
 from bench_read.rows.without_mount import without_mount
 
 if TYPE_CHECKING:
@@ -42,15 +39,10 @@ STAGES = {
     "cpu": "the daemon's CPU per GB",
     "small": "thousands of small files through a DataLoader, beside peers",
     "readers": "8 ranks × 4 workers",
-    "random": "steps in random order, beside plain ranged GETs; and with the order announced",
+    "random": "steps in random order, beside plain ranged GETs",
     "mapped": "steps beside files that are mapped and never touched",
     "large": "one slice larger than the memory budget; the daemon's CPU by thread",
-    "counts": "bytes and requests per byte delivered",
     "latency": "commit → readable",
-    "stall": "a training loop at 80 % of the store's bandwidth (more of it: scripts/bench_train)",
-    "faults": "hanging, lossy and slow stores",
-    "stubs": "without a kernel, without a store",
-    "fio": "published fio jobs, if fio is installed",
     "long": "10⁶ steps (only with --long or --only long)",
     "soak": "under a memory limit (only with --soak or --only soak)",
 }
@@ -117,18 +109,6 @@ def main() -> str | None:
 def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
     peers = Peers(bed, install=options.peers)
     large, small = Large(bed, peers), Small(bed, peers)
-
-    def stubs() -> None:
-        no_kernel(bed, large)
-        no_store(bed)
-
-    def stall() -> None:
-        from bench_train.stall import Size  # noqa: PLC0415 - torch, and what other rows do not need
-        from bench_train.stall import stall as measure  # noqa: PLC0415
-
-        size = Size.quick() if options.quick else Size()
-        measure(bed, ("images",), (0.8,), size, colocated=False)
-
     return {
         "limits": large.limits,
         "primed": large.primed,
@@ -141,12 +121,7 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "random": lambda: random_order(bed),
         "mapped": lambda: mapped(bed),
         "large": lambda: beyond(bed),
-        "counts": lambda: counts(bed),
         "latency": lambda: latency(bed),
-        "stall": stall,
-        "faults": lambda: faults(bed),
-        "stubs": stubs,
-        "fio": lambda: fio(bed, large),
         "long": lambda: long_lake(bed, options.long or None),
         "soak": lambda: soak(bed, options.soak or _SOAK_MINUTES),
     }

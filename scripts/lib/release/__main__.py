@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from release.build import build_twice
-from release.debian import MIRROR, try_debian
 from release.dist import claimed, publish
 from release.inspection import inspect
 from release.source import source_of
@@ -44,17 +43,9 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="try the wheel in bare environments on each Python found"
     )
-    parser.add_argument(
-        "--try-debian",
-        metavar="SUITE",
-        help="try the README with the wheel in an empty Debian, such as bookworm; takes root and debootstrap",
-    )
     options = parser.parse_args()
     try:
         wheel = release(ROOT, ROOT / "dist")
-        if options.try_debian:
-            seconds = try_debian(wheel, options.try_debian, MIRROR, say)
-            say(f"{seconds:6.1f} s  from an empty Debian to the last batch")
     except StepfsError as error:
         print(f"release: {error}", file=sys.stderr)
         return error.exit_code

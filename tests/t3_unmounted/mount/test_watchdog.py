@@ -22,8 +22,10 @@ from stepfs.mount.health import watchdog
 from stepfs.mount.health.watchdog import Timing, Watchdog
 from stepfs.mount.host.abort import abort_handle
 
+# Any machine with other work halts a loop for a tenth of a second.
+pytestmark = pytest.mark.logs("the event loop stood still")
 QUICK = Timing(interval_s=0.01, stuck_s=0.1, abort_s=0.3)
-SLOW_MACHINE_S = 20.0
+SLOW_MACHINE_S = 60.0
 
 
 class Heard:
@@ -77,7 +79,6 @@ async def test_a_healthy_loop_beats_and_says_its_status_only_when_it_changes(nur
     assert not gave_up.is_set()
 
 
-@pytest.mark.logs("the event loop stood still")
 async def test_a_loop_that_stands_still_is_dumped_and_given_up(nursery, capfd):
     dog, heard, gave_up = watched()
     await nursery.start(dog.run)
@@ -90,7 +91,6 @@ async def test_a_loop_that_stands_still_is_dumped_and_given_up(nursery, capfd):
     await beats(heard, heard.messages.count("WATCHDOG=1") + 1)  # let it say how long it stood
 
 
-@pytest.mark.logs("the event loop stood still")
 async def test_a_standstill_is_given_up_though_nobody_empties_stderr(nursery, monkeypatch):
     """The stacks used to be written with the GIL held: into a full pipe, that stopped the watching thread as well."""
     ours, theirs = os.pipe()
@@ -256,7 +256,6 @@ def test_no_thread_left_is_no_reason_to_live_on():
     assert given_up(None, no_thread).returncode == 1
 
 
-@pytest.mark.logs("the event loop stood still")
 async def test_stacks_that_cannot_be_shown_do_not_end_the_watch(nursery, monkeypatch):
     def no_descriptor():
         raise OSError(errno.EMFILE, "too many open files")

@@ -93,7 +93,6 @@ def _check_machine(target: str | None) -> list[Finding]:
         environment.check_rights(is_root=is_root),
         *limits.check_kernel(),
         limits.check_memory(),
-        limits.check_descriptors(),
         *mounts.check_mounts(target),
         *([] if target is None or is_lake(target) else mounts.check_directory(Path(target))),
     ]

@@ -29,8 +29,6 @@ from stepfs.mount.host.abort import may_force_unmount
 _log = logging.getLogger("stepfs.mount")
 
 _READY_S: Final = 30.0
-_STARTS_MAX: Final = 4
-_RESTART_S: Final = 1.0
 _GONE_S: Final = 5.0
 # Isolated from the user's environment, and without site-packages: 15 ms and 8 MB.
 _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from stepfs.mount.health.guardian_process import main; sys.exit(main(sys.argv[1:]))"
@@ -41,15 +39,7 @@ class Guardian:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._command: list[str] = []
-        self._handle: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self.watching = False
-
-    @property
-    def pid(self) -> int | None:
-        """Pid of the guardian's process; None if there is none."""
-        return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -57,58 +47,9 @@ class Guardian:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.watching = False
-        if self._process is not None:
-            self._end(self._process)
-
-    async def start(self, mount_id: int, handle: int | None) -> bool:
-        """Start guarding the mount `mount_id`, with the abort descriptor `handle` if there is one.
-
-        False if this user has neither way to cut a connection, or if no process can be started.
-        """
-        if handle is None and not may_force_unmount():
-            return False
-        self._handle = handle
-        self._command = [
-            *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(stepfs.__file__).parent.parent)),
-            *(str(os.getpid()), str(-1 if handle is None else handle), str(mount_id), str(self._directory)),
-        ]
-        await self._start()
-        return self.watching
-
-    async def keep(self) -> None:
-        """Start another guardian when one is killed. Returns when that fails."""
-        for _ in range(_STARTS_MAX):
-            if self._process is None or not self.watching:
-                break
-            await _end_of(self._process)
-            self.watching = False
-            _log.warning("the guardian of %s ended; starting another", self._directory)
-            self._end(self._process)
-            await trio.sleep(_RESTART_S)
-            await self._start()
-
-    async def _start(self) -> None:
-        # Not in a worker thread: the guardian gets its signal at the death of the thread that starts it.
-        try:
-            process = subprocess.Popen(  # noqa: S603, ASYNC220 (this interpreter, our own module; see above)
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=() if self._handle is None else (self._handle,),
-            )
-        except OSError as error:
-            _log.warning("no guardian for %s: %s", self._directory, error)
+        process = self._process
+        if process is None:
             return
-        self._process = process
-        assert process.stdout is not None
-        with trio.move_on_after(_READY_S):
-            await trio.lowlevel.wait_readable(process.stdout.fileno())
-            self.watching = bool(os.read(process.stdout.fileno(), 16))
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(OSError):
@@ -119,12 +60,42 @@ class Guardian:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        self._process = None
 
+    async def start(self, mount_id: int, handle: int | None) -> bool:
+        """Start guarding the mount `mount_id`, with the abort descriptor `handle` if there is one.
 
-async def _end_of(process: subprocess.Popen[bytes]) -> None:
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        await trio.lowlevel.wait_readable(descriptor)
-    finally:
-        os.close(descriptor)
+        False if this user has neither way to cut a connection, or if no process can be started.
+        """
+        if handle is None and not may_force_unmount():
+            return False
+        command = [
+            *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(stepfs.__file__).parent.parent)),
+            *(str(os.getpid()), str(-1 if handle is None else handle), str(mount_id), str(self._directory)),
+        ]
+        # Not in a worker thread: the guardian gets its signal at the death of the thread that starts it.
+        try:
+            process = self._process = subprocess.Popen(  # noqa: S603, ASYNC220 (this interpreter, our own module; see above)
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=() if handle is None else (handle,),
+            )
+        except OSError as error:
+            _log.warning("no guardian for %s: %s", self._directory, error)
+            return False
+        assert process.stdout is not None
+        with trio.move_on_after(_READY_S):
+            await trio.lowlevel.wait_readable(process.stdout.fileno())
+            return bool(os.read(process.stdout.fileno(), 16))
+        return False
+
+    async def ended(self) -> None:
+        """Return when somebody has killed the guardian that was started."""
+        assert self._process is not None
+        descriptor = os.pidfd_open(self._process.pid)
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 
-from bench.bed import Bed
+from bench.bed import Bed, body_of
 from bench.machine import MIB, touch_memory
 from bench.probe import plain
 from bench.report import at_most
-from bench_read.rows.faults import body_of
 
 STEPS = 96
 COUNTED = range(32, 72)

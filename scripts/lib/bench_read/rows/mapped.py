@@ -11,10 +11,9 @@ from pathlib import Path
 
 import servers
 
-from bench.bed import Bed, data_objects
+from bench.bed import Bed, body_of, data_objects
 from bench.probe import plain
 from bench.report import at_least
-from bench_read.rows.faults import body_of
 
 FILE_BYTES = 512 << 10
 PACE_S = 0.03

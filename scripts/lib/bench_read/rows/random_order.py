@@ -1,7 +1,6 @@
 """Steps in random order: the same reader through a mount and by plain ranged GETs, on loopback and behind 20 ms.
 
-The plain side knows every offset beforehand; the mount starts cold each round and learns them. Then the same with the order
-announced, beside steps one after the other: the hit rates, which do not depend on the machine.
+The plain side knows every offset beforehand; the mount starts cold each round and learns them.
 """
 
 from __future__ import annotations
@@ -10,16 +9,15 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import servers
 import trio
 
-from bench.bed import Bed, Mount
+from bench.bed import Bed
 from bench.machine import program
 from bench.report import at_least, at_most, median
-from bench_read.rows.faults import proxied
-from stepfs import ShuffledSteps
+from bench.slowed import slowed
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
@@ -27,26 +25,20 @@ from stepfs.store.opening import open_store
 
 SLICES, RANK, THREADS = 2, 0, 8
 DELAY_S = 0.02
-_BOUNDS = {"on loopback": 0.7, "behind 20 ms": 0.9}
 
 Ranges = list[tuple[str, int, int]]
 
 
 def random_order(bed: Bed) -> None:
-    """All rows of the stage."""
+    """Two rows."""
     quick = bed.plan.rounds < 3
     steps, count, size = (600, 100, 4 << 10) if quick else (3000, 800, 64 << 10)
     bed.report.say(f"making {steps} steps of {size >> 10} KiB slices")
     url = bed.lake("random", SLICES, _bodies(steps, size))
     ranges = trio.run(_ranges, url)
-    with proxied(bed) as proxy:
-        for where, bound in _BOUNDS.items():
-            endpoint = bed.server.endpoint_url
-            if where != "on loopback":
-                endpoint = proxy.endpoint_url
-                proxy.tell("slow", delay_s=DELAY_S, bytes_per_s=1e9)
-            _compare(bed, url, endpoint, ranges, where, bound, count)
-    _hinted(bed, url, steps, count)
+    _compare(bed, url, bed.server.endpoint_url, ranges, "on loopback", 0.7, count)
+    with slowed(bed.server.endpoint_url, 1e9, DELAY_S) as store:
+        _compare(bed, url, store.url, ranges, "behind 20 ms", 0.9, count)
 
 
 def _compare(bed: Bed, url: str, endpoint: str, ranges: Ranges, where: str, bound: float, count: int) -> None:
@@ -72,36 +64,6 @@ def _compare(bed: Bed, url: str, endpoint: str, ranges: Ranges, where: str, boun
     bed.report.add(at_least(bound, f"random samples, {where}", f"{ours:,.0f}/s", text, ours / theirs))
     share = max(shares)
     bed.report.add(at_most(1.05, f"random, fetched / delivered, {where}", f"{share:.3f}", "", share, "×"))
-
-
-def _hinted(bed: Bed, url: str, steps: int, count: int) -> None:
-    """Hit rates of one reader that pauses: in order, and in the order that it announced."""
-    rates = {}
-    for name in ("in order", "announced"):
-        with bed.mounted(url, "--no-prime") as mount:
-            order: Sequence[int] = range(count)
-            if name == "announced":
-                sampler = ShuffledSteps(mount.directory, stop=steps, seed=1)
-                order = [step for step, _ in zip(sampler, range(count), strict=False)]
-            rates[name] = _hit_rate(mount, order)
-    bed.report.figures["random, hit rates"] = rates
-    ratio = rates["announced"] / max(rates["in order"], 1e-9)
-    row = at_least(
-        0.95,
-        "random order announced, hits",
-        f"{rates['announced']:.1%}",
-        f"in order {rates['in order']:.1%}",
-        ratio,
-    )
-    bed.report.add(row)
-
-
-def _hit_rate(mount: Mount, order: Sequence[int]) -> float:
-    for step in order:
-        mount.path(step, RANK).read_bytes()
-        trio.run(trio.sleep, 0.005)  # a trainer computes
-    data = mount.data()
-    return data["hits"] / (data["hits"] + data["misses"])
 
 
 def _rate(order: Mapping[str, object], count: int) -> float:

@@ -16,10 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 
-from bench.bed import Bed
+from bench.bed import Bed, body_of
 from bench.machine import BIN, MIB, is_mounted, let_go, program, rss, until
 from bench.report import Row, at_most
-from bench_read.rows.faults import body_of
 
 LIMIT_BYTES = 512 * MIB
 STEPS, RANKS = 96, 4

@@ -7,6 +7,7 @@ images of its batch by several threads. The order is the sampler's.
 from __future__ import annotations
 
 import json
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from bench_train.peers.adapters.whole_batches import Counted
 from bench_train.peers.job import TEXT, Batch, Data, Order
 
 _THREADS = 16  # of one worker
+_VOCABULARY = 8192
+_CORPUS = ("asyncio", "email", "http", "json", "unittest", "concurrent")
 
 
 def imports() -> None:
@@ -28,17 +31,29 @@ def imports() -> None:
 
 
 def write(order: Order) -> None:
-    from bench_train.preprocessing import Text  # noqa: PLC0415 - tokenizers
-
     data = order.data
     if data.kind != TEXT:
         samples.upload(
             order, ((f"{each:08d}.jpg", partial(samples.jpeg, data, each)) for each in range(data.samples))
         )
         return
-    Text(Path(data.directory), length=samples.TOKENS).prepare()
+    _prepare(Path(data.directory))
     numbers = range(data.batches)
     samples.upload(order, ((f"{each:06d}.jsonl", partial(_documents, data, each)) for each in numbers))
+
+
+def _prepare(directory: Path) -> None:
+    """The sources of the standard library, and a tokenizer trained on them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # noqa: PLC0415
+
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [path for name in _CORPUS for path in sorted((library / name).rglob("*.py"))]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=_VOCABULARY, show_progress=False))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "corpus.txt").write_text("\n".join(texts), encoding="utf-8")
 
 
 def _documents(data: Data, number: int) -> bytes:
