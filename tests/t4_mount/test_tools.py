@@ -166,8 +166,10 @@ def test_context_parallel_ranks_are_peers_unless_the_lake_is_cut_for_them(file_u
             json_schemas.check("config", config)
 
 
-def test_latest_is_a_link_to_the_newest_step(file_url, tmp_path):
+def test_latest_and_show_last(file_url, tmp_path):
     make_lake(file_url)
     produce(file_url, 5)
-    with mounted(file_url, tmp_path / "m") as mount:
+    with mounted(file_url, tmp_path / "m", "--show-last", "2") as mount:
         assert os.readlink(mount.directory / "latest") == "step-000000004"
+        assert mount.steps() == ["step-000000003", "step-000000004"]
+        assert mount.file(0, 0).exists()

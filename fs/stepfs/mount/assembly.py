@@ -264,7 +264,7 @@ class Assembly:
 
 
 def _tree_of(options: MountOptions, reader: LogReader) -> Tree:
-    return Tree(reader, ViewOptions(options.steps, wait=options.wait_s is not None))
+    return Tree(reader, ViewOptions(options.steps, options.show_last, wait=options.wait_s is not None))
 
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:

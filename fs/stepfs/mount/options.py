@@ -72,6 +72,7 @@ class MountOptions:
             parse=parse_duration,
         ),
     ] = None
+    show_last: Annotated[int | None, Opt("--show-last", "List only the newest N steps.", "N", least=1)] = None
     group: Annotated[str | None, Opt("--group", "The training run that reads here.", "NAME")] = None
     checkpoint_dir: Annotated[  # a directory, or a path with {N} in it
         str | None,

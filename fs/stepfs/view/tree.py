@@ -49,10 +49,12 @@ class ViewOptions:
     """The options that change the plain view."""
 
     steps: range | None = None  # --steps A:B: exactly these, from the start
+    show_last: int | None = None  # --show-last N: trims listings, never lookups
     wait: bool = False  # --wait: names just beyond the frontier resolve
 
     def __post_init__(self) -> None:
         assert self.steps is None or (self.steps.step == 1 and 0 <= self.steps.start <= self.steps.stop)
+        assert self.show_last is None or self.show_last > 0
 
 
 class Tree:
@@ -118,8 +120,12 @@ class Tree:
     def listed(self) -> range:
         """The steps a listing of the root names, in order."""
         if self.options.steps is not None:
-            return self.options.steps
-        return range(min(self.first_visible(), self.next_step), self.next_step)
+            shown = self.options.steps
+        else:
+            shown = range(min(self.first_visible(), self.next_step), self.next_step)
+        if self.options.show_last is not None:
+            shown = shown[-self.options.show_last :]
+        return shown
 
     def latest(self) -> Step | None:
         """The target of `latest`; None under `--steps`, and before the first step."""

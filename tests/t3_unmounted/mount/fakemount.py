@@ -102,11 +102,13 @@ class Mounted:
 
 
 @asynccontextmanager
-async def mounted(*, steps=None, wait_s=None, world=None, mesh=None, slices=2, deadline_s=300.0, ext=".pt"):
+async def mounted(
+    *, steps=None, show_last=None, wait_s=None, world=None, mesh=None, slices=2, deadline_s=300.0, ext=".pt"
+):
     """A mount with its waits running."""
     grid = slices if isinstance(slices, Grid) else Grid(slices)
     table = FakeTable(slices=grid.slices, ext=ext)
-    tree = Tree(table, ViewOptions(steps, wait=wait_s is not None))
+    tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
     changes, meter, known, files, fake = Changes(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
     waits = Waits(

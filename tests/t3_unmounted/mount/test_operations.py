@@ -112,6 +112,13 @@ async def test_under_steps_exactly_these_are_listed_always_and_there_is_no_lates
         assert len(await m.names("step-000000004")) == 2
 
 
+async def test_show_last_trims_listings_but_not_lookups():
+    async with mounted(show_last=2) as m:
+        m.commit(5)
+        assert await m.names() == [".stepfs", "latest", "step-000000003", "step-000000004"]
+        assert await m.read("step-000000000", "rank-00000.pt") == payload(0, 0)
+
+
 @pytest.mark.parametrize("room", [1, 2, 3, 204])
 async def test_a_listing_continues_where_the_kernel_stopped_reading(room):
     async with mounted() as m:
@@ -141,7 +148,7 @@ async def test_a_listing_shows_one_moment_and_never_what_has_left_meanwhile():
         assert [n for n, _, _ in m.listed][-1] == b"step-000000019"
 
 
-@pytest.mark.parametrize("options", [{}, {"steps": range(3, 1700)}, {"wait_s": 9}])
+@pytest.mark.parametrize("options", [{}, {"steps": range(3, 1700)}, {"show_last": 900}, {"wait_s": 9}])
 @pytest.mark.parametrize("reclaimed", [0, 700])
 async def test_a_listing_says_of_each_entry_what_a_lookup_says(options, reclaimed):
     async with mounted(**options) as m:

@@ -19,6 +19,7 @@ option_sets = st.builds(
     ViewOptions,
     steps=st.none()
     | st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ab: range(min(ab), max(ab))),
+    show_last=st.none() | st.integers(1, 9),
     wait=st.booleans(),
 )
 
@@ -74,6 +75,8 @@ class TreeAgainstModel(RuleBasedStateMachine):
         expected = sorted(self.model.live())
         if self.options.steps is not None:
             expected = list(self.options.steps)
+        if self.options.show_last is not None:
+            expected = expected[-self.options.show_last :]
         assert list(self.tree.listed()) == expected
 
     @invariant()
