@@ -106,3 +106,24 @@ def test_an_advance_that_lands_in_a_hole_deletes_nothing_that_is_needed_behind_i
         assert groups.keys() == {"run", "x", "y", "z"}
 
     small(scenario, on=grow)
+
+
+def test_a_group_change_that_fills_a_hole_is_lost_and_undoes_nothing() -> None:
+    """The limit of the above: whether a newer record was decided on one's own cannot be seen."""
+
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        sleeper = Sleeper(world.shared, actor="sleeper")
+
+        async def others_join_and_a_record_vanishes() -> None:
+            for name in ("x", "y"):
+                await group(world, name).register()
+            world.shared.remove(control_keys(world.shared, world.identity)[GROWN + 1])
+
+        sleeper.meanwhile = others_join_and_a_record_vanishes
+        assert (await group(world, "run", sleeper).add(Step(NEED + 1))).kept == (NEED, NEED + 1)
+        groups = await list_groups(process(world, "look"), world.identity)
+        assert groups.keys() == {"run", "x", "y"}
+        assert groups["run"].kept == (NEED,)
+
+    small(scenario, on=grow)
