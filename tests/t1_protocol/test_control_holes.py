@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import trio
 from controlled import control_keys
 from doubles.trio_clock import TrioClock
+from process_store import ProcessStore
 from producer_world import World
 from small_world import GROWN, NEED, checkpoint, clean, group, grow, process, register, small
 
@@ -12,6 +15,7 @@ from stepfs.format.ids import Step
 from stepfs.lake.control import list_groups
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.store.api import Put
 
 
 def test_a_reclaimer_before_a_hole_gives_up_nothing_that_was_promised_behind_it() -> None:
@@ -65,5 +69,61 @@ def test_a_minimum_whose_record_is_gone_grows_old_too() -> None:
         assert (await reclaimer.run()).first_live_step < NEED + 2
         await trio.sleep(3600)
         assert (await reclaimer.run()).first_live_step == NEED + 2
+
+    small(scenario, on=grow)
+
+
+class Sleeper(ProcessStore):
+    """Its next create under `control/` is sent only when `meanwhile` has come to its end."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if self.meanwhile is not None and "/control/" in key:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().create(key, body)
+
+
+def test_an_advance_that_lands_in_a_hole_deletes_nothing_that_is_needed_behind_it() -> None:
+    """The reclaimer slept before its create, and two records that it had not seen were lost."""
+
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        sleeper = Sleeper(world.shared, actor="sleeper")
+
+        async def others_join_and_their_records_vanish() -> None:
+            for name in ("x", "y", "z"):
+                await group(world, name).register()
+            for key in control_keys(world.shared, world.identity)[GROWN + 1 : -1]:
+                world.shared.remove(key)
+
+        sleeper.meanwhile = others_join_and_their_records_vanish
+        before = {key for key in world.shared.objects if "/data/" in key}
+        await clean(world, sleeper)
+        assert before <= world.shared.objects.keys()
+        groups = await list_groups(process(world, "look"), world.identity)
+        assert groups.keys() == {"run", "x", "y", "z"}
+
+    small(scenario, on=grow)
+
+
+def test_a_group_change_that_fills_a_hole_is_lost_and_undoes_nothing() -> None:
+    """The limit of the above: whether a newer record was decided on one's own cannot be seen."""
+
+    async def scenario(world: World) -> None:
+        world.shared.watch = None
+        sleeper = Sleeper(world.shared, actor="sleeper")
+
+        async def others_join_and_a_record_vanishes() -> None:
+            for name in ("x", "y"):
+                await group(world, name).register()
+            world.shared.remove(control_keys(world.shared, world.identity)[GROWN + 1])
+
+        sleeper.meanwhile = others_join_and_a_record_vanishes
+        assert (await group(world, "run", sleeper).add(Step(NEED + 1))).kept == (NEED, NEED + 1)
+        groups = await list_groups(process(world, "look"), world.identity)
+        assert groups.keys() == {"run", "x", "y"}
+        assert groups["run"].kept == (NEED,)
 
     small(scenario, on=grow)

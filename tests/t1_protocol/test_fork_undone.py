@@ -12,8 +12,9 @@ from producer_world import World
 from small_world import group, process, small
 from test_fork_kills import Stores, forked_until, holders, reclaimed, unfinished
 
-from stepfs.errors import RefusedError
+from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.format.ids import Step
+from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.unfinished_fork import group_name
@@ -99,5 +100,47 @@ def test_a_fork_that_its_parent_holds_no_more_is_told_how_to_be_held_again(
         await reclaim(stores.child, child, origins=origins, clock=TrioClock())
         assert len(caplog.records) == 1
         assert (await group(world, name).read()).need == 9  # type: ignore[union-attr]
+
+    small(scenario, on=reclaimed)
+
+
+class Killed(ProcessStore):
+    """A forker that another undoes when it has written its log, and that is killed two objects later."""
+
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def create(self, key: str, body: bytes) -> Put:
+        put = await super().create(key, body)
+        if "/log/" in key:
+            await self.meanwhile()
+        self.dead = "/control/" in key
+        return put
+
+
+def test_a_fork_that_is_killed_after_its_undo_leaves_objects_that_belong_to_no_lake() -> None:
+    """They lie under an id of their own: they disturb nobody, and hold nothing."""
+
+    async def scenario(world: World) -> None:
+        place = ObjectMap()
+        slow = Stores(process(world, "slow"), Killed(place, actor="slow there"))
+        slow.child.url = "memory://the fork"
+        made = []
+
+        async def other_comes() -> None:
+            made.append(await Stores.of(world, place, "other").fork(world.identity))
+
+        slow.child.meanwhile = other_comes  # type: ignore[attr-defined]
+        with pytest.raises(StoreUnreachableError, match="was killed"):
+            await slow.fork(world.identity)
+        (identity,) = made
+        assert await holders(world) == {group_name(identity.lake_id)}
+        left = [
+            key
+            for key in place.objects
+            if key.split("/")[0] not in {"lake.msgpack", "probe", identity.lake_id}
+        ]
+        assert len(left) == 2
+        reader = await LogReader.open(ProcessStore(place, actor="stranger"), identity)
+        assert reader.state.next_step == len(world.ledger.steps) - 2, "its cut leaves out two"
 
     small(scenario, on=reclaimed)

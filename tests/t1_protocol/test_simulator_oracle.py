@@ -11,11 +11,15 @@ from actors import ProducerActor
 from cluster_world import World as Stage
 from doubles.faults import STALE_404
 from draw import Storm, scenario
+from forks import ForkActor
 from process_store import ProcessStore
 from producer_world import World
-from scenario import ProducerPlan
+from scenario import ForkPlan, ProducerPlan
 from small_world import grow, inside_everywhere, process
+from test_control_damage import flipped
+from test_reader_hazards import move_on
 
+from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs_producer import commit_loop
 from stepfs_producer.rebase import Incarnation, NothingLeft, Stamp
@@ -71,6 +75,35 @@ def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(
     monkeypatch.setattr(commit_loop, "rebase_retire", pretend)
     with pytest.raises(AssertionError, match="did not retire"):
         _a_successor_everywhere()
+
+
+async def _rotten(world: World) -> None:
+    await grow(world)
+    flipped(world, numbered(log_prefix(world.identity.lake_id), world.ledger.state.version))
+
+
+def test_a_fork_of_a_damaged_log_that_is_mended_and_reclaimed_meanwhile_may_be_refused() -> None:
+    """Seed 91018489: it read a log that ended at the damage, and slept until a reclaim had passed that end."""
+    met: Counter[str] = Counter()
+
+    async def forks(world: World, store: ProcessStore) -> None:
+        plan = ForkPlan("f", every=3, step_s=0.0, begins_s=0.0, lives=(), until_damage=True)
+        await ForkActor(Stage(world.ledger, seed=0, total_steps=0), plan).main(store)
+
+    async def is_mended_and_reclaimed(world: World) -> None:
+        flipped(world, numbered(log_prefix(world.identity.lake_id), world.ledger.state.version))
+        await move_on(world)
+
+    async def look(world: World) -> None:
+        met.update(world.ledger.counts)
+        groups = world.ledger.control.groups
+        assert {"run"} <= groups.keys() <= {"run", *world.ledger.promises}, (
+            "a fork that was refused holds nothing"
+        )
+
+    assert inside_everywhere(_rotten, forks, is_mended_and_reclaimed, look) > 10
+    assert met["forks overtaken"] > 0
+    assert met["forks"] > 0
 
 
 def test_a_storm_ends() -> None:

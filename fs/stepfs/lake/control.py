@@ -151,13 +151,16 @@ class Control:
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
 
     async def advance(self, request: Advance) -> bool:
-        """Take the slot after the newest record with the advance. False: a group needs more, or another writer was
-        faster; then look at the groups again."""
+        """Take the slot after the newest record with the advance. False: a group needs more, another writer was
+        faster, or there is a newer record already; then look at the groups again. One who slept before the create may
+        have filled a hole, and what is deleted is gone: so it looks once more behind it."""
         async with self._changing:
             await self._settle()
             await self.refresh(listed=True)
             following = decide(self.number, self.record, request)
-            return following is not None and await self._take(self.number + 1, following)
+            if following is None or not await self._take(self.number + 1, following):
+                return False
+            return not await self.refresh(listed=True)
 
     async def last_readable(self) -> tuple[int, int, ControlRecord]:
         """(number of the newest record, that of the newest record before it that can be read, and that record)."""
