@@ -163,6 +163,15 @@ async def test_an_upload_whose_answer_was_lost_is_there_also_if_it_may_not_be_se
         await store.put("x/data/1", [b"more"])
 
 
+async def test_an_upload_is_there_if_it_reads_so_whatever_its_answer_looked_like(store, stub):
+    stub.answer = lambda method, _: (
+        Answer(200, headers={"ETag": '"new form"'}) if method == "PUT" else keeps(b"x")
+    )
+    await store.put("x/data/1", [b"x"])
+    with pytest.raises(StoreUnreachableError, match="not the store's"):
+        await store.put("x/data/1", [b"more"])
+
+
 async def test_an_answer_of_any_length_is_told_in_a_line(store, stub):
     stub.answer = lambda _method, _path: Answer(403, b"<Code>" + b"A" * (4 << 20) + b"</Code>")
     with pytest.raises(RefusedError, match=r"\(403\)") as refused:

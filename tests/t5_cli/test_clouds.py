@@ -8,6 +8,7 @@ import cloudservers
 import pytest
 import servers
 from lakes import SLICES, commit, payloads, stepfs
+from planned_lake import produce
 from realmount import mounted
 
 import stepfs as library
@@ -134,6 +135,23 @@ def test_a_refused_key_is_exit_4(az_url, monkeypatch):
     ended = stepfs("ls", az_url)
     assert ended.code == 4
     assert "check AZURE_STORAGE_ACCOUNT_KEY" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("size", "line"),
+    [
+        ("0", "max_live_bytes=0: use at least 1"),
+        ("-1", "size '-1': write a number and K, M, G or T, for example 8G"),
+        ("much", "size 'much': write a number and K, M, G or T, for example 8G"),
+    ],
+)
+def test_a_bound_on_live_bytes_that_is_none(tmp_path, size, line):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "output: {mesh: dp=1, sequence_length: 8}\nsources: {a: {format: text, files: plan.yaml}}\n"
+    )
+    ended = produce("run", plan, f"file://{tmp_path}/lake", "--max-live-bytes", size)
+    assert (ended.code, ended.err.count("\n"), line in ended.err) == (2, 1, True), ended.err
 
 
 def test_a_liar_is_refused_by_init(tmp_path, monkeypatch):

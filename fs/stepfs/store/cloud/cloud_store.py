@@ -143,8 +143,9 @@ class CloudStore:
         try:
             await self._requests.call("put", (key,), send, data=True, retries=0 if single else _PART_RETRIES)
         except RequestError as error:
-            landed = single and error.answer.verdict in {Verdict.EXISTS, Verdict.FORBIDDEN}
-            if not (landed and await self._read_back(key) == b"".join(views)):  # an attempt that seemed lost
+            doubtful = error.answer is UNSIGNED or error.answer.verdict in {Verdict.EXISTS, Verdict.FORBIDDEN}
+            landed = single and doubtful and await self._read_back(key) == b"".join(views)
+            if not landed:  # else an attempt that seemed lost has
                 raise self._requests.explained(error, "put", key, "write") from error
         finally:
             abandoned.set()

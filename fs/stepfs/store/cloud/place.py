@@ -46,6 +46,7 @@ class Place:
         if _users - {os.getpid()}:  # obstore's threads do not survive a fork: a request would wait for ever
             raise RefusedError(
                 "this process was forked after a gs:// or az:// store was used; start it by spawn or forkserver"
+                ' (of a DataLoader: multiprocessing_context="spawn")'
             )
         _users.add(os.getpid())
         options: ClientConfig = {
