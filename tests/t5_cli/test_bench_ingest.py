@@ -35,7 +35,7 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
             "bench_ingest",
             *SMALLEST,
             "--only",
-            "growth,pace,paced",
+            "growth,pace",
             "--long-steps",
             "1000",
             "--out",
@@ -63,9 +63,6 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
     assert all(
         slot["steps_per_s"] > 0 and slot["p99_s"] > 0 and 0 <= slot["lost_share"] < 1 for slot in slots
     )
-    paced = document["figures"]["paced"]
-    assert [(cell["producers"], cell["exposure_s"]) for cell in paced] == [(16, 0.01), (16, 0.05), (16, 0.1)]
-    assert all(row["held"] for what, row in rows.items() if "modelled" in what)
     assert (out / "bench_ingest.png").read_bytes().startswith(b"\x89PNG")
     assert not list(scratch.iterdir())
 

@@ -20,15 +20,15 @@ import servers  # how tests start SeaweedFS is how it is started
 import trio
 
 from bench.report import ROOT, Report, median
-from bench_ingest import bandwidth, growth, pace, paced
+from bench_ingest import bandwidth, growth, pace
 from stepfs.cli.failure import reported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARTS = ("growth", "bandwidth", "paced", "pace", "cold")
+PARTS = ("growth", "bandwidth", "pace", "cold")
 SIDES = ("stepfs", "nats", "nats-debian")  # of --peers
-USUAL = "growth,bandwidth,paced,pace"
+USUAL = "growth,bandwidth,pace"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,8 +106,6 @@ def measure(part: str, options: argparse.Namespace, report: Report, directory: P
             sizes = (8,) if quick else (8, 64)
             total = 64 if quick else 1024
             trio.run(bandwidth.run, report, f"{url}/bandwidth", sizes, total, 1 if quick else 3)
-        case "paced":
-            paced.run(report, paced.PRODUCERS[:1] if quick else paced.PRODUCERS)
         case "pace":
             trio.run(pace.run, report, f"{url}/pace", plan(options))
         case "cold":
