@@ -114,7 +114,7 @@ def test_a_primed_small_file_costs_three_requests_at_most(file_url, tmp_path):
         assert asked.get("read", 0) <= 2 * taken, (
             asked
         )  # a file of four pages is two READs at most; none if it is there
-        assert taken <= files / 20
+        assert taken <= files / 2, "else this shows nothing"
 
 
 @pytest.mark.parametrize(("slices", "ranks"), [(8, 1), (8, 3), (8, 8), (64, 1), (64, 8), (64, 64)], ids=str)

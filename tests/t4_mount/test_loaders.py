@@ -1,4 +1,4 @@
-"""Unmodified loaders of six kinds read a mount, on both stores."""
+"""Unmodified loaders of six kinds read a mount."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def tensors(step, index):
 
 
 @pytest.fixture
-def reading(lake_url, tmp_path):
+def reading(file_url, tmp_path):
     """A lake of payloads made by `encode`, mounted."""
 
     def begin(ext, encode):
-        make_lake(lake_url, slices=SLICES, ext=ext)
-        with Producer(lake_url, producer_id="p") as producer:
+        make_lake(file_url, slices=SLICES, ext=ext)
+        with Producer(file_url, producer_id="p") as producer:
             for step in range(STEPS):
                 producer.append([encode(step, index) for index in range(SLICES)], position=step)
-        return mounted(lake_url, tmp_path / "m")
+        return mounted(file_url, tmp_path / "m")
 
     return begin
 
@@ -145,7 +145,6 @@ def load_forked(directory: str) -> None:
         assert seen == [(step, int(array(step, 1)[3])) for step in range(STEPS)], seen
 
 
-@pytest.mark.parametrize("lake_url", ["file"], indirect=True)  # what is forked knows of no store
 def test_a_forked_dataloader_with_four_workers(reading):
     with reading(".pt", pt) as mount:
         code = f"import test_loaders; test_loaders.load_forked({str(mount.directory)!r})"

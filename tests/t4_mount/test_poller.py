@@ -96,7 +96,7 @@ def test_a_new_step_is_seen_within_the_poll_interval_by_one_who_waits(file_url, 
             committed = time.monotonic()
             thread.join(PATIENCE_S)
             late.append(woken[0] - committed)
-        assert min(late) < 0.2
+        assert min(late) < 1  # left to itself it looks every two seconds by now
 
 
 def test_open_files_stay_readable_and_names_never_come_back(file_url, tmp_path):

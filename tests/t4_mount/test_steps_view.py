@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import threading
 import time
 
 import pytest
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, make_lake, mounted, payload, produce, until
 from torch.utils.data import Dataset
 
 from stepfs_producer import Producer
@@ -175,68 +173,3 @@ def test_a_hundred_and_fifty_waiting_requests_starve_nobody(file_url, tmp_path):
 def _ignore_errors(function, *arguments):
     with contextlib.suppress(OSError):
         function(*arguments)
-
-
-def test_waits_expire(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 1)
-    with mounted(file_url, tmp_path / "m", "--wait", "500ms") as mount:
-        began = time.monotonic()
-        with pytest.raises(FileNotFoundError):
-            mount.file(1, 0).open("rb")
-        assert 0.4 < time.monotonic() - began < PATIENCE_S
-        assert mount.step(5).is_dir()  # resolves at once, unlisted
-        assert mount.steps() == ["step-000000000"]
-
-        def look_too_far_ahead() -> float:
-            began = time.monotonic()
-            assert not mount.step(5000).exists()
-            return time.monotonic() - began
-
-        assert any(look_too_far_ahead() < 0.4 for _ in range(ATTEMPTS))
-    with mounted(file_url, tmp_path / "m") as mount:
-        assert not mount.step(1).exists()
-
-
-def test_a_sealed_lake_ends_every_wait_at_once(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 1)
-    with mounted(file_url, tmp_path / "m", "--steps", "0:10") as mount:
-        results = []
-
-        def wait():
-            try:
-                mount.file(4, 0).read_bytes()
-            except OSError as error:
-                results.append(error.errno)
-
-        def wait_file():
-            try:
-                (mount.directory / ".stepfs/wait/4").read_text()
-            except OSError as error:
-                results.append(error.errno)
-
-        threads = [threading.Thread(target=wait), threading.Thread(target=wait_file)]
-        for thread in threads:
-            thread.start()
-        until(lambda: mount.status()["waiting"] == 2, "nobody waits")
-        assert stepfs("seal", file_url).returncode == 0
-        for thread in threads:
-            thread.join(PATIENCE_S)
-        assert results == [errno.ENOENT, errno.ENOENT]
-        assert mount.status()["sealed"] is True
-        assert len(mount.steps()) == 10
-        with pytest.raises(FileNotFoundError):
-            os.listdir(mount.step(4))
-
-
-def test_a_wait_file_gives_the_name_of_the_directory(file_url, tmp_path):
-    make_lake(file_url)
-    with mounted(file_url, tmp_path / "m") as mount:
-        process = subprocess.Popen(
-            ["cat", str(mount.directory / ".stepfs/wait/2")], stdout=subprocess.PIPE, text=True
-        )
-        until(lambda: mount.status()["waiting"] == 1, "nobody waits")
-        produce(file_url, 3)
-        assert process.communicate(timeout=PATIENCE_S)[0] == "step-000000002\n"
-        assert (mount.directory / "step-000000002").is_dir()

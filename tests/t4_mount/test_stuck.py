@@ -164,15 +164,6 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
             del os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"]
 
 
-def test_a_stopped_daemon_is_not_given_up_when_it_continues(lake, tmp_path):
-    with Serving(lake, tmp_path, 0, "not at all") as serving:
-        serving.process.send_signal(signal.SIGSTOP)
-        time.sleep(ABORT_S + 0.5)  # longer than a stuck loop is borne with
-        serving.process.send_signal(signal.SIGCONT)
-        assert (serving.directory / "step-000000000/rank-00000.bin").read_bytes() == payload(0, 0)
-        assert serving.process.poll() is None
-
-
 def test_a_daemon_that_is_suspended_again_and_again_serves_on(lake, tmp_path):
     """Each time for longer than a loop may stand still; stacks that were walked as it went on ended it (SIGSEGV)."""
     with Serving(lake, tmp_path, 0, "not at all") as serving:

@@ -50,12 +50,12 @@ def test_tools_see_what_was_appended(lake_url, expected, tmp_path):
         sizes = [int(line.split()[4]) for line in listed.splitlines() if line.startswith("-r--r--r--")]
         assert sorted(sizes) == sorted(map(len, expected.values()))
 
-        for name, data in expected.items():
-            path = mount.directory / name
-            found = os.stat(path)
+        shown = run("stat", "-c", "%n %s %i", *expected, cwd=root).splitlines()
+        for line, (name, data) in zip(shown, expected.items(), strict=True):
+            found = os.stat(mount.directory / name)
+            assert line.split() == [name, str(len(data)), str(found.st_ino)]  # type: ignore[attr-defined]
             assert (found.st_size, stat.S_IMODE(found.st_mode), found.st_nlink) == (len(data), 0o444, 1)  # type: ignore[attr-defined]
             assert found.st_blocks == -(-len(data) // 512)  # type: ignore[attr-defined]
-            assert run("stat", "-c", "%s %i", str(path)).split() == [str(len(data)), str(found.st_ino)]  # type: ignore[attr-defined]
         assert run("du", "-bc", *directories, cwd=root).splitlines()[-1].split()[0] == str(
             sum(map(len, expected.values()))
         )

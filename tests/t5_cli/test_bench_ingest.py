@@ -1,4 +1,4 @@
-"""The benchmark runs: its smallest setting ends with a table, a plot and JSON of the shape that others read."""
+"""The benchmark runs: its smallest setting ends with a table and JSON of the shape that others read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def processes_of(directory: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # it takes 15 s on a machine of its own
-def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
+def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()
     done = subprocess.run(
@@ -35,7 +35,7 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
             "bench_ingest",
             *SMALLEST,
             "--only",
-            "growth,pace,paced",
+            "growth,pace",
             "--long-steps",
             "1000",
             "--out",
@@ -63,10 +63,6 @@ def test_the_smallest_run_writes_table_plot_and_json(tmp_path: Path) -> None:
     assert all(
         slot["steps_per_s"] > 0 and slot["p99_s"] > 0 and 0 <= slot["lost_share"] < 1 for slot in slots
     )
-    paced = document["figures"]["paced"]
-    assert [(cell["producers"], cell["exposure_s"]) for cell in paced] == [(16, 0.01), (16, 0.05), (16, 0.1)]
-    assert all(row["held"] for what, row in rows.items() if "modelled" in what)
-    assert (out / "bench_ingest.png").read_bytes().startswith(b"\x89PNG")
     assert not list(scratch.iterdir())
 
 
@@ -126,7 +122,7 @@ def test_beside_brokers_a_lake_loses_nothing_that_was_acknowledged(tmp_path: Pat
 
 
 def test_a_side_that_nobody_knows_is_a_mistake_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    from bench_ingest.__main__ import parse  # noqa: PLC0415 - matplotlib-free, and half a second
+    from bench_ingest.__main__ import parse  # noqa: PLC0415 - half a second
 
     with pytest.raises(SystemExit):
         parse(["--peers", "--only", "stepfs,rabbit"])

@@ -1,4 +1,4 @@
-"""`bench_train --peers` from end to end at its smallest: ours alone, killed and resumed, into table, JSON and picture."""
+"""`bench_train --peers` from end to end at its smallest: ours alone, killed and resumed, into table and JSON."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ def bench(*arguments, **options):
 def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     tmp_path, peer, kind, sample_bytes, bound, pss_mib
 ):
-    copy = tmp_path / "copy.json"
-    done = bench("--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path), "--json", str(copy))
+    done = bench("--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    document = json.loads(copy.read_text(encoding="utf-8"))
-    assert document == json.loads((tmp_path / "bench_train_peers.json").read_text(encoding="utf-8"))
+    document = json.loads((tmp_path / "bench_train_peers.json").read_text(encoding="utf-8"))
     (result,) = document["figures"]["peers"]
     assert result["trouble"] == ""
     assert (result["resume"], result["other_workers"]) == ("exact", "exact")
@@ -50,7 +48,6 @@ def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     assert "torch" in result["versions"]
     page = (tmp_path / "bench_train_peers.md").read_text(encoding="utf-8")
     assert f"| {peer} |" in page
-    assert (tmp_path / "bench_train_peers.png").read_bytes().startswith(b"\x89PNG")
     assert {row["what"].partition(": ")[0] for row in document["rows"]} == {f"{kind}, {peer}"}
 
 

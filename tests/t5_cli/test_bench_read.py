@@ -21,7 +21,6 @@ def bench(program, *arguments, out):
             raise
     assert running.returncode == 0, said
     (found,) = out.glob("*.json")
-    assert found.with_suffix(".png").stat().st_size > 0
     return json.loads(found.read_text()), printed
 
 

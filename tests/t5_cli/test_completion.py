@@ -1,4 +1,4 @@
-"""Shell completion: commands and options, quickly and without the libraries that do the work."""
+"""Shell completion: commands and options of both programs."""
 
 from __future__ import annotations
 
@@ -9,36 +9,31 @@ from pathlib import Path
 
 import pytest
 
-STEPFS = Path(sysconfig.get_path("scripts")) / "stepfs"
 
-
-def complete(words: str, position: int) -> list[str]:
-    env = {
-        "PATH": os.environ["PATH"],
-        "_STEPFS_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(position),
-    }
-    done = subprocess.run([STEPFS], env=env, capture_output=True, text=True, timeout=100, check=True)
+def completing(program: str, **variables: str) -> str:
+    env = {"PATH": os.environ["PATH"], **variables}
+    path = Path(sysconfig.get_path("scripts")) / program
+    done = subprocess.run([path], env=env, capture_output=True, text=True, timeout=100, check=True)
     assert done.stderr == ""
-    return done.stdout.split()
+    return done.stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "position", "expected"),
+    ("words", "expected"),
     [
-        ("stepfs mo", 1, ["mount"]),
-        ("stepfs un", 1, ["unmount"]),
-        ("stepfs mount --cache-", 2, ["--cache-dir", "--cache-size"]),
-        ("stepfs doctor --b", 2, ["--bundle"]),
+        ("stepfs mount --cache-", ["--cache-dir", "--cache-size"]),
+        ("stepfs-produce ch", ["check"]),
+        ("stepfs-produce check --no-s", ["--no-sources"]),
     ],
 )
-def test_words_are_completed(words, position, expected):
-    assert complete(words, position) == expected
+def test_words_are_completed(words, expected):
+    program, *more = words.split()
+    variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    shown = completing(
+        program, **{variable: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(more))}
+    )
+    assert shown.split() == expected
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_given_something_to_source(shell):
-    env = {"PATH": os.environ["PATH"], "_STEPFS_COMPLETE": f"source_{shell}"}
-    done = subprocess.run([STEPFS], env=env, capture_output=True, text=True, timeout=100, check=True)
-    assert "_STEPFS_COMPLETE=complete_" in done.stdout
+def test_a_shell_is_given_something_to_source():
+    assert "_STEPFS_COMPLETE=complete_" in completing("stepfs", _STEPFS_COMPLETE="source_bash")

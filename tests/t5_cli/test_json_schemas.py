@@ -1,4 +1,4 @@
-"""fs/schemas: one JSON Schema per document of fs/JSON.md, held against what the commands print."""
+"""fs/schemas: one JSON Schema per document, of fields that fs/JSON.md explains, held against what the commands print."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import json_schemas
 import pytest
 from jsonschema import Draft202012Validator
 from lakes import SLICES, commit, stepfs
-from test_json_page import SECTIONS
 
+PAGE = json_schemas.FOLDER.with_name("JSON.md").read_text()
+SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
 LINK = re.compile(r"^\[schemas/([a-z-]+)\.json\]\(schemas/\1\.json\)$", re.MULTILINE)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import tools
@@ -13,8 +12,6 @@ from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 from typer.testing import CliRunner
 
 from stepfs_producer.cli.app import app
-
-OPERATIONS = (Path(__file__).parents[2] / "fs/OPERATIONS.md").read_text()
 
 
 @pytest.mark.parametrize(

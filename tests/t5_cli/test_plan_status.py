@@ -7,7 +7,6 @@ import json
 import json_schemas
 import pytest
 from lakes import SLICES, commit, stepfs
-from test_json_page import fields, named
 from typer.testing import CliRunner
 
 from stepfs_producer.cli.app import app
@@ -40,13 +39,10 @@ def summary(tmp_path, file_url):
     return json.loads(done.stdout)
 
 
-def test_the_page_names_what_a_run_prints_and_a_status_says_of_it(summary, file_url) -> None:
+def test_what_a_run_prints_and_a_status_says_of_it_is_as_their_schemas_say(summary, file_url) -> None:
     assert summary["bad_records"], "else their fields are not compared"
-    assert fields(summary) <= named("stepfs-produce run")
-    status = stepfs("status", file_url, "--json").document
-    assert fields(status) <= named("stepfs status LAKE")
     json_schemas.check("produce-run", summary)
-    json_schemas.check("status-lake", status)
+    json_schemas.check("status-lake", stepfs("status", file_url, "--json").document)
 
 
 def test_the_status_of_a_lake_agrees_with_the_run_that_filled_it(summary, file_url) -> None:

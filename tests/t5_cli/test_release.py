@@ -15,7 +15,7 @@ import tools
 
 from release.__main__ import release
 from release.build import build, build_twice
-from release.dist import SUMS, claimed, publish
+from release.dist import SUMS, publish
 from release.inspection import inspect
 from release.source import Source, source_of
 from stepfs import __version__
@@ -167,17 +167,8 @@ def test_what_cannot_be_built_says_why(checkout, tmp_path):
         build(checkout, "wheel", tmp_path, COMMITTED)
 
 
-def test_one_release_at_a_time(tmp_path):
-    dist = tmp_path / "dist"
-    with claimed(dist), pytest.raises(RefusedError, match="another scripts/release"), claimed(dist):
-        pass
-    with claimed(dist):
-        pass
-
-
 def test_a_release_that_was_cut_short_has_no_sums(tmp_path, monkeypatch):
     dist, built = tmp_path / "dist", tmp_path / "a.whl"
-    dist.mkdir()
     built.write_bytes(b"first")
     publish([built], dist)
     built.write_bytes(b"second")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
-from stepfs.cli.plan_lines import plan_lines
+from stepfs.cli.columns import age_text, printable, size_text
+from stepfs.cli.producer_lines import producer_lines
 
 Document = Mapping[str, object]
 _SOURCES_SHOWN: Final = 20
@@ -37,25 +37,7 @@ def live_lines(
     yield f"fetched  {rate.size('data', 'bytes_fetched')} in {rate.count('data', 'requests')} GETs{_trouble(now)}"
     yield f"cache    {_cache(now, 'memory')} in memory, {_cache(now, 'disk')} on disk"
     yield f"store    {_store(now)}, {rate.count('store', 'requests')} requests"
-    producers = now.get("producers")
-    if isinstance(producers, dict) and producers:
-        yield ""
-        rows = [
-            [
-                printable(str(name)),
-                str(each.get("epoch")),
-                str(each.get("next_seq")),
-                state_text(
-                    round(_number(each, "time") * 1000),
-                    round(now_s * 1000),
-                    retired=bool(each.get("retired")),
-                ),
-                time_text(round(_number(each, "time") * 1000)),
-            ]
-            for name, each in sorted(producers.items())
-        ]
-        yield from table(["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"], rows)
-        yield from plan_lines(producers, rows_max=_SOURCES_SHOWN)
+    yield from producer_lines(now.get("producers"), round(now_s * 1000), sources_max=_SOURCES_SHOWN)
 
 
 class _Rates:

@@ -1,1 +1,1 @@
-"""What the benchmarks share: servers and mounts, the machine, tables and plots, a slow store."""
+"""What the benchmarks share: servers and mounts, the machine, tables, a slow store."""

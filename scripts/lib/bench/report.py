@@ -1,4 +1,4 @@
-"""What every benchmark ends in: a table on the terminal, the figures as JSON, a plot as PNG; and where they were taken.
+"""What every benchmark ends in: a table on the terminal, the figures as JSON; and where they were taken.
 
 A row states what was measured, the figure, what it is measured against in the same run, their ratio and the target.
 A row without a target is there to be read beside the others (the store's own bandwidth, the machine's limits).
@@ -13,16 +13,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -70,8 +67,8 @@ class Report:
         for row in rows:
             self.say(f"{row.what}: {row.ours} {row.against and f'against {row.against}'} {_verdict(row)}")
 
-    def finish(self, out: Path, draw: Callable[[Figure], None]) -> None:
-        """Print the table, write `<name>.json` and `<name>.png` into `out`."""
+    def finish(self, out: Path) -> None:
+        """Print the table, write `<name>.json` into `out`."""
         after = load()
         document = {
             "benchmark": self.name,
@@ -82,7 +79,6 @@ class Report:
         }
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{self.name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        plot(out / f"{self.name}.png", draw)
         if self.rows:
             show(self._table())
         console = _console()
@@ -95,7 +91,7 @@ class Report:
             console.print(
                 "The kernel of this machine pages out what rests for seconds (DAMON): first touches are slow."
             )
-        console.print(f"written: {out / self.name}.json, {out / self.name}.png", soft_wrap=True)
+        console.print(f"written: {out / self.name}.json", soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table(title=self.title, title_justify="left")
@@ -122,19 +118,6 @@ def _console() -> Console:
 
 def _verdict(row: Row) -> str:
     return {None: "", True: "[green]reached[/green]", False: "[bold red]MISSED[/bold red]"}[row.held]
-
-
-def plot(path: Path, draw: Callable[[Figure], None]) -> None:
-    """A PNG without a display."""
-    import matplotlib as mpl  # noqa: PLC0415 - a second that a failing run should not wait for
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure = plt.figure(figsize=(12, 8), layout="constrained")
-    draw(figure)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
 def machine() -> dict[str, Any]:

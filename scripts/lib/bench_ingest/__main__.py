@@ -12,23 +12,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import servers  # how tests start SeaweedFS is how it is started
 import trio
 
-from bench.report import ROOT, Report, median
-from bench_ingest import bandwidth, growth, pace, paced
+from bench.report import ROOT, Report
+from bench_ingest import bandwidth, growth, pace
 from stepfs.cli.failure import reported
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-PARTS = ("growth", "bandwidth", "paced", "pace", "cold")
+PARTS = ("growth", "bandwidth", "pace", "cold")
 SIDES = ("stepfs", "nats", "nats-debian")  # of --peers
-USUAL = "growth,bandwidth,paced,pace"
+USUAL = "growth,bandwidth,pace"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             url = f"s3://{servers.BUCKET}/bench"
             for part in options.only:
                 measure(part, options, report, directory, url)
-    report.finish(options.out, partial(draw, report.figures))
+    report.finish(options.out)
     return 0
 
 
@@ -106,8 +102,6 @@ def measure(part: str, options: argparse.Namespace, report: Report, directory: P
             sizes = (8,) if quick else (8, 64)
             total = 64 if quick else 1024
             trio.run(bandwidth.run, report, f"{url}/bandwidth", sizes, total, 1 if quick else 3)
-        case "paced":
-            paced.run(report, paced.PRODUCERS[:1] if quick else paced.PRODUCERS)
         case "pace":
             trio.run(pace.run, report, f"{url}/pace", plan(options))
         case "cold":
@@ -128,28 +122,6 @@ def plan(options: argparse.Namespace) -> pace.Plan:
     if options.rounds:
         chosen["rounds"] = options.rounds
     return pace.Plan(**chosen)
-
-
-def draw(figures: dict[str, Any], figure: Figure) -> None:
-    """p99 over the interval, lost attempts over the commits, bandwidth."""
-    latency, lost, bars = figure.subplots(1, 3)
-    slots = figures.get("pace", {}).get("slots", [])
-    for index, count in enumerate(sorted({slot["producers"] for slot in slots})):
-        mine = [(slot["pacing"], slot["p99_s"]) for slot in slots if slot["producers"] == count]
-        fixed = sorted((pacing, p99) for pacing, p99 in mine if not isinstance(pacing, str))
-        latency.plot(*zip(*fixed, strict=True), "o-", color=f"C{index}", label=f"{count} fixed")
-        for pacing, p99 in mine:
-            if pacing == "dac":
-                latency.axhline(p99, color=f"C{index}", linestyle="--", linewidth=1)
-    latency.set(xlabel="interval, s", ylabel="append → visible p99, s", title="dashed: adaptive")
-    for slot in slots:
-        colour = "tab:red" if slot["pacing"] == "dac" else "tab:blue"
-        lost.scatter(slot["commits_per_s"], slot["lost_share"], s=8 + slot["producers"], c=colour)
-    lost.set(xlabel="commits per second", ylabel="lost attempts", title="red: adaptive; size: producers")
-    for size, rates in figures.get("bandwidth", {}).items():
-        for index, (name, values) in enumerate(rates.items()):
-            bars.bar(f"{size}\n{name}", median(values), color=f"C{index}")
-    bars.set(ylabel="MiB/s", title="ingest")
 
 
 if __name__ == "__main__":

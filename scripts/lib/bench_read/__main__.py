@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.bed import Bed, Plan
 from bench.machine import touch_memory
-from bench.report import ROOT, Report, Row, load, median
+from bench.report import ROOT, Report, Row, load
 from bench_read.peers import Peers
 from bench_read.rows.cold import Cold
 from bench_read.rows.cpu import cpu
@@ -26,9 +25,6 @@ from bench_read.rows.random_order import random_order
 from bench_read.rows.small_files import Small
 from bench_read.rows.soak import soak
 from bench_read.rows.without_mount import without_mount
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STAGES = {
     "limits": "memory copy and page cache: what nothing can beat",
@@ -102,7 +98,7 @@ def main() -> str | None:
                     traceback.print_exc()
                     report.add(Row(name, "failed", str(error) or type(error).__name__, held=False))
                     failed.append(name)
-    report.finish(options.out, lambda figure: draw(figure, report))
+    report.finish(options.out)
     return f"bench_read: {', '.join(failed)} failed" if failed else None
 
 
@@ -125,28 +121,6 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "long": lambda: long_lake(bed, options.long or None),
         "soak": lambda: soak(bed, options.soak or _SOAK_MINUTES),
     }
-
-
-def draw(figure: Figure, report: Report) -> None:
-    """Speeds by side, one panel per kind of read."""
-    panels = {
-        name: found
-        for name, found in report.figures.items()
-        if name in {"primed", "unprimed", "cold, server warm", "small files per s"}
-    }
-    if not panels:
-        figure.suptitle(f"{report.title}: see the table")
-        return
-    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for one, (name, found) in zip(axes, panels.items(), strict=True):
-        if name == "small files per s":
-            heights = {side: median(values) for side, values in found.items()}
-        else:
-            heights = {side: 1 / median(values) for side, values in found.items()}
-            most = max(heights.values())
-            heights = {side: value / most for side, value in heights.items()}
-        one.barh(list(heights), list(heights.values()))
-        one.set_title(name if name == "small files per s" else f"{name}: speed, fastest = 1")
 
 
 if __name__ == "__main__":

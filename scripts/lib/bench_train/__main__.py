@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.bed import Bed, Plan
 from bench.machine import touch_memory
@@ -13,9 +12,6 @@ from bench.report import ROOT, Report
 from bench_train.accelerator import Pace, accelerator
 from bench_train.peers import command, job
 from bench_train.peers.catalogue import CATALOGUE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def main() -> None:
@@ -27,7 +23,6 @@ def main() -> None:
     )
     parser.add_argument("--kinds", nargs="+", choices=job.KINDS, default=job.KINDS, help="with --peers")
     parser.add_argument("--rounds", type=int, default=1, help="with --peers: undisturbed epochs of each")
-    parser.add_argument("--json", type=Path, help="with --peers: a copy of the figures")
     parser.add_argument("--out", type=Path, default=ROOT / ".bench", help="default: .bench/")
     options = parser.parse_args()
     only = tuple(name for word in options.only for name in word.split(",") if name)
@@ -36,7 +31,7 @@ def main() -> None:
     if options.peers:
         kinds, quick, rounds = tuple(options.kinds), options.quick, options.rounds
         peers = only or tuple(CATALOGUE)
-        command.main(command.Options(peers, kinds, quick, rounds, options.out, options.json))
+        command.main(command.Options(peers, kinds, quick, rounds, options.out))
         return
     report = Report("bench_train", "Share of step time spent waiting for data")
     plan, pace = (Plan.quick(), Pace.quick()) if options.quick else (Plan(), Pace())
@@ -44,16 +39,7 @@ def main() -> None:
         bed = Bed(report, plan, stack)
         touch_memory(plan.touch_bytes)
         accelerator(bed, pace)
-    report.finish(options.out, lambda figure: draw(figure, report))
-
-
-def draw(figure: Figure, report: Report) -> None:
-    """The waits of each run, step by step."""
-    axes = figure.subplots()
-    for name, found in report.figures.items():
-        axes.plot(found["waits"], label=name)
-    axes.set(xlabel="step", ylabel="wait for data, s")
-    axes.legend()
+    report.finish(options.out)
 
 
 if __name__ == "__main__":

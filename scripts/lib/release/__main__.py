@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from release.build import build_twice
-from release.dist import claimed, publish
+from release.dist import publish
 from release.inspection import inspect
 from release.source import source_of
 from release_checks.__main__ import check
@@ -25,7 +25,7 @@ def say(text: str) -> None:
 def release(root: Path, dist: Path) -> Path:
     """Build the release of the tree at `root` into `dist`; returns the wheel."""
     source = source_of(root)
-    with claimed(dist), tempfile.TemporaryDirectory(prefix="stepfs-release-") as work:
+    with tempfile.TemporaryDirectory(prefix="stepfs-release-") as work:
         sdist, wheel = build_twice(source, Path(work))
         metadata = inspect(sdist, wheel)
         at = source.commit[:12] if source.commit else "a tree without history"

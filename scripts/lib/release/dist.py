@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-
-from stepfs.errors import RefusedError
 
 SUMS: Final = "SHA256SUMS"
 
 
-@contextmanager
-def claimed(directory: Path) -> Iterator[None]:
-    """Hold dist/ for one release. `RefusedError` while another one does."""
-    directory.mkdir(exist_ok=True)
-    with (directory / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(
-                f"another scripts/release writes to {directory}: wait until it has ended"
-            ) from None
-        yield
-
-
 def publish(files: Sequence[Path], directory: Path) -> dict[str, str]:
     """Put the files into dist/; returns their SHA-256 sums by name. A kill leaves no sums, or those of whole files."""
+    directory.mkdir(exist_ok=True)
     sums = directory / SUMS
     sums.unlink(missing_ok=True)
     found = {}

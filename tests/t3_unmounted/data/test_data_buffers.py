@@ -9,7 +9,6 @@ import pytest
 
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Pool, size_class
 
-KIB = 1 << 10
 MIB = 1 << 20
 
 

@@ -12,7 +12,6 @@ from stepfs.data.roles import Role
 from stepfs.format.ids import SliceIndex, Step
 
 KIB = 1 << 10
-MIB = 1 << 20
 WORLD = World()
 
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from stepfs.cli.columns import printable, size_text, state_text, table, time_text
+from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake
 from stepfs.store.options import StoreOptions
@@ -172,12 +172,11 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 
 
 def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[str]:
-    from stepfs.cli.plan_lines import plan_lines
+    from stepfs.cli.producer_lines import producer_lines
     from stepfs.clock import SystemClock
     from stepfs.format.payload.schema import schema_text
     from stepfs.mount.documents import describe_producers
 
-    now_ms = SystemClock().now_ms()
     state = log.state
     live = state.next_step - log.first_live_step
     span = f"{log.first_live_step}…{state.next_step - 1}" if live else "none yet"
@@ -187,20 +186,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(_live_bytes(log))} live"
-    producers = [
-        [
-            name,
-            str(producer.epoch),
-            str(producer.next_seq),
-            state_text(producer.time_ms, now_ms, retired=producer.retired),
-            time_text(producer.time_ms),
-        ]
-        for name, producer in sorted(state.producers.items())
-    ]
-    if producers:
-        yield ""
-        yield from table(["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"], producers)
-        yield from plan_lines(describe_producers(state))
+    yield from producer_lines(describe_producers(state), SystemClock().now_ms())
     if groups:
         yield ""
         rows = [

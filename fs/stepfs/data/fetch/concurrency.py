@@ -22,8 +22,7 @@ from statistics import fmean
 from typing import Final
 
 CONNECTIONS_FIRST: Final = 16
-CONNECTIONS_MAX: Final = 64  # the default of --connections
-CONNECTIONS_LIMIT: Final = 128  # the greatest --connections: each is a thread
+CONNECTIONS_MAX: Final = 64
 _CONNECTIONS_MIN: Final = 4
 _SAMPLES_MIN: Final = 8
 _LOADED: Final = 0.7  # share of the limit that must be under way during a GET: else its latency is not used

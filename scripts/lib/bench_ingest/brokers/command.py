@@ -6,10 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from subprocess import run as run_plainly
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -18,9 +16,6 @@ from bench.report import Report, median, quantile, show
 from bench_ingest.brokers.nats_side import Nats
 from bench_ingest.brokers.sides import Side
 from bench_ingest.brokers.stepfs_side import Lake
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MIB = 1 << 20
 NATS = (
@@ -63,7 +58,7 @@ def main(only: tuple[str, ...], *, quick: bool, out: Path, scratch: Path | None)
     show(table(found))
     report.figures["peers"] = [asdict(each) for each in found]
     out.mkdir(parents=True, exist_ok=True)
-    report.finish(out, partial(draw, found))
+    report.finish(out)
 
 
 def _sides(kind: str, say: Callable[[str], None]) -> Iterator[Side]:
@@ -129,15 +124,3 @@ def table(found: list[Found]) -> Table:
         waits = ["–" if wait is None else f"{1e3 * wait:.0f} ms" for wait in (each.p50_s, each.p99_s)]
         result.add_row(f"{each.side} ({each.version})", each.settings, *rates, *waits, each.lost, each.note)
     return result
-
-
-def draw(found: list[Found], figure: Figure) -> None:
-    axes = figure.subplots(1, 2)
-    for index, each in enumerate(found):
-        name = f"{each.side}\n{each.settings}"
-        for size, rate in each.mb_per_s.items():
-            axes[0].bar(f"{size} MiB\n{name}", rate, color=f"C{index}")
-        axes[1].barh(name, 1e3 * (each.p99_s or 0), color=f"C{index}")
-    axes[0].set(ylabel="MB/s", title="acknowledged")
-    axes[0].tick_params(axis="x", labelrotation=90)
-    axes[1].set(xlabel="ms", title="append → readable, p99")

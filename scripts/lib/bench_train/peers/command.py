@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from bench.bed import Bed, Plan
@@ -21,7 +19,7 @@ from bench_train.peers.judgement import Result
 from bench_train.peers.measure import Measurement, Size
 from bench_train.peers.nodes import Nodes
 from bench_train.peers.samples import TOKENS, make_corpus
-from bench_train.peers.table import cells, draw, markdown, table, verdicts
+from bench_train.peers.table import cells, markdown, table, verdicts
 
 BYTES_PER_S = 100e6
 LATENCY_S = 0.02
@@ -40,7 +38,6 @@ class Options:
     quick: bool
     rounds: int
     out: Path
-    json: Path | None
 
 
 def sizes(*, quick: bool, rounds: int) -> dict[str, Size]:
@@ -109,7 +106,5 @@ def finish(report: Report, results: Sequence[Result], options: Options) -> None:
         pages.append(markdown(kind, mine))
         report.add(*verdicts(kind, mine))
     report.figures["peers"] = [asdict(each) for each in results]
-    report.finish(options.out, partial(draw, results=results))
+    report.finish(options.out)
     (options.out / f"{report.name}.md").write_text("\n".join(pages), encoding="utf-8")
-    if options.json is not None:
-        shutil.copyfile(options.out / f"{report.name}.json", options.json)

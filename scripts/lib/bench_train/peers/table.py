@@ -1,17 +1,13 @@
-"""The peers' rows as a table, as Markdown, as bars; and what ours must reach beside the best of them."""
+"""The peers' rows as a table, as Markdown; and what ours must reach beside the best of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from bench.report import Row, at_least, at_most
 from bench_train.peers.judgement import Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HEADINGS = (
     "peer",
@@ -130,24 +126,3 @@ def _verdicts(what: str, ours: Result, results: Sequence[Result]) -> list[Row]:
         )
     )
     return rows
-
-
-def draw(figure: Figure, results: Sequence[Result]) -> None:
-    """Samples per second, stall and bytes, a row of panels per kind."""
-    kinds = list(dict.fromkeys(each.kind for each in results))
-    panels = (
-        ("samples/s", "samples_per_s"),
-        ("stall", "stall"),
-        ("bytes per sample", "bytes_per_sample"),
-        ("PSS, MiB", "pss_mib"),
-    )
-    axes = figure.subplots(len(kinds) or 1, len(panels), squeeze=False)
-    for line, kind in zip(axes, kinds, strict=False):
-        mine = [each for each in results if each.kind == kind]
-        for one, (title, name) in zip(line, panels, strict=True):
-            colours = ["C1" if each.ours else "C0" for each in mine]
-            one.barh([each.peer for each in mine], [getattr(each, name) or 0 for each in mine], color=colours)
-            one.invert_yaxis()
-            one.set_title(f"{kind}: {title}")
-            if one is not line[0]:
-                one.set_yticks([])

@@ -1,12 +1,30 @@
-"""The sources of planned producers, as `stepfs status` shows them to people."""
+"""The producers of a lake and the sources of their plans, as `stepfs status` shows them to people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stepfs.cli.columns import printable, table
+from stepfs.cli.columns import printable, state_text, table, time_text
 
-_HEADER = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "EPOCH"]
+_PRODUCERS = ["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"]
+_SOURCES = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "EPOCH"]
+
+
+def producer_lines(producers: object, now_ms: int, *, sources_max: int | None = None) -> Iterator[str]:
+    """Below an empty line a table of `producers`, a part of a status document, then that of `plan_lines`."""
+    rows = []
+    for name, known in sorted(_mapping(producers).items()):
+        each = _mapping(known)
+        time_s = each.get("time")
+        time_ms = round(time_s * 1000) if isinstance(time_s, int | float) else 0
+        state = state_text(time_ms, now_ms, retired=bool(each.get("retired")))
+        rows.append(
+            [printable(name), str(each.get("epoch")), str(each.get("next_seq")), state, time_text(time_ms)]
+        )
+    if rows:
+        yield ""
+        yield from table(_PRODUCERS, rows)
+        yield from plan_lines(producers, rows_max=sources_max)
 
 
 def plan_lines(producers: object, *, rows_max: int | None = None) -> Iterator[str]:
@@ -23,7 +41,7 @@ def plan_lines(producers: object, *, rows_max: int | None = None) -> Iterator[st
         return
     yield ""
     shown = rows if rows_max is None else rows[:rows_max]
-    yield from table(_HEADER, [_row(*row) for row in shown])
+    yield from table(_SOURCES, [_row(*row) for row in shown])
     if len(shown) < len(rows):
         yield f"… and {len(rows) - len(shown)} more sources; --json names all"
 
