@@ -45,7 +45,7 @@ class Planner:
             if was is not None and was.identity != rule.identity:
                 raise RefusedError(
                     f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, "
-                    "transform or tokenizer changed); give it a new name to begin it anew"
+                    "transform, columns, images or tokenizer changed); give it a new name to begin it anew"
                 )
             known[name] = SourceState(rule.identity, rule.listing) if was is None else was
         return State(self._rules.digest, 0 if state is None else state.step, known, REVISION)

@@ -105,7 +105,7 @@ def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) ->
     """Problems between the columns and the rest of a plan."""
     sources, pack, cost, balance = (fields.get(name) for name in ("sources", "pack", "cost", "balance"))
     if columns and sources and not any(source.transform for source in sources.values()):
-        what = "no source has a transform that could give them; add transform: module:function to one"
+        what = "no source has a transform that could give columns; add transform: module:function to one"
         yield Problem(("output", "columns"), what, of_key=True)
     if columns and pack is not None and pack.method is Packing.CONCAT:
         what = "concat cuts documents, and a sample with rows in a column is never cut; use best_fit"
