@@ -44,8 +44,8 @@ class Planner:
             was = known.get(name)
             if was is not None and was.identity != rule.identity:
                 raise RefusedError(
-                    f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, "
-                    "transform, columns, images or tokenizer changed); give it a new name to begin it anew"
+                    f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, columns, "
+                    "images, transform or tokenizer changed); give it a new name to begin it anew"
                 )
             known[name] = SourceState(rule.identity, rule.listing) if was is None else was
         return State(self._rules.digest, 0 if state is None else state.step, known, REVISION)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.report import ROOT, Report
-from bench_plan import balance, elastic, faults, history, memory, mix, throughput, times, work
+from bench_plan import balance, columns, elastic, faults, history, loads, memory, mix, throughput, times, work
 from stepfs.cli.failure import reported
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ PARTS = {
     "replay": history.replay,
     "cost": work.cost,
     "late": work.late,
+    "columns": columns.run,
+    "loads": loads.run,
 }
 
 

@@ -50,11 +50,15 @@ def partition_of_loads(loads: Integers, bins: int) -> Integers:
 
 
 def _swapped(loads: Integers, members: Integers, held: Integers) -> Integers:
-    """After exchanges of one row each between the worst bin and the partner that makes the heavier of both lightest."""
+    """After exchanges of one row each between the worst bin and the partner that makes the heavier of both lightest.
+
+    A bin that no exchange makes lighter, because one row of it is more than a mean bin, is left for the next worst one.
+    """
     bins, room = members.shape
     partners_max = max(_PAIRS // room**2, 1)
+    left_alone = np.zeros(bins, np.int64)
     for _ in range(_SWAPS_PER_BIN * bins):
-        load, worst = divmod(int(held.argmax()), bins)
+        load, worst = divmod(int((held + left_alone).argmax()), bins)
         heaviest = int(held[load, worst])
         if heaviest <= _EVEN:
             break
@@ -67,7 +71,8 @@ def _swapped(loads: Integers, members: Integers, held: Integers) -> Integers:
         after = np.maximum.reduce(np.maximum(left, given))
         best = int(after.argmin())
         if int(after.flat[best]) >= heaviest:
-            break
+            left_alone[worst] = -_FULL
+            continue
         out, partner, back = np.unravel_index(best, after.shape)
         other, change = partners[partner], moved[:, out, partner, back]
         held[:, worst] -= change
