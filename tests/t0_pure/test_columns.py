@@ -87,6 +87,15 @@ def test_gathering_puts_rows_in_the_order_of_the_spans(groups, data) -> None:
     assert gathered(5, []) is None
 
 
+def test_rows_in_another_order_than_their_spans_would_be_noticed(monkeypatch) -> None:
+    """The mutant of hazard P17: rows as groups come."""
+    held = columns_of([(1, 1), (1, 2)])
+    taken = [Taken(held, np.array([1]), np.array([1])), Taken(held, np.array([0]), np.array([0]))]
+    assert gathered(2, taken).rows[1][:, 0].tolist() == [0, 1, 1]
+    monkeypatch.setattr("stepfs_producer.payloads.columns.sorted", list, raising=False)
+    assert gathered(2, taken).rows[1][:, 0].tolist() == [1, 1, 0]
+
+
 def called(*values: dict):
     return made(CALLED, records_of(Kind.JSON, [json.dumps(value).encode() for value in values]))
 
