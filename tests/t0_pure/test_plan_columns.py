@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,11 +16,16 @@ from stepfs_producer.plan.balance.deal import Over, deal
 from stepfs_producer.plan.balance.loads import MEAN, normalised, partition_of_loads
 from stepfs_producer.plan.balance.partition import Method
 from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.file.digest import normalised as settings_of
+from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
+from stepfs_producer.plan.file.schema import Balance, Column, Images, Output, Parquet, Plan, Text
+from stepfs_producer.plan.file.schema import Cost as PlanCost
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
+from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of
 
 
 def piece(
@@ -206,3 +214,76 @@ def test_a_rule_of_one_source_has_no_rows_where_its_pieces_have_none() -> None:
     assert isinstance(plan, StepPlan)
     assert plan.spans.shape == (1, len(SPAN_COLUMNS) + 1)
     assert plan.spans[0, -1] == 0
+
+
+def plan_of(*, columns: dict[str, Column], images: Images | None = None, **more) -> Plan:
+    output = Output(mesh="dp=2", sequence_length=64, columns=columns)
+    sources = {"pictures": Parquet("x", transform="json:loads", images=images), "words": Text("y")}
+    return Plan(output=output, sources=sources, **more)
+
+
+PIXELS = {"pixels": Column(dtype="uint8", shape=[588]), "grid": Column(dtype="int32", shape=[3])}
+
+
+def compiled(plan: Plan) -> CompiledPlan:
+    return compile_plan(plan, listings={}, tokenizer_digest="t")
+
+
+def identities(plan: Plan) -> dict[str, str]:
+    return {name: rule.identity for name, rule in compiled(plan).rules.sources.items()}
+
+
+def test_a_kept_plan_is_read_again_and_one_without_columns_has_the_text_of_before() -> None:
+    images = Images(fields=["jpg", "png"], merge=1)
+    plan = plan_of(
+        columns=PIXELS,
+        images=images,
+        cost=PlanCost(hidden_size=8, columns={"pixels": 5}),
+        balance=Balance(loads=["tokens", "pixels"]),
+    )
+    assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
+    found = settings_of(plan)
+    assert found["output"]["columns"] == {
+        "grid": {"dtype": "int32", "shape": [3]},
+        "pixels": {"dtype": "uint8", "shape": [588]},
+    }
+    assert found["cost"] == {"linear": 48, "quadratic": 1, "columns": {"pixels": 5}}
+    assert found["balance"]["loads"] == ["tokens", "pixels"]
+    assert found["sources"]["pictures"]["images"]["fields"] == ["jpg", "png"]
+    plain = settings_of(plan_of(columns={}))
+    assert "columns" not in plain["output"]
+    assert plain["balance"].keys() == {"method", "over"}
+    assert plain["cost"].keys() == {"linear", "quadratic"}
+    assert "images" not in plain["sources"]["pictures"]
+    with_file = {**PIXELS, "pixels": Column(dtype="uint8", shape=[588], file="own")}
+    assert settings_of(plan_of(columns=with_file))["output"]["columns"]["pixels"]["file"] == "own"
+    assert grid_of(plan_of(columns=with_file)).files == ("", "pixels")
+    assert grid_of(plan).files == ("",)
+
+
+def test_only_sources_that_may_give_columns_are_others_with_them() -> None:
+    plain, declared = identities(plan_of(columns={})), identities(plan_of(columns=PIXELS))
+    assert plain["words"] == declared["words"]
+    own = {name: Column(dtype=one.dtype, shape=one.shape, file="own") for name, one in PIXELS.items()}
+    other = {**PIXELS, "grid": Column(dtype="int64", shape=[3])}
+    seen = [
+        plain["pictures"],
+        declared["pictures"],
+        identities(plan_of(columns=other))["pictures"],
+        identities(plan_of(columns=PIXELS, images=Images(fields="jpg")))["pictures"],
+        identities(plan_of(columns=PIXELS, images=Images(fields="jpg", patch=16)))["pictures"],
+    ]
+    assert len(set(seen)) == len(seen)
+    assert identities(plan_of(columns=own)) == declared, "where a column is written is policy"
+
+
+def test_workers_load_what_a_plan_needs_before_their_first_task() -> None:
+    assert compiled(plan_of(columns={})).modules == ["json"]
+    modules = compiled(plan_of(columns=PIXELS, images=Images(fields="jpg"))).modules
+    program = (
+        "import sys; from stepfs_producer.engine.worker import preload;"
+        f"preload('.', {[*modules, 'no.such.module']});"
+        "print(*sorted({'PIL.JpegImagePlugin', 'PIL.PngImagePlugin', 'PIL.ImageOps'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["PIL.ImageOps", "PIL.JpegImagePlugin", "PIL.PngImagePlugin"]
