@@ -47,7 +47,8 @@ def freeze(batch: Sequence[Payload], *, grid: Grid, bytes_max: int) -> tuple[byt
     size = sum(view.nbytes for view in views)
     if size > bytes_max:
         raise UsageError(
-            f"a batch of {size} bytes exceeds max_pending_bytes={bytes_max}; make smaller batches or raise the limit"
+            f"a batch of {size} bytes exceeds max_pending_bytes={bytes_max}; make smaller batches or raise the limit "
+            "(a plan: smaller steps, or more --memory)"
         )
     checksums = descriptor_bytes([view.nbytes for view in views])
     if checksums > DESCRIPTOR_BYTES_MAX:

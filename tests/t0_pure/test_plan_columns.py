@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import rules
 
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.plan.balance.deal import Over, deal
 from stepfs_producer.plan.balance.loads import MEAN, normalised, partition_of_loads
 from stepfs_producer.plan.balance.partition import Method
@@ -46,6 +46,25 @@ def test_a_sample_with_rows_is_whole_or_dropped_and_counted(long: Long) -> None:
     assert got.lost_by(len(got.tokens)) == 40 - sum(text)
     end = got.state_after(len(got.tokens))
     assert (end.fragment, end.taken, end.into, end.records) == (1, 0, 0, 4)
+
+
+@pytest.mark.parametrize(("long", "rows"), [(Long.SPLIT, [[1]]), (Long.DROP, None)])
+def test_a_source_of_which_nothing_ever_fits_is_refused_and_not_read_for_ever(long, rows) -> None:
+    epochs = [
+        Piece(epoch, 0, 0, 1, 0, np.array([20]), (epoch + 1, 0, 0), None if rows is None else np.array(rows))
+        for epoch in range(3)
+    ]
+
+    def samples(count: int, length: int):
+        ahead = Ahead(epochs[:count])
+        return samples_after("s", SourceState("i", "l"), ahead, sequence_length=length, long=long, skips=None)
+
+    assert len(samples(2, 8).tokens) == 0
+    assert len(samples(3, 20).tokens) == 3
+    with pytest.raises(
+        RefusedError, match="source s: a whole epoch of it gives no sample, because all are longer than 8"
+    ):
+        samples(3, 8)
 
 
 def test_pieces_with_and_without_rows_follow_each_other() -> None:

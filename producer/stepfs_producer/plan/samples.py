@@ -128,7 +128,9 @@ class Samples:
 def samples_after(
     name: str, state: SourceState, ahead: Ahead, *, sequence_length: int, long: Long, skips: SkipBudget | None
 ) -> Samples:
-    """The samples behind the cursor of `state`. `ValueError` if the pieces do not begin at it or leave a gap."""
+    """The samples behind the cursor of `state`. `ValueError` if the pieces do not begin at it or leave a gap;
+    `RefusedError` for a source that would be read for ever, since none of its records fits.
+    """
     places, tokens, rows = _records(name, state, ahead.pieces)
     bad = tokens == BAD
     rest = np.maximum(tokens, 0)
@@ -153,6 +155,11 @@ def samples_after(
     lost[over] = rest[over] - given
     rest[over] = given
     parts[over] = given > 0
+    if not parts.any() and lost.any() and places[-1, 0] > state.epoch + 1:
+        raise RefusedError(
+            f"source {name}: a whole epoch of it gives no sample, because all are longer than {sequence_length} tokens and "
+            "dropped; use longer rows or smaller images, or split its documents"
+        )
     record = np.repeat(np.arange(len(rest), dtype=np.int64), parts)
     ends = np.cumsum(parts)
     number = np.arange(len(record), dtype=np.int64) - (ends - parts)[record]
