@@ -22,6 +22,7 @@ from planned_lake import one_line, produce
 from realmount import mounted, until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "scripts/examples/train_images.py"
+pytestmark = pytest.mark.timeout(600)  # a run takes seconds, and minutes beside many others
 COUNT = 90
 PLAN = """\
 version: 1
