@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from stepfs_producer.plan.file.problems import PlanError
     from stepfs_producer.plan.file.schema import (
         Balance,
+        Column,
         Cost,
         Defaults,
+        Images,
         Jsonl,
         Megatron,
         Mix,
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
     from stepfs_producer.sync import Producer
 
 __all__ = [
-    "AsyncProducer", "Bad", "Balance", "Cost", "Defaults", "Fenced", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack",
-    "Parquet", "Plan", "PlanError", "Producer", "Sealed", "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
-    "__version__",
+    "AsyncProducer", "Bad", "Balance", "Column", "Cost", "Defaults", "Fenced", "Images", "Jsonl", "Megatron", "Mix", "OnError",
+    "Output", "Pack", "Parquet", "Plan", "PlanError", "Producer", "Sealed", "Shuffle", "Source", "Stage", "Text", "Tokenizer",
+    "Until", "__version__",
 ]  # fmt: skip
 
 _HOMES = {

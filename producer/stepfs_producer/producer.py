@@ -162,7 +162,9 @@ class AsyncProducer:
         started = self._running.started
         if started.schema is None or not started.schema.binding:
             return
-        check = partial(check_schema, payloads, ext=started.identity.ext, schema=started.schema)
+        identity = started.identity
+        files = identity.grid.files
+        check = partial(check_schema, payloads, ext=identity.ext, schema=started.schema, files=files)
         if len(payloads) <= _CHECKED_INLINE_MAX:
             check()
         else:

@@ -47,7 +47,8 @@ def freeze(batch: Sequence[Payload], *, grid: Grid, bytes_max: int) -> tuple[byt
     size = sum(view.nbytes for view in views)
     if size > bytes_max:
         raise UsageError(
-            f"a batch of {size} bytes exceeds max_pending_bytes={bytes_max}; make smaller batches or raise the limit"
+            f"a batch of {size} bytes exceeds max_pending_bytes={bytes_max}; make smaller batches or raise the limit "
+            "(a plan: smaller steps, or more --memory)"
         )
     checksums = descriptor_bytes([view.nbytes for view in views])
     if checksums > DESCRIPTOR_BYTES_MAX:
@@ -86,11 +87,16 @@ def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
             )
 
 
-def check_schema(payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema) -> None:
-    """`UsageError` names the first payload that contradicts the lake's schema, and the first such array in it."""
-    check = PayloadCheck(ext, schema, torch_arrays)
+def check_schema(
+    payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema, files: tuple[str, ...] = ("",)
+) -> None:
+    """`UsageError` names the first payload that contradicts the lake's schema, and the first such array in it.
+
+    `files`: those of the lake's grid.
+    """
+    check = PayloadCheck(ext, schema, torch_arrays, files)
     for number, payload in enumerate(payloads):
-        problem = check.problem(Excerpt.of(payload))
+        problem = check.of_slice(number).problem(Excerpt.of(payload))
         if problem is not None:
             raise UsageError(
                 f"payload {number} {problem}; append what the schema says, or fork the lake with another"

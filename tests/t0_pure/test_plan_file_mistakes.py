@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
 
+COLUMNS = "output: {mesh: dp=2, sequence_length: 8, columns: {pixels: {dtype: uint8, shape: [588]}}}\n"
+CALLED = "sources: {a: {format: parquet, files: x, transform: 'm:f'}}\n"
+
 
 @pytest.mark.parametrize(
     ("text", "line"),
@@ -51,6 +54,83 @@ from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
             "output: {mesh: dp=128, sequence_length: 8, micro_batches: 129, files: micro_batches}\n"
             + SOURCES,
             "1:59: output.micro_batches: a step of 16512 files (ranks × micro_batches) is too large; the most is 16384",
+        ),
+        (
+            COLUMNS.replace("uint8", "int4") + CALLED,
+            "1:68: output.columns.pixels.dtype: unknown dtype 'int4'; did you mean 'int64'?",
+        ),
+        (
+            COLUMNS.replace("[588]", "588") + CALLED,
+            "1:82: output.columns.pixels.shape: '588' is no shape; write at most 8 sizes, such as [588]",
+        ),
+        (
+            COLUMNS.replace("[588]", "[4096, 4097]") + CALLED,
+            "1:82: output.columns.pixels.shape: a row of 16781312 bytes; the most is 16777216",
+        ),
+        (
+            COLUMNS.replace("pixels", "labels") + CALLED,
+            "1:52: output.columns: 'labels' is no name of a column; use up to 24 of a-z, 0-9 and _, and none of the fi",
+        ),
+        (
+            COLUMNS.replace("pixels", "grid_counts") + CALLED,
+            "1:52: output.columns: 'grid_counts' is no name of a column",
+        ),
+        (
+            COLUMNS.replace("{mesh", "{ext: .npy, mesh") + CALLED,
+            "1:53: output: .npy files have no room for columns; choose .safetensors, .pt or .tar",
+        ),
+        (
+            COLUMNS + SOURCES,
+            "1:42: output: no source has a transform that could give columns; add transform: module:function to one",
+        ),
+        (
+            COLUMNS + CALLED + "pack: concat\n",
+            "3:7: pack: concat cuts documents, and a sample with rows in a column is never cut; use best_fit",
+        ),
+        (
+            COLUMNS + CALLED + "cost: {hidden_size: 64, columns: {pixel: 3}}\n",
+            "3:35: cost.columns: unknown column 'pixel'; did you mean 'pixels'?",
+        ),
+        (
+            OUTPUT + CALLED + "cost: {columns: {pixels: 3}}\n",
+            "3:18: cost.columns: unknown column 'pixels'; declare it: output: {columns: {pixels: {dtype: uint8, shape: [588]}}}",
+        ),
+        (
+            COLUMNS + CALLED + "cost: {columns: {pixels: -3}}\n",
+            "3:26: cost.columns.pixels: '-3' is no whole number",
+        ),
+        (
+            COLUMNS + CALLED + "cost: {call: 'm:f', columns: {pixels: 3}}\n",
+            "3:21: cost: call gives the whole cost of a sample; remove one",
+        ),
+        (
+            COLUMNS + CALLED + "balance: {loads: [tokens, pixel]}\n",
+            "3:27: balance.loads[1]: unknown load 'pixel'; did you mean 'pixels'?",
+        ),
+        (
+            COLUMNS + CALLED + "balance: {loads: [pixels]}\n",
+            "3:18: balance.loads: name several different loads, such as [tokens, pixels]; a single one is what cost says",
+        ),
+        (
+            COLUMNS + CALLED + "balance: {method: greedy, loads: [tokens, pixels]}\n",
+            "3:19: balance.method: loads are balanced by a method of their own; remove method",
+        ),
+        (
+            COLUMNS + "sources: {a: {format: parquet, files: x, images: jpg}}\n",
+            "2:50: sources.a.images: images need a transform to put them into a sample; add transform: module:function",
+        ),
+        (
+            COLUMNS + "sources: {a: {format: jsonl, files: x, transform: 'm:f', images: jpg}}\n",
+            "2:58: sources.a: unknown key 'images'",
+        ),
+        (
+            COLUMNS + CALLED.replace("}}", ", images: {fields: jpg, patches_max: 3}}}"),
+            "2:95: sources.a.images.patches_max: less than the 4 patches that are merged",
+        ),
+        (
+            "output: {mesh: dp=8193, sequence_length: 8, columns: {pixels: {dtype: uint8, shape: [1], file: own}}}\n"
+            + CALLED,
+            "1:54: output.columns: a step of 16386 files (ranks × 1 and columns with file: own) is too large; the most is",
         ),
         (
             COMPLETE + "mix: {a: 0}\n",

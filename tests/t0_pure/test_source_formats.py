@@ -156,7 +156,7 @@ def test_a_row_that_holds_no_text_is_bad_and_its_neighbours_stay(tmp_path) -> No
 def test_rows_become_objects_for_a_transform_of_whole_records(tmp_path) -> None:
     spec = source(write_parquet(tmp_path), form="parquet", whole_records=True, shuffle=False)
     found = blocks(spec)
-    assert found[0].records.kind is Kind.JSON
+    assert found[0].records.kind is Kind.FIELDS
     assert [json.loads(one) for one in values(found)] == [
         {"text": text, "n": n} for n, text in enumerate(TEXTS)
     ]

@@ -62,3 +62,27 @@ def surprising_default(record, max_turns=3):
 
 
 constant = 3
+
+
+PIXELS = np.zeros((4, 6), np.uint8)
+
+
+def pictured(record):
+    """Tokens, and the columns that the record asks for: one array, written again and again."""
+    columns = {}
+    for name, (dtype, shape) in record.get("columns", {}).items():
+        columns[name] = np.full(shape, record["value"], dtype)
+    if "pixels" in record:
+        PIXELS[:] = record["pixels"]
+        columns["pixels"] = PIXELS[: record.get("rows", 4)]
+    content = {"text": record["text"]} if "text" in record else {"input_ids": record.get("ids", [5, 7])}
+    return {**content, "columns": record.get("raw", columns)}
+
+
+def captioned(record):
+    """A caption behind its image, as the example does it."""
+    image = record["jpg"]
+    return {
+        "input_ids": [0] * (len(image.pixels) // 4) + list(record["txt"]),
+        "columns": {"pixels": image.pixels, "grid": image.grid},
+    }

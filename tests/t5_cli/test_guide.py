@@ -51,6 +51,12 @@ PRINTED = {
         r"images-1: \d+ of 320",
         "640 of 640 samples, 0 of them twice",
     ],
+    "Images and captions": [
+        r"  tokens +slowest ÷ mean rank 1\.\d+.*\n  pixels +slowest ÷ mean rank 1\.",
+        r"\d steps in .*, all committed",
+        "rank-00000.pixels.safetensors\nrank-00000.safetensors\nrank-00001.pixels",
+        r"step 0 loss \d\.\d+: \d+ patches\nstep 1 (?s:.*)\nstep 2 loss",
+    ],
     "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
         "tar_captions:Captions",

@@ -10,6 +10,7 @@ from stepfs.errors import WrongTypeError
 
 _STACKED: Final = frozenset({"input_ids", "labels", "position_ids", "doc_ids"})
 _OFFSETS: Final = "cu_seqlens_offsets"
+_COUNTS: Final = "_counts"  # behind a column's name: its rows per span
 
 
 def holds_micro_batches(batch: object) -> bool:
@@ -35,7 +36,8 @@ def micro_batches(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _one(batch: Mapping[str, Any], micro: int, offsets: list[int], numbers: list[int]) -> dict[str, Any]:
     first, last = offsets[micro], offsets[micro + 1]
-    spans = batch["spans"][bisect_left(numbers, micro) : bisect_left(numbers, micro + 1)] + 0  # a copy
+    begin, end = bisect_left(numbers, micro), bisect_left(numbers, micro + 1)
+    spans = batch["spans"][begin:end] + 0  # a copy
     spans[:, 0] = 0
     own = {
         "cu_seqlens": batch["cu_seqlens"][first:last],
@@ -43,4 +45,9 @@ def _one(batch: Mapping[str, Any], micro: int, offsets: list[int], numbers: list
         "spans": spans,
     }
     own |= {name: batch[name][micro : micro + 1] for name in _STACKED & batch.keys()}
+    for name, counts in batch.items():
+        if name.endswith(_COUNTS):
+            own[name] = counts[begin:end]
+            rows = slice(int(counts[:begin].sum()), int(counts[:end].sum()))
+            own |= {column: batch[column][rows] for column in {name.removesuffix(_COUNTS)} & batch.keys()}
     return {name: own.get(name, value) for name, value in batch.items()}

@@ -16,7 +16,9 @@ import signal
 import stat
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -39,13 +41,19 @@ def begin(parent: int) -> bool:
     return True
 
 
-def preload(directory: str) -> None:
-    """In a new worker: import the modules of tasks, and find the user's beside the plan."""
+def preload(directory: str, modules: Sequence[str] = ()) -> None:
+    """In a new worker: import the modules of tasks, and find the user's beside the plan; `modules` are the plan's own.
+
+    What takes long to import would make a first task late.
+    """
     import stepfs_producer.payloads.encode  # noqa: PLC0415
     import stepfs_producer.sources.reading  # noqa: PLC0415
     import stepfs_producer.transforms.records  # noqa: F401, PLC0415
 
     find_modules_in(directory)
+    for name in modules:
+        with suppress(Exception, SystemExit):  # a task says what is wrong with it
+            import_module(name)
 
 
 def find_modules_in(directory: str) -> None:

@@ -6,12 +6,13 @@ A plan's numbers of micro-batches and tokens may change at a step, so those dime
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from stepfs.errors import RefusedError
 from stepfs.format.payload.check import schemas_at_odds
 from stepfs.format.payload.schema import ONLY_ARRAY, ArraySpec, Dimension, PayloadSchema, Scalar, format_of
+from stepfs_producer.payloads.columns import COUNTS, ColumnSpec
 from stepfs_producer.payloads.rank_arrays import SPANS
 
 _STACKED: Final = 4  # arrays in an .npy file
@@ -34,6 +35,7 @@ def planned_schema(
     *,
     vocabulary: int,
     shape: tuple[Dimension, Dimension] = ("micro", "tokens"),
+    columns: Sequence[ColumnSpec] = (),
 ) -> PayloadSchema:
     """Of the files of a plan. `shape`: micro-batches in a file, and tokens of each; numbers where they never change."""
     if ext == ".bin":  # its length tells one dimension
@@ -43,6 +45,11 @@ def planned_schema(
             "bin", {"input_ids": ArraySpec(dtype, shape if known else ("tokens",))}, tokenizer
         )
     arrays = _of_rows(ext, shape, len(SPANS), {"cu_seqlens": "boundaries", "cu_seqlens_offsets": None})
+    if arrays is not None:
+        for column in columns:
+            rows: tuple[Dimension, ...] = (column.name, *column.shape)
+            arrays[column.name] = ArraySpec(column.dtype, rows, column.name if column.own_file else "")
+            arrays[column.name + COUNTS] = ArraySpec("int32", ("spans",))
     return PayloadSchema(format_of(ext), arrays, tokenizer)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,42 +21,51 @@ from numpy.typing import NDArray
 from stepfs.errors import UsageError
 from stepfs.torch.need import need_torch
 from stepfs.torch.save import torch_bytes
+from stepfs_producer.payloads.columns import COUNTS, Columns, ColumnSpec
 from stepfs_producer.payloads.rank_arrays import RankArrays, rank_arrays
 from stepfs_producer.payloads.step_task import PayloadSpec, StepTask
 
 STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
 TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
 _WIDE: Final = frozenset({"input_ids", "labels"})  # torch's losses and most embeddings expect int64
-_DTYPES: Final = {np.dtype("<i8"): "I64", np.dtype("<i4"): "I32"}
+_DTYPES: Final = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}  # by kind, of numbers before their bits
 _HEADER_ALIGNMENT: Final = 8
 
-Encoder = Callable[[RankArrays], bytes]
+Tensors = Mapping[str, NDArray[Any]]
+Encoder = Callable[[RankArrays, Sequence[ColumnSpec]], list[bytes]]
 
 
 def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]]:
     """The payload of each file, in the order of slices, and the number of spans (documents, or parts of them) in each.
 
-    The same task gives the same bytes in every process. `UsageError` for an unknown extension.
+    A file beside a rank's counts none. The same task gives the same bytes in every process. `UsageError` for an unknown
+    extension.
     """
     encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
     if spec.of_micro_batch:
         task = task.by_micro_batch()
+    if spec.columns and task.columns is None:
+        task = replace(task, columns=Columns.of_samples(spec.columns, [{}] * len(task.spans)))
     arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)
-    payloads = [encode(rank) for rank in arrays]
-    records = np.bincount(task.spans[:, 0], minlength=task.shape[0])
-    return payloads, records.tolist()
+    payloads = [payload for rank in arrays for payload in encode(rank, spec.columns)]
+    records = np.zeros((task.shape[0], 1 + sum(column.own_file for column in spec.columns)), np.int64)
+    records[:, 0] = np.bincount(task.spans[:, 0], minlength=task.shape[0])
+    return payloads, records.ravel().tolist()
 
 
 def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
-    """The encoder of an extension, with its dot, for ids below `vocabulary`. `UsageError` names those there are."""
+    """The encoder of an extension, with its dot, for ids below `vocabulary`. `UsageError` names those there are.
+
+    It makes the files of a rank: its own, then those of columns that have one.
+    """
     encoders: dict[str, Encoder] = {
-        ".safetensors": _safetensors,
-        ".npy": _npy,
-        ".pt": _torch,
+        ".safetensors": partial(_of_tensors, _safetensors),
+        ".npy": lambda rank, _: [_npy(rank)],
+        ".pt": partial(_of_tensors, torch_bytes),
         ".tar": _webdataset,
-        ".bin": partial(_ids_alone, dtype=np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")),
+        ".bin": lambda rank, _: [_ids_alone(rank, np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4"))],
     }
     if ext not in encoders:
         raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
@@ -63,27 +74,45 @@ def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
     return encoders[ext]
 
 
-def _tensors(arrays: RankArrays) -> dict[str, NDArray[Any]]:
-    return {
-        name: getattr(arrays, name).astype("<i8" if name in _WIDE or name == "spans" else "<i4", copy=False)
+def _of_tensors(
+    encode: Callable[[Tensors, Mapping[str, object]], bytes], rank: RankArrays, columns: Sequence[ColumnSpec]
+) -> list[bytes]:
+    facts = {"sources": list(rank.sources), "sequence_length": rank.sequence_length}
+    tensors = {
+        name: getattr(rank, name).astype("<i8" if name in _WIDE or name == "spans" else "<i4", copy=False)
         for name in TENSORS
     }
+    beside = [encode(own, facts) for own in _own_files(rank.columns, columns)]
+    return [encode({**tensors, **_inside(rank.columns, columns)}, facts), *beside]
 
 
-def _torch(arrays: RankArrays) -> bytes:
-    facts = {"sources": list(arrays.sources), "sequence_length": arrays.sequence_length}
-    return torch_bytes(_tensors(arrays), facts)
+def _inside(given: Columns | None, columns: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:
+    """Arrays of the rank's file: all counts, and the rows of columns without a file."""
+    found: dict[str, NDArray[Any]] = {}
+    if given is not None:
+        for column, counts, rows in zip(columns, given.counts.T, given.rows, strict=True):
+            found[column.name + COUNTS] = counts.astype("<i4")
+            if not column.own_file:
+                found[column.name] = rows
+    return found
 
 
-def _safetensors(arrays: RankArrays) -> bytes:
-    tensors = sorted(_tensors(arrays).items(), key=lambda item: (-item[1].itemsize, item[0]))
-    facts = {"sequence_length": str(arrays.sequence_length), "sources": json.dumps(arrays.sources)}
-    header: dict[str, object] = {"__metadata__": facts}
+def _own_files(given: Columns | None, columns: Sequence[ColumnSpec]) -> list[dict[str, NDArray[Any]]]:
+    """The array of each file beside it."""
+    rows = () if given is None else given.rows
+    return [{column.name: each} for column, each in zip(columns, rows, strict=True) if column.own_file]
+
+
+def _safetensors(found: Tensors, facts: Mapping[str, object]) -> bytes:
+    tensors = sorted(found.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    texts = {"sequence_length": str(facts["sequence_length"]), "sources": json.dumps(facts["sources"])}
+    header: dict[str, object] = {"__metadata__": texts}
     end = 0
     for name, array in tensors:
         begin, end = end, end + array.nbytes
+        bits = "" if array.dtype.kind == "b" else str(8 * array.itemsize)
         header[name] = {
-            "dtype": _DTYPES[array.dtype],
+            "dtype": _DTYPES[array.dtype.kind] + bits,
             "shape": list(array.shape),
             "data_offsets": [begin, end],
         }
@@ -98,18 +127,23 @@ def _npy(arrays: RankArrays) -> bytes:
     return _npy_bytes(np.stack([getattr(arrays, name) for name in STACKED]))
 
 
-def _npy_bytes(array: NDArray[np.int32]) -> bytes:
+def _npy_bytes(array: NDArray[Any]) -> bytes:
     buffer = io.BytesIO()
-    np.save(buffer, array.astype("<i4", copy=False), allow_pickle=False)
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
     return buffer.getvalue()
 
 
-def _webdataset(arrays: RankArrays) -> bytes:
+def _webdataset(arrays: RankArrays, columns: Sequence[ColumnSpec]) -> list[bytes]:
     """A sample per micro-batch, named for its first token, which no other sample of the lake has."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    buffers = [io.BytesIO() for column in (None, *columns) if column is None or column.own_file]
+    with ExitStack() as stack:
+        archive, *beside = [
+            stack.enter_context(tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT))
+            for buffer in buffers
+        ]
         for micro in range(len(arrays.input_ids)):
-            spans = arrays.spans[arrays.spans[:, 0] == micro][:, 1:].tolist()
+            mine = arrays.spans[:, 0] == micro
+            spans = arrays.spans[mine][:, 1:].tolist()
             key = (
                 "{2:03d}-{3:03d}-{4:06d}-{5:012d}-{6:07d}".format(*spans[0])
                 if spans
@@ -117,9 +151,14 @@ def _webdataset(arrays: RankArrays) -> bytes:
             )
             for name in STACKED:
                 _add(archive, f"{key}.{name}.npy", _npy_bytes(getattr(arrays, name)[micro]))
+            given = None if arrays.columns is None else arrays.columns.kept(mine)
+            beside_it = zip(beside, _own_files(given, columns), strict=True)
+            for place, tensors in ((archive, _inside(given, columns)), *beside_it):
+                for name, array in tensors.items():
+                    _add(place, f"{key}.{name}.npy", _npy_bytes(array))
             facts = {"spans": spans, "sources": arrays.sources}
             _add(archive, f"{key}.json", json.dumps(facts).encode())
-    return buffer.getvalue()
+    return [buffer.getvalue() for buffer in buffers]
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -129,5 +168,5 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(member, io.BytesIO(data))
 
 
-def _ids_alone(arrays: RankArrays, *, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
+def _ids_alone(arrays: RankArrays, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
     return arrays.input_ids.astype(dtype).tobytes()

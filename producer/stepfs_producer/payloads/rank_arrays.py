@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.payloads.columns import Columns
 from stepfs_producer.payloads.step_task import NO_TOKEN, SPAN_COLUMNS, StepTask
 
 IGNORED: Final = -100  # the label that torch's cross_entropy leaves out
@@ -42,6 +43,7 @@ class RankArrays:
     spans: Integers  # [spans, columns of SPANS]
     sources: tuple[str, ...]
     sequence_length: int
+    columns: Columns | None = None  # of the spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool) -> RankArrays:
         np.column_stack([table[:, _MICRO], starts % width, tokens, table[:, _ADDRESS:]]),
         task.sources,
         task.sequence_length,
+        None if task.columns is None else task.columns.part(rank.spans.start, rank.spans.stop),
     )
 
 

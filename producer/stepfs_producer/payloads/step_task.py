@@ -9,6 +9,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.payloads.columns import Columns, ColumnSpec
+
 NO_TOKEN: Final = -1
 SPAN_COLUMNS: Final = (
     "rank",
@@ -36,6 +38,7 @@ class StepTask:
     following: NDArray[np.int32]  # per span: its document's next token, or NO_TOKEN
     mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it
     following_mask: NDArray[np.uint8] | None  # per span: the same of `following`
+    columns: Columns | None = None  # of the spans; None: no row
 
     def by_micro_batch(self) -> Self:
         """The same step, of as many ranks as it has micro-batches, with one each."""
@@ -61,6 +64,7 @@ def cut_to(task: StepTask, ranks: Sequence[int]) -> StepTask:
         following=task.following[kept],
         mask=None if task.mask is None else task.mask[ids],
         following_mask=None if task.following_mask is None else task.following_mask[kept],
+        columns=None if task.columns is None else task.columns.kept(kept),
     )
 
 
@@ -73,3 +77,4 @@ class PayloadSpec:
     padding: int  # token id
     vocabulary: int  # ids are below it
     of_micro_batch: bool = False  # a file is one micro-batch of a rank; else all of them
+    columns: tuple[ColumnSpec, ...] = ()

@@ -18,6 +18,7 @@ from stepfs.errors import UsageError
 Integers = NDArray[np.int64]
 Columns = Mapping[str, Integers]
 EXACT_MAX: Final = 1 << 53
+TOKENS: Final = "tokens"  # as a load: the cost without the prices of rows
 _INT64_MAX: Final = (1 << 63) - 1
 _LINEAR_PER_HIDDEN: Final = 6
 
@@ -26,12 +27,14 @@ _LINEAR_PER_HIDDEN: Final = 6
 class Cost:
     """`linear` per token and `quadratic` per token²; or `call`, given columns of samples, returns one int64 each.
 
-    The columns are `tokens`, `source` (index in order of names), `record` and `first` (token).
+    The columns are `tokens`, `source` (index in order of names), `record` and `first` (token), and by name the rows that
+    samples have in the plan's columns. `prices`: of such a row, in addition.
     """
 
     linear: int = 1
     quadratic: int = 0
     call: Callable[[Columns], Any] | None = None
+    prices: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.call is None and (min(self.linear, self.quadratic) < 0 or self.linear == self.quadratic == 0):
@@ -46,6 +49,18 @@ class Cost:
 
     def of_samples(self, columns: Columns, address: Callable[[int], str] = str) -> Integers:
         """One cost per sample. `UsageError` names the first sample (by `address`) whose cost is none."""
+        costs = self.of_tokens(columns, address)
+        for name, price in self.prices:
+            heaviest = int(costs.max(initial=0)) + price * int(columns[name].max(initial=0))
+            if heaviest > _INT64_MAX:
+                raise UsageError(
+                    f"the {name} of a sample overflow the cost; divide the prices of the cost by {_divisor(heaviest)}"
+                )
+            costs = costs + price * columns[name]
+        return costs
+
+    def of_tokens(self, columns: Columns, address: Callable[[int], str] = str) -> Integers:
+        """The same, without the prices of rows."""
         tokens = columns["tokens"]
         if self.call is not None:
             return _checked(_called(self.call, columns), len(tokens), address)

@@ -14,7 +14,7 @@ import numpy as np
 
 from stepfs.errors import RefusedError
 from stepfs_producer.plan.balance.deal import deal
-from stepfs_producer.plan.cost import row_costs
+from stepfs_producer.plan.cost import TOKENS, row_costs
 from stepfs_producer.plan.mix import Drawn, account, draw, with_live_debts
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
 from stepfs_producer.plan.samples import Ahead, Samples, samples_after
@@ -44,8 +44,8 @@ class Planner:
             was = known.get(name)
             if was is not None and was.identity != rule.identity:
                 raise RefusedError(
-                    f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, "
-                    "transform or tokenizer changed); give it a new name to begin it anew"
+                    f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, columns, "
+                    "images, transform or tokenizer changed); give it a new name to begin it anew"
                 )
             known[name] = SourceState(rule.identity, rule.listing) if was is None else was
         return State(self._rules.digest, 0 if state is None else state.step, known, REVISION)
@@ -107,17 +107,28 @@ class Planner:
             return End("every source is exhausted")
         kept = packed(drawn, rules.packing, rows=rows, sequence_length=length)
         fill_rows = [rules.stages.sample_length(state.step, name) == length for name in self._names]
-        table, row = joined(addresses(drawn, kept, samples), kept.row, np.array(fill_rows))
-        tokens, source, record, first = table[:, 4], table[:, 5], table[:, 9], table[:, 10]
-        columns = {"tokens": tokens, "source": source, "record": record, "first": first}
+        found = addresses(drawn, kept, samples, len(rules.columns))
+        table, row = joined(found, kept.row, np.array(fill_rows))
+        columns = {"tokens": table[:, 4], "source": table[:, 5], "record": table[:, 9], "first": table[:, 10]}
+        columns |= {name: table[:, 11 + index] for index, name in enumerate(rules.columns)}
 
         def address(span: int) -> str:
-            *place, first = table[span, 6:].tolist()
+            *place, first = table[span, 6:11].tolist()
             return f"({self._names[table[span, 5]]}, {', '.join(map(str, place))}, {first})"
 
         costs = row_costs(rules.cost.of_samples(columns, address), row, rows)
+        loads = {
+            name: row_costs(
+                rules.cost.of_tokens(columns, address) if name == TOKENS else columns[name], row, rows
+            )
+            for name in rules.loads
+        }
         dealt = deal(
-            costs, ranks=rules.ranks, micro_batches=rules.micro_batches, method=rules.method, over=rules.over
+            np.stack(list(loads.values()), axis=1) if loads else costs,
+            ranks=rules.ranks,
+            micro_batches=rules.micro_batches,
+            method=rules.method,
+            over=rules.over,
         )
         filled = np.bincount(row, minlength=rows)[dealt].sum(axis=2)  # spans, counted: integers
         if not filled.all() and not rules.pad_last:
@@ -134,6 +145,7 @@ class Planner:
             kept.cut,
             lost,
             after,
+            {name: load[dealt].sum(axis=2) for name, load in loads.items()},
         )
 
 

@@ -54,6 +54,8 @@ class Rules:
     micro_batch_tokens: int = 4096
     packing: Packing = Packing.BEST_FIT
     cost: Cost = field(default_factory=Cost)
+    columns: tuple[str, ...] = ()  # that samples may have, in order of names
+    loads: tuple[str, ...] = ()  # several to be balanced in place of the cost: `TOKENS`, or columns
     method: Method = Method.AUTO
     over: Over = Over.MICRO_BATCHES
     exhausted: Exhausted = Exhausted.ALL

@@ -50,6 +50,7 @@ class Piece:
     first: int  # which record of the block `tokens[0]` is
     tokens: Integers  # per record; 0: dropped by its transform, BAD: could not be decoded
     follows: tuple[int, int, int]  # epoch, fragment and block after this block
+    rows: Integers | None = None  # [records, columns]; None: no record has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class Samples:
     bad: NDArray[np.bool_]  # per record
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
+    rows: Integers | None = (
+        None  # per record: rows of its columns. Such a record is one sample; None: there is none
+    )
 
     def refuse_if_spent(self, index: int) -> None:
         """`RefusedError` if sample `index` lies behind more bad records than the source may have."""
@@ -124,8 +128,10 @@ class Samples:
 def samples_after(
     name: str, state: SourceState, ahead: Ahead, *, sequence_length: int, long: Long, skips: SkipBudget | None
 ) -> Samples:
-    """The samples behind the cursor of `state`. `ValueError` if the pieces do not begin at it or leave a gap."""
-    places, tokens = _records(name, state, ahead.pieces)
+    """The samples behind the cursor of `state`. `ValueError` if the pieces do not begin at it or leave a gap;
+    `RefusedError` for a source that would be read for ever, since none of its records fits.
+    """
+    places, tokens, rows = _records(name, state, ahead.pieces)
     bad = tokens == BAD
     rest = np.maximum(tokens, 0)
     begun = 0
@@ -134,16 +140,26 @@ def samples_after(
         if rest[0] <= begun:
             raise ValueError(f"source {name}: its next record has {rest[0]} tokens, {begun} of them taken")
         rest[0] -= begun
+    whole: NDArray[np.bool_] = np.zeros(len(rest), np.bool_) if rows is None else rows.sum(axis=1) > 0
+    if begun and whole[:1].any():
+        raise ValueError(f"source {name}: its next record has columns, and {begun} tokens of it are taken")
     parts = -(-rest // sequence_length)
     lost = np.zeros(len(rest), np.int64)
-    if long is not Long.SPLIT:
-        over = rest > sequence_length
-        if begun:
-            over[0] = False  # a document begun under `split` is finished under it
-        given = sequence_length if long is Long.TRUNCATE else 0
-        lost[over] = rest[over] - given
-        rest[over] = given
-        parts[over] = given > 0
+    over = rest > sequence_length
+    if long is Long.SPLIT:
+        over &= whole
+    elif begun:
+        over[0] = False  # a document begun under `split` is finished under it
+    given = np.full(len(rest), 0 if long is Long.DROP else sequence_length)[over]
+    given[whole[over]] = 0
+    lost[over] = rest[over] - given
+    rest[over] = given
+    parts[over] = given > 0
+    if not parts.any() and lost.any() and places[-1, 0] > state.epoch + 1:
+        raise RefusedError(
+            f"source {name}: a whole epoch of it gives no sample, because all are longer than {sequence_length} tokens and "
+            "dropped; use longer rows or smaller images, or split its documents"
+        )
     record = np.repeat(np.arange(len(rest), dtype=np.int64), parts)
     ends = np.cumsum(parts)
     number = np.arange(len(record), dtype=np.int64) - (ends - parts)[record]
@@ -162,14 +178,18 @@ def samples_after(
         bad,
         lost,
         _refused_from(state, bad, skips, record),
+        rows,
     )
 
 
-def _records(name: str, state: SourceState, pieces: Sequence[Piece]) -> tuple[Integers, Integers]:
-    """Places and tokens of the records behind the cursor."""
+def _records(
+    name: str, state: SourceState, pieces: Sequence[Piece]
+) -> tuple[Integers, Integers, Integers | None]:
+    """Places, tokens and rows of the records behind the cursor."""
     here = (state.epoch, state.fragment, state.block, state.taken)
     places: list[Integers] = []
     tokens: list[Integers] = []
+    rows: list[Integers | None] = []
     for piece in pieces:
         block = (piece.epoch, piece.fragment, piece.block)
         behind = here[3] - piece.first if block == here[:3] else -1
@@ -183,11 +203,22 @@ def _records(name: str, state: SourceState, pieces: Sequence[Piece]) -> tuple[In
         table[:, 3] = np.arange(here[3], here[3] + count)
         places.append(table)
         tokens.append(piece.tokens[behind:])
+        rows.append(None if piece.rows is None else piece.rows[behind:])
         after = here[3] + count
         here = (*piece.follows, 0) if after == piece.records else (*block, after)
     if not places:
-        return np.zeros((0, 8), np.int64), np.zeros(0, np.int64)
-    return np.concatenate(places), np.concatenate(tokens).astype(np.int64)
+        return np.zeros((0, 8), np.int64), np.zeros(0, np.int64), None
+    return np.concatenate(places), np.concatenate(tokens).astype(np.int64), _joined(rows, tokens)
+
+
+def _joined(rows: Sequence[Integers | None], tokens: Sequence[Integers]) -> Integers | None:
+    columns = next((one.shape[1] for one in rows if one is not None), None)
+    if columns is None:
+        return None
+    pairs = zip(rows, tokens, strict=True)
+    return np.concatenate(
+        [np.zeros((len(of), columns), np.int64) if one is None else one for one, of in pairs]
+    )
 
 
 def _refused_from(

@@ -14,6 +14,7 @@ from stepfs_producer.plan.pack.best_fit import best_fit
 from stepfs_producer.plan.pack.concat import Part, concat
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.samples import Samples
+from stepfs_producer.plan.step import SPAN_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +56,18 @@ def _concat(drawn: Drawn, rows: int, length: int) -> Packed:
     return Packed(len(drawn.tokens), sample, skip, tokens, row, cut)
 
 
-def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples]) -> Integers:
-    """Spans with rank, micro, row and column still open."""
+def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples], columns: int = 0) -> Integers:
+    """Spans with rank, micro, row and column still open; behind their address the rows of so many columns."""
     source = np.array(drawn.source, np.int64)[packed.sample]
     number = np.array(drawn.number, np.int64)[packed.sample]
-    table = np.zeros((len(source), 11), np.int64)
+    table = np.zeros((len(source), len(SPAN_COLUMNS) + columns), np.int64)
     table[:, 4], table[:, 5] = packed.tokens, source
     for index, one in enumerate(samples):
         mine = np.flatnonzero(source == index)
         table[mine, 6:10] = one.places[one.record[number[mine]], :4]
         table[mine, 10] = one.first[number[mine]] + packed.skip[mine]
+        if one.rows is not None:
+            table[mine, 11:] = one.rows[one.record[number[mine]]]
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgpack
@@ -38,11 +38,14 @@ class StepPlan:
     shape: tuple[int, int, int]  # ranks, micro-batches, rows of a micro-batch
     sources: tuple[str, ...]  # in order of names
     shares: tuple[int, ...]  # out of 2**32, as they were accounted
-    spans: Integers  # [spans, columns of SPAN_COLUMNS], in reading order
+    spans: Integers  # [spans, SPAN_COLUMNS, then the rows of each column], in reading order
     costs: Integers  # [ranks, micro-batches]
     cut: int  # spans that end before their document does, because a row or the step was full
     lost: Mapping[str, int]  # tokens that truncating or dropping lost, by source
     after: State
+    loads: Mapping[str, Integers] = field(
+        default_factory=dict
+    )  # by name, as `costs`, if several were balanced
 
     @property
     def tokens(self) -> int:

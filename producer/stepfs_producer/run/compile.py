@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import PurePosixPath
 
 from stepfs.format.grid.record import Grid
+from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.file.declared import AnySource, Jsonl, Parquet, Source, Text
@@ -25,13 +26,14 @@ from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
 from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.sources.layout import identity_text
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.images import MODULES, library
+from stepfs_producer.transforms.spec import ImagesSpec, TokenizerKind, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.user import function_of
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """A plan in the terms of the rooms below. Mappings are in order of the sources' names."""
+    """A plan in the terms of the rooms below. Mappings are in order of the sources' names, columns of theirs."""
 
     rules: Rules
     specs: Mapping[str, SourceSpec]
@@ -40,10 +42,20 @@ class CompiledPlan:
     ext: str
     labels_shifted: bool
     of_micro_batch: bool
+    columns: tuple[ColumnSpec, ...]
+
+    @property
+    def modules(self) -> list[str]:
+        """Of transforms, and of what decodes images: to be loaded before a worker's first task."""
+        calls = {one.call.partition(":")[0] for one in self.transforms.values() if one.call is not None}
+        images = any(one.images is not None for one in self.transforms.values())
+        return [*sorted(calls), *(MODULES if images else ())]
 
     def payload_spec(self, *, padding: int, vocabulary: int) -> PayloadSpec:
         """How payloads are written, with ids of the loaded tokenizer."""
-        return PayloadSpec(self.ext, self.labels_shifted, padding, vocabulary, self.of_micro_batch)
+        return PayloadSpec(
+            self.ext, self.labels_shifted, padding, vocabulary, self.of_micro_batch, self.columns
+        )
 
 
 def compile_plan(
@@ -62,7 +74,7 @@ def compile_plan(
     specs = source_specs(plan, held_out=held_out, directory=directory)
     tokenizer = tokenizer_spec(plan, directory=directory)
     transforms = {
-        name: TransformSpec(tokenizer, source.transform) for name, source in with_defaults(plan).items()
+        name: transform_spec(plan, source, tokenizer) for name, source in with_defaults(plan).items()
     }
     identity_of = {
         name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()
@@ -75,13 +87,37 @@ def compile_plan(
         ext=plan.output.ext,
         labels_shifted=plan.output.labels == "shifted",
         of_micro_batch=plan.output.files == "micro_batches",
+        columns=column_specs(plan),
     )
 
 
 def grid_of(plan: Plan) -> Grid:
     """The files of a step."""
     output = plan.output
-    return Grid(output.mesh.data_ranks, output.micro_batches if output.files == "micro_batches" else 1)
+    micro = output.micro_batches if output.files == "micro_batches" else 1
+    beside = [column.name for column in column_specs(plan) if column.own_file]
+    return Grid(output.mesh.data_ranks, micro, files=("", *beside))
+
+
+def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
+    """The columns, in order of names."""
+    return tuple(
+        ColumnSpec(name, column.dtype, column.shape, column.file == "own")
+        for name, column in sorted(plan.output.columns.items())
+    )
+
+
+def transform_spec(plan: Plan, source: AnySource, tokenizer: TokenizerSpec) -> TransformSpec:
+    """How the records of a source become samples. Only a function gives columns."""
+    if source.transform is None:
+        return TransformSpec(tokenizer)
+    images = source.images if isinstance(source, Parquet | Source) else None
+    return TransformSpec(
+        tokenizer,
+        source.transform,
+        column_specs(plan),
+        None if images is None else ImagesSpec(images.fields, images.patch, images.merge, images.patches_max),
+    )
 
 
 def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> dict[str, SourceSpec]:
@@ -106,7 +142,7 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
     of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding.
     """
     tokenizer = transform.tokenizer
-    parts = [
+    parts: list[object] = [
         identity_text(spec),
         transform.call,
         tokenizer.kind,
@@ -114,6 +150,10 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
         tokenizer.bos,
         tokenizer_digest,
     ]
+    if transform.columns:
+        parts.append([[column.name, column.dtype, column.shape] for column in transform.columns])
+    if transform.images is not None:
+        parts.append([*astuple(transform.images), library()])
     text = json.dumps(parts, ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
@@ -149,6 +189,8 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
         micro_batch_tokens=micro_batch_tokens(plan),
         packing=plan.pack.method,
         cost=_cost(plan),
+        columns=tuple(column.name for column in column_specs(plan)),
+        loads=plan.balance.loads,
         method=plan.balance.method,
         over=plan.balance.over,
         exhausted=plan.until.exhausted or Exhausted.ALL,
@@ -161,7 +203,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
 def _cost(plan: Plan) -> Cost:
     if plan.cost.call is not None:
         return Cost(call=function_of(plan.cost.call))
-    return Cost(*plan.cost.coefficients)
+    return Cost(*plan.cost.coefficients, prices=tuple(sorted(plan.cost.columns.items())))
 
 
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:

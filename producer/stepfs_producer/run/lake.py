@@ -26,7 +26,7 @@ from stepfs.lake.sequence import Mine, Unknown, take_slot
 from stepfs.store.api import Store
 from stepfs_producer.tgb_writer import unpack_position
 
-_LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "pyarrow", "zstandard", "torch")
+_LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "pyarrow", "zstandard", "torch", "pillow")
 
 
 async def ensure_lake(store: Store, grid: Grid, ext: str, schema: PayloadSchema | None) -> LakeIdentity:

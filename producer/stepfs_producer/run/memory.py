@@ -52,7 +52,10 @@ def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...]
         )
     pending_min = _pending_min(step_tokens)
     free = total - least + pending_min
-    pending = min(max(pending_min, min(_PENDING_MAX, total // 4)), free)
+    most = (
+        total // 2 if rules.columns else min(_PENDING_MAX, total // 4)
+    )  # rows may be a hundred times the tokens
+    pending = min(max(pending_min, most), free)
     return Memory(least, free - pending, pending)
 
 

@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.plan.state import State
@@ -43,6 +46,7 @@ class PlanTotals:
     lost: int = 0
     slowest: float = 0.0  # sum over steps of slowest ÷ mean rank
     slowest_micro: float = 0.0  # the same where ranks meet at every micro-batch
+    loads: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same two, of each load
     planning_s: float = 0.0
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
@@ -56,10 +60,12 @@ class PlanTotals:
         self.cut += plan.cut
         self.lost += sum(plan.lost.values())
         self.planning_s += planning_s
-        costs = plan.costs.sum(axis=1)
-        self.slowest += float(costs.max() * len(costs) / max(int(costs.sum()), 1))
-        worst = int(plan.costs.max(axis=0).sum())
-        self.slowest_micro += float(worst * len(costs) / max(int(costs.sum()), 1))
+        whole, micro = _slowest(plan.costs)
+        self.slowest += whole
+        self.slowest_micro += micro
+        for name, load in plan.loads.items():
+            before, found = self.loads.get(name, (0.0, 0.0)), _slowest(load)
+            self.loads[name] = before[0] + found[0], before[1] + found[1]
         for name, share in zip(plan.sources, plan.shares, strict=True):
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
@@ -90,6 +96,13 @@ class PlanTotals:
             }
         return found
 
+    def _loads(self, steps: int) -> dict[str, dict[str, float]]:
+        names = ("slowest_to_mean", "slowest_to_mean_micro")
+        return {
+            load: {name: round(one / steps, 6) for name, one in zip(names, both, strict=True)}
+            for load, both in self.loads.items()
+        }
+
     def measures(self) -> dict[str, Any]:
         """The figures that `simulate` prints too."""
         steps = max(self.steps, 1)
@@ -97,11 +110,24 @@ class PlanTotals:
             "fill": round(self.tokens / self.room, 6) if self.room else 0.0,
             "slowest_to_mean": round(self.slowest / steps, 6),
             "slowest_to_mean_micro": round(self.slowest_micro / steps, 6),
+            **({"loads": self._loads(steps)} if self.loads else {}),
             "padding_tokens": self.room - self.tokens,
             "cut_documents": self.cut,
             "lost_tokens": self.lost,
             "planning_ms": round(1000 * self.planning_s / steps, 3),
         }
+
+
+def _slowest(costs: NDArray[np.int64]) -> tuple[float, float]:
+    """Slowest ÷ mean rank of [ranks, micro-batches]: where ranks meet once, and where they meet at every micro-batch.
+
+    1 of a load that a step has nowhere.
+    """
+    total = int(costs.sum())
+    if not total:
+        return 1.0, 1.0
+    whole, micro = int(costs.sum(axis=1).max()), int(costs.max(axis=0).sum())
+    return whole * len(costs) / total, micro * len(costs) / total
 
 
 Show = Callable[[PlanTotals, Mapping[str, int]], None]  # with the tokens held ahead by source

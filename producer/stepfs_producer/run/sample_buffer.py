@@ -13,10 +13,11 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.payloads.columns import Taken, gathered
 from stepfs_producer.payloads.step_task import NO_TOKEN, StepTask
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
 from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.transforms.documents import Tokenised
 
@@ -55,13 +56,15 @@ class Group:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        mask = self.tokenised.mask
-        return self.tokenised.ids.nbytes + 4 * 8 * self.records + (0 if mask is None else mask.nbytes)
+        optional = (self.tokenised.mask, self.tokenised.columns)
+        beside = sum(0 if one is None else one.nbytes for one in optional)
+        return self.tokenised.ids.nbytes + 4 * 8 * self.records + beside
 
     def piece(self, first: int, last: int) -> Piece:
         """The metadata that the planner sees, of records `first` … `last` - 1 of the group."""
-        lengths = self.tokenised.lengths[first:last]
-        return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows)
+        lengths, columns = self.tokenised.lengths[first:last], self.tokenised.columns
+        rows = None if columns is None else columns.counts[first:last]
+        return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows, rows)
 
 
 class SampleBuffer:
@@ -131,6 +134,7 @@ class GatheredTokens:
     following_mask: NDArray[np.uint8] | None
     files: Integers  # per span
     offsets: Integers
+    columns: list[Taken] = field(default_factory=list)
 
     @classmethod
     def room_for(cls, spans: int, tokens: int, *, masked: bool) -> GatheredTokens:
@@ -156,6 +160,11 @@ def task_of(plan: StepPlan, groups: Mapping[str, tuple[Group, ...]]) -> StepTask
         mine = np.flatnonzero(spans[:, 5] == index)
         addresses = spans[mine][:, [6, 7, 8, 9, 10, 4]]
         gather(groups[name], addresses, mine, ends[mine] - counts[mine], found)
+    columns = gathered(len(spans), found.columns)
+    rows = spans[:, len(SPAN_COLUMNS) :]
+    assert np.array_equal(rows, np.zeros_like(rows) if columns is None else columns.counts), (
+        "columns stay with their tokens"  # hazard P17
+    )
     return StepTask(
         plan.shape,
         plan.sequence_length,
@@ -165,6 +174,7 @@ def task_of(plan: StepPlan, groups: Mapping[str, tuple[Group, ...]]) -> StepTask
         found.following,
         found.mask,
         found.following_mask,
+        columns,
     )
 
 
@@ -196,6 +206,8 @@ def _gather_of(
     goes_on = after < group.begins[record + 1]
     found.following[spans[goes_on]] = ids[after[goes_on]]
     found.files[spans], found.offsets[spans] = group.files[record], group.offsets[record]
+    if group.tokenised.columns is not None:
+        found.columns.append(Taken(group.tokenised.columns, record, spans))
     # Slices: indices of all tokens would cost more than their copies.
     for place, begin, count in zip(places.tolist(), start.tolist(), taken[:, 1].tolist(), strict=True):
         found.ids[place : place + count] = ids[begin : begin + count]

@@ -96,7 +96,8 @@ async def simulate_plan(
         give_up_after_s=GIVE_UP_AFTER_S,
     )
     with progress("simulate", steps) as show:
-        async with local_engine(workers, preload=partial(preload, place.directory)) as engine:
+        warm = partial(preload, place.directory, prepared.compiled.modules)
+        async with local_engine(workers, preload=warm) as engine:
             conductor = Conductor(config, engine, None, callbacks_of(prepared, totals, show))
             await conductor.run(state)
     reason = conductor.reason or "the limit is reached"
@@ -200,6 +201,7 @@ class _RunSession:
             prepared.tokenizer,
             vocabulary=prepared.payloads.vocabulary,
             shape=(micro, micro_batch_tokens(plan) if fixed else "tokens"),
+            columns=prepared.payloads.columns,
         )
         identity = await ensure_lake(store, grid_of(plan), output.ext, schema)
         warning = refuse_other_arrays(
@@ -246,9 +248,10 @@ class _RunSession:
             held_bytes_max=self._memory_of(prepared).held_bytes,
             give_up_after_s=GIVE_UP_AFTER_S,
         )
+        warm = partial(preload, self._place.directory, prepared.compiled.modules)
         with self._progress(options.producer_id, options.limit_steps or rules.steps_max) as show:
             async with (
-                local_engine(self._workers, preload=partial(preload, self._place.directory)) as engine,
+                local_engine(self._workers, preload=warm) as engine,
                 trio.open_nursery() as nursery,
             ):
                 self._conductor = conductor = Conductor(

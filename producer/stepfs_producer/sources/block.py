@@ -30,6 +30,7 @@ class Kind(StrEnum):
 
     TEXT = "text"  # UTF-8, still to be tokenised
     JSON = "json"  # a JSON object in UTF-8, for a transform of the user's
+    FIELDS = "fields"  # the same, and as msgpack where it holds bytes: see `fields.packed`
     TOKENS = "tokens"  # little-endian int32 ids
 
 

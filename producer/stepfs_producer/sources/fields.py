@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,11 +45,44 @@ class Raw(NamedTuple):
     stored: Any
 
 
-def kind_of(spec: SourceSpec) -> Kind:
-    """The kind of records made of JSON objects and rows."""
+def kind_of(spec: SourceSpec, whole: Kind = Kind.JSON) -> Kind:
+    """The kind of records made of objects and rows; `whole`: of those that a transform gets whole."""
     if spec.tokens_field is not None:
         return Kind.TOKENS
-    return Kind.JSON if spec.whole_records else Kind.TEXT
+    return whole if spec.whole_records else Kind.TEXT
+
+
+def packed(value: dict[str, Any]) -> Value:
+    """An object as a record of `FIELDS`. Times, decimals and the like are written as Python prints them.
+
+    JSON, which has no room for bytes; with bytes in it: msgpack, which never begins with a brace here. So the hash that
+    deals records to shards and holdouts is that of the JSON wherever there is one.
+    """
+    try:
+        try:
+            return json.dumps(value, ensure_ascii=False, default=_printed).encode()
+        except _HoldsBytesError:
+            data: bytes = msgpack.packb(value, default=str)
+            return data
+    except UnicodeError as error:
+        return Bad(f"not UTF-8 ({error.reason})" if isinstance(error, UnicodeDecodeError) else "not Unicode")
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return Bad(f"neither JSON nor msgpack ({error})")
+
+
+def unpacked(data: bytes) -> Any:
+    """The object of a record of `FIELDS`."""
+    return json.loads(data) if data.startswith(b"{") else msgpack.unpackb(data, strict_map_key=False)
+
+
+class _HoldsBytesError(Exception):
+    """The object is not for JSON."""
+
+
+def _printed(value: object) -> str:
+    if isinstance(value, bytes):
+        raise _HoldsBytesError
+    return str(value)
 
 
 def text_line(line: Line) -> Value:

@@ -8,8 +8,9 @@
                 yield number, entry.partition(b"\\n")[2].replace(b"\\n", b"")
 
 yields (offset, value): numbers that grow, and a text (str or UTF-8 bytes), a dict (of which `text_field` or
-`tokens_field` is taken, or all of it for a transform), or, with `kind = "tokens"`, a sequence of token ids. `Bad("why")`
-as value is a record that cannot be decoded. An exception stops the run, except that one of reading the file is retried.
+`tokens_field` is taken, or all of it, bytes included, for a transform), or, with `kind = "tokens"`, a sequence of token
+ids. `Bad("why")` as value is a record that cannot be decoded. An exception stops the run, except that one of reading the
+file is retried.
 `parts(file)`, if there is one, lists (records, bytes) of the parts that can be read alone; `records` then gets the number
 of one. Without it the file is read whole, in order. The same file must always give the same records: declare a new
 `version` in the plan when the code yields other records. The plan's `options` are the arguments of Class, as texts.
@@ -18,7 +19,6 @@ of one. Without it the file is read whole, in order. The same file must always g
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -26,7 +26,17 @@ from typing import Any, BinaryIO, Protocol
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.sources.block import Kind
-from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, fields_of, kind_of, text_of, tokens_of
+from stepfs_producer.sources.fields import (
+    Bad,
+    Raw,
+    Tokens,
+    Value,
+    fields_of,
+    kind_of,
+    packed,
+    text_of,
+    tokens_of,
+)
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, Stream, buffered, open_file
 from stepfs_producer.sources.spec import SourceSpec
@@ -50,7 +60,7 @@ class OwnFormat:
         self._kind = getattr(reader, "kind", None)
 
     def kind(self, spec: SourceSpec) -> Kind:
-        return kind_of(spec) if self._kind is None else Kind(self._kind)
+        return kind_of(spec, Kind.FIELDS) if self._kind is None else Kind(self._kind)
 
     def entries(self, files: Sequence[str]) -> Sequence[str]:
         return files
@@ -94,8 +104,8 @@ class OwnFormat:
         if isinstance(stored, Bad):
             return stored
         if isinstance(stored, dict):
-            if kind is Kind.JSON:
-                return json.dumps(stored, ensure_ascii=False).encode()
+            if kind in {Kind.JSON, Kind.FIELDS}:
+                return packed(stored)
             return fields_of(spec, stored)
         if kind is Kind.TEXT and isinstance(stored, (str, bytes)):
             return text_of(stored, spec.text_field)

@@ -7,14 +7,14 @@ distinct values may be far larger in memory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, kind_of, text_of, tokens_of
+from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, kind_of, packed, text_of, tokens_of
 from stepfs_producer.sources.files.found import FoundFile
 from stepfs_producer.sources.files.opened import OpenFile, Stream, open_file
 from stepfs_producer.sources.spec import SourceSpec
@@ -22,8 +22,6 @@ from stepfs_producer.sources.task import Fragment, Unit
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
-
-    from stepfs_producer.sources.block import Kind
 
 _BUFFER_BYTES: Final = 1 << 20
 _ROWS: Final = 256  # decoded at a time
@@ -35,7 +33,7 @@ class ParquetFormat:
     suffixes = (".parquet", ".parq", ".pq")
 
     def kind(self, spec: SourceSpec) -> Kind:
-        return kind_of(spec)
+        return kind_of(spec, Kind.FIELDS)
 
     def entries(self, files: Sequence[str]) -> Sequence[str]:
         return files
@@ -205,16 +203,11 @@ def _tokens(columns: Sequence[Any], row: int) -> Value:
 
 
 def _object(batch: Any, row: int) -> Value:
-    """A row as a JSON object. Times, decimals and the like are written as Python prints them."""
     try:
         (value,) = batch.slice(row, 1).to_pylist()
-        return json.dumps(value, ensure_ascii=False, default=_printed).encode()
-    except UnicodeError as error:
-        return Bad(f"not UTF-8 ({error.reason})" if isinstance(error, UnicodeDecodeError) else "not Unicode")
-
-
-def _printed(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError as error:
+        return Bad(f"not UTF-8 ({error.reason})")
+    return packed(value)
 
 
 def _weight(value: Value) -> int:

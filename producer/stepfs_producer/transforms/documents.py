@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.payloads.columns import Columns
+
 Ids = NDArray[np.int32]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.uint8]
@@ -75,3 +77,4 @@ class Tokenised:
     ids: Ids  # of all records, end to end
     mask: Mask | None = None  # per id: 0 where the loss ignores it; None: nowhere
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why
+    columns: Columns | None = None  # of the records; None: of a source that gives none

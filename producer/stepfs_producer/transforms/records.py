@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
+from stepfs_producer.payloads.columns import Columns
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.sources.block import Kind, Records
+from stepfs_producer.sources.fields import unpacked
 from stepfs_producer.transforms.documents import (
     BAD,
     Documents,
     Ids,
+    Integers,
     Mask,
     Tokenised,
     UnfitRecordError,
     documents_of,
 )
+from stepfs_producer.transforms.images import with_images
 from stepfs_producer.transforms.model_tokenizer import Tokenizer, load_tokenizer
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
@@ -53,7 +58,7 @@ def transform(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> T
     """
     assert len(keys) == len(records)
     tokenizer = load_tokenizer(spec.tokenizer)
-    work = _Work(records, tokenizer, None if spec.call is None else user_function(spec.call))
+    work = _Work(records, tokenizer, spec)
     for index in np.flatnonzero(~records.dropped).tolist():
         if index not in work.bad:
             try:
@@ -66,17 +71,20 @@ def transform(spec: TransformSpec, records: Records, keys: Sequence[bytes]) -> T
 class _Work:
     """Records on their way: texts are collected, because tokenizers are fastest in batches."""
 
-    def __init__(self, records: Records, tokenizer: Tokenizer, call: UserFunction | None) -> None:
+    def __init__(self, records: Records, tokenizer: Tokenizer, spec: TransformSpec) -> None:
         self.bad = {index: why for index, why in records.bad.items() if not records.dropped[index]}
         self._records = records
         self._tokenizer = tokenizer
-        self._call = call
+        self._spec = spec
+        self._call: UserFunction | None = None if spec.call is None else user_function(spec.call)
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
+        self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
         self._ends = records.ends.tolist()
         self._read: Callable[[int, bytes], object] = {
             Kind.TEXT: self._read_text,
-            Kind.JSON: self._read_json,
+            Kind.JSON: self._read_object,
+            Kind.FIELDS: self._read_object,
             Kind.TOKENS: self._read_tokens,
         }[records.kind]
 
@@ -85,13 +93,14 @@ class _Work:
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, self._records.data[begin : self._ends[index]])
         if self._call is not None:
-            made = self._call(value, key, self._tokenizer.vocabulary)
+            made = self._call(value, key, self._tokenizer.vocabulary, self._spec.columns)
             if made is None:
                 return
-            if isinstance(made, str):
-                value = _encodable(made, self._call.name)
+            self._columns[index] = made.columns
+            if isinstance(made.content, str):
+                value = _encodable(made.content, self._call.name)
             else:
-                self._ids[index] = made
+                self._ids[index] = made.content, made.mask
                 return
         if isinstance(value, str):
             self._texts[index] = value
@@ -111,7 +120,14 @@ class _Work:
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
-        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())))
+        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())), self._beside(lengths))
+
+    def _beside(self, lengths: Integers) -> Columns | None:
+        """The columns of the samples; a record that is none has no row."""
+        if not self._spec.columns:
+            return None
+        given = [self._columns.get(index, {}) if length > 0 else {} for index, length in enumerate(lengths)]
+        return Columns.of_samples(self._spec.columns, given)
 
     def _encoded(self) -> Documents:
         try:
@@ -142,13 +158,14 @@ class _Work:
         except UnicodeDecodeError as error:
             raise UnfitRecordError(f"not UTF-8 at byte {error.start}") from error
 
-    def _read_json(self, _index: int, data: bytes) -> object:
+    def _read_object(self, _index: int, data: bytes) -> object:
         if self._call is None:
             return None
         try:
-            return json.loads(data)
+            value = json.loads(data) if self._records.kind is Kind.JSON else unpacked(data)
         except (ValueError, RecursionError) as error:
             raise UnfitRecordError(f"not JSON ({error})") from error
+        return value if self._spec.images is None else with_images(value, self._spec.images)
 
     def _read_tokens(self, index: int, data: bytes) -> object:
         ids = checked_ids(np.frombuffer(data, "<i4"), self._tokenizer.vocabulary)

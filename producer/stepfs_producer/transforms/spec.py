@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stepfs_producer.payloads.columns import ColumnSpec
+
 
 class TokenizerKind(StrEnum):
     """Where token ids come from."""
@@ -28,8 +30,20 @@ class TokenizerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagesSpec:
+    """Images in fields of records, which the user's function gets decoded: see `transforms.images`."""
+
+    fields: tuple[str, ...]
+    patch: int = 14  # pixels
+    merge: int = 2  # patches
+    patches_max: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
 class TransformSpec:
     """How a record becomes a sample."""
 
     tokenizer: TokenizerSpec
     call: str | None = None  # `module:function` of the user
+    columns: tuple[ColumnSpec, ...] = ()  # that it may give
+    images: ImagesSpec | None = None

@@ -2,8 +2,9 @@
 
     def render(record, key): ...
 
-`record` is a dict (whole JSON records), a str (text), an int32 array (token ids), or with a mask beside them a dict of
-`input_ids` and `loss_mask`. `key` is given to functions that
+`record` is a dict (whole records, with bytes where the source has them, and an `images.Image` in place of each image that
+the plan names), a str (text), an int32 array (token ids), or with a mask beside them a dict of `input_ids` and
+`loss_mask`. `key` is given to functions that
 have a parameter of that name: 16 bytes of the record's own, which change from epoch to epoch, as the seed of whatever
 is drawn at random. The result is one of
 
@@ -12,6 +13,8 @@ is drawn at random. The result is one of
     [5, 7, 9]                            token ids: any sequence or array of integers
     ([5, 7, 9], [0, 1, 1])               ids, and 0 where the loss ignores the token
     {"input_ids": …, "loss_mask": …}     the same; or "labels", which are the ids, and -100 where the loss ignores them
+    {"input_ids": …, "columns": {…}}     beside ids (and mask, or in place of ids "text"): by name, numpy arrays [rows, …]
+                                         of the columns that the plan declares, in their dtypes and shapes
 
 It must depend on its arguments alone: records are transformed in groups of any size, in any process, and again after
 a restart.
@@ -23,20 +26,30 @@ import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError, UsageError
+from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError
 
 IGNORED: Final = -100
 _REASON_CHARACTERS_MAX: Final = 200
 
-Made = str | tuple[Ids, Mask | None] | None
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A sample, as a function returned it."""
+
+    content: str | Ids
+    mask: Mask | None = None
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class UserFunction:
@@ -50,8 +63,10 @@ class UserFunction:
         except (TypeError, ValueError):  # some functions written in C have no signature
             self._wants_key = False
 
-    def __call__(self, record: object, key: bytes, vocabulary: int) -> Made:
-        """The result of the function for a record: text, or ids below `vocabulary` and their mask.
+    def __call__(
+        self, record: object, key: bytes, vocabulary: int, columns: Sequence[ColumnSpec] = ()
+    ) -> Made | None:
+        """The result of the function for a record: text, or ids below `vocabulary`, and what it gives beside them.
 
         `UnfitRecordError` if it raises or returns something else. Errors of the operating system are not about
         the record, so they end the task: `StepfsError`.
@@ -72,7 +87,7 @@ class UserFunction:
         except Exception as error:
             raise UnfitRecordError(f"{self.name} raised {_described(error)}") from error
         try:
-            return _read(result, vocabulary)
+            return _read(result, vocabulary, columns)
         except UnfitRecordError as error:
             raise UnfitRecordError(f"{self.name} returned {error}") from error
 
@@ -122,29 +137,61 @@ def function_of(name: str) -> Callable[..., object]:
     return value
 
 
-def _read(result: object, vocabulary: int) -> Made:
+def _read(result: object, vocabulary: int, columns: Sequence[ColumnSpec]) -> Made | None:
     if result is None:
         return None
     if isinstance(result, str):
-        return result
+        return Made(result)
     if isinstance(result, Mapping):
-        return _read_mapping(result, vocabulary)
+        return _read_mapping(result, vocabulary, columns)
     if isinstance(result, tuple) and len(result) == 2 and not all(map(_is_integer, result)):
         ids = checked_ids(result[0], vocabulary)
-        return ids, None if result[1] is None else _mask(result[1], len(ids))
-    return checked_ids(result, vocabulary), None
+        return Made(ids, None if result[1] is None else _mask(result[1], len(ids)))
+    return Made(checked_ids(result, vocabulary))
 
 
-def _read_mapping(result: Mapping[Any, object], vocabulary: int) -> tuple[Ids, Mask | None]:
+def _read_mapping(result: Mapping[Any, object], vocabulary: int, columns: Sequence[ColumnSpec]) -> Made:
+    beside = _columns(result.get("columns"), columns)
+    text, mask, labels = result.get("text"), result.get("loss_mask"), result.get("labels")
+    if isinstance(text, str):
+        if more := sorted({"input_ids", "loss_mask", "labels"} & set(result)):
+            raise UnfitRecordError(f"both 'text' and {more[0]!r}; return one")
+        return Made(text, None, beside)
     if "input_ids" not in result:
         raise UnfitRecordError(f"a mapping without 'input_ids'; its keys are {sorted(map(str, result))[:8]}")
     ids = checked_ids(result["input_ids"], vocabulary)
-    mask, labels = result.get("loss_mask"), result.get("labels")
     if mask is not None and labels is not None:
         raise UnfitRecordError("both 'loss_mask' and 'labels'; return one")
     if mask is not None:
-        return ids, _mask(mask, len(ids))
-    return ids, None if labels is None else mask_of_labels(labels, ids)
+        return Made(ids, _mask(mask, len(ids)), beside)
+    return Made(ids, None if labels is None else mask_of_labels(labels, ids), beside)
+
+
+def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:
+    """Copies of the arrays, of exactly the declared dtypes and shapes."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UnfitRecordError(f"columns of type {type(given).__name__}; return arrays by name")
+    declared = {spec.name: spec for spec in specs}
+    found = {}
+    for name, values in given.items():
+        spec = declared.get(name)
+        if spec is None:
+            close = difflib.get_close_matches(str(name), declared, n=1)
+            advice = f"; did you mean {close[0]!r}?" if close else "; declare it in output.columns"
+            raise UnfitRecordError(f"the column {name!r}, which the plan does not declare{advice}")
+        try:
+            array = np.array(values)
+        except (TypeError, ValueError) as error:
+            raise UnfitRecordError(f"the column {name!r} that is no array ({error})") from error
+        if array.dtype != np.dtype(spec.dtype) or array.ndim == 0 or array.shape[1:] != spec.shape:
+            wanted = ", ".join(map(str, ("rows", *spec.shape)))
+            raise UnfitRecordError(
+                f"the column {name!r} as {array.dtype} {list(array.shape)}, declared as {spec.dtype} [{wanted}]"
+            )
+        found[name] = array
+    return found
 
 
 def mask_of_labels(labels: object, ids: Ids) -> Mask:

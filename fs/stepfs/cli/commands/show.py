@@ -172,7 +172,8 @@ async def _shown(payload: _Payload, wanted: _Wanted) -> _Shown:
     problem = None
     with TorchProcess() as by_torch:
         if payload.schema is not None and payload.schema.binding:
-            problem = PayloadCheck(payload.ext, payload.schema, by_torch).problem(ends)
+            check = PayloadCheck(payload.ext, payload.schema, by_torch)
+            problem = check.of_slice(0).problem(ends)  # of a micro-batch's files, `_slice` takes the first
         found = _found(payload, ends, by_torch)
     values = [await _values(payload.data, array, _VALUES) for array in found.arrays]
     ids = ids_array(found.arrays) if decode is not None else None

@@ -198,7 +198,7 @@ def _content_check(identity: LakeIdentity, lake: str, by_torch: ByTorch) -> Payl
         )
     if schema is not None and schema.format == "pt" and schema.arrays is not None:
         need_torch("--content of .pt files", for_foreign_files=True)
-    return PayloadCheck(identity.ext, schema, by_torch)
+    return PayloadCheck(identity.ext, schema, by_torch, identity.grid.files)
 
 
 def _damage_line(damage: Damage) -> str:

@@ -7,7 +7,7 @@ and shapes. Producers check every payload that they append, `verify --content` c
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepfs.format.payload.arrays import (
     ArrayInfo,
@@ -29,6 +29,16 @@ class PayloadCheck:
     ext: str
     schema: PayloadSchema | None = None
     by_torch: ByTorch = without_torch
+    files: tuple[str, ...] = ("",)  # of the lake's grid
+
+    def of_slice(self, index: int) -> PayloadCheck:
+        """The demands on one slice, which is one of these files: of all alike, unless arrays name theirs."""
+        arrays = {} if self.schema is None else self.schema.arrays or {}
+        if self.schema is None or not any(spec.file for spec in arrays.values()):
+            return self
+        file = self.files[index % len(self.files)]
+        mine = {name: spec for name, spec in arrays.items() if spec.file == file}
+        return replace(self, schema=replace(self.schema, arrays=mine))
 
     @property
     def head_bytes(self) -> int:
@@ -110,7 +120,7 @@ def schemas_at_odds(made: PayloadSchema, recorded: PayloadSchema) -> str | None:
         here, there = made.arrays.get(name), recorded.arrays.get(name)
         if here is None or there is None:
             return f"its schema {'names' if here is None else 'does not name'} the array {name!r}"
-        fit = here.dtype == there.dtype and len(here.shape) == len(there.shape)
+        fit = (here.dtype, here.file, len(here.shape)) == (there.dtype, there.file, len(there.shape))
         if not fit or any(_differ(*sizes) for sizes in zip(here.shape, there.shape, strict=True)):
             return f"its schema says {name!r} is {there}, not {here}"
     return None

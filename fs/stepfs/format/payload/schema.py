@@ -7,10 +7,9 @@
 It is JSON text, as users write it, inside the lake's identity (FORMAT.md). A dimension is a number, null (any), or a
 name: any, but equal wherever the name stands in one payload. A payload has exactly the arrays of the schema. Without
 `arrays` only the format is promised. With `"binding": false` nothing is: the schema only describes the payloads of the
-producer that made the lake, and others may append different ones.
+producer that made the lake. An array with a `file` is in that file of the lake's grid, all others are in the rank's.
 
-The text is parsed only where it is used. So a reader that does not know a newer version still mounts the lake, and a
-fork passes the text on unchanged.
+The text is parsed only where it is used, so a newer version still mounts, and a fork passes the text on unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ _WITH_ARRAYS: Final = {"safetensors", "npy", "pt", "bin"}
 _NAME_BYTES_MAX: Final = 256
 _DIMENSION: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _TOKENIZER_KEYS_MAX: Final = 32
-_SEVERAL: Final = 2
 
 Dimension = int | str | None
 Scalar = None | bool | int | str
@@ -48,6 +46,11 @@ class ArraySpec:
 
     dtype: str
     shape: tuple[Dimension, ...]
+    file: str = ""  # of the lake's grid that holds it
+
+    def document(self) -> dict[str, Any]:
+        file = {"file": self.file} if self.file else {}
+        return {"dtype": self.dtype, "shape": list(self.shape), **file}
 
     def __str__(self) -> str:
         return array_text(self.dtype, self.shape)
@@ -66,9 +69,7 @@ class PayloadSchema:
         """As in JSON documents and in the lake."""
         found: dict[str, Any] = {"version": SCHEMA_VERSION, "format": self.format}
         if self.arrays is not None:
-            found["arrays"] = {
-                name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in self.arrays.items()
-            }
+            found["arrays"] = {name: spec.document() for name, spec in self.arrays.items()}
         if self.tokenizer:
             found["tokenizer"] = dict(self.tokenizer)
         if not self.binding:
@@ -207,15 +208,15 @@ def _array(name: str, value: object, known_keys_only: bool) -> ArraySpec:
         raise _MistakeError(f"arrays: {name[:40]!r} is no name; use 1 to {_NAME_BYTES_MAX} printable bytes")
     body = _map(value, name)
     if known_keys_only:
-        _refuse_unknown(body, {"dtype", "shape"}, name)
-    dtype, shape = body.get("dtype"), body.get("shape")
+        _refuse_unknown(body, {"dtype", "shape", "file"}, name)
+    dtype, shape, file = body.get("dtype"), body.get("shape"), str(body.get("file", ""))
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _MistakeError(f"{name}: dtype {_short(dtype)} is none of {' '.join(DTYPE_BYTES)}")
     if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX:
         raise _MistakeError(
             f"{name}: shape {_short(shape)} is no list of at most {DIMENSIONS_MAX} dimensions"
         )
-    return ArraySpec(dtype, tuple(_dimension(name, size) for size in shape))
+    return ArraySpec(dtype, tuple(_dimension(name, size) for size in shape), file)
 
 
 def _dimension(name: str, value: object) -> Dimension:
@@ -233,7 +234,7 @@ def _check_raw(arrays: Mapping[str, ArraySpec]) -> None:
     (name, spec), *others = arrays.items()
     if others:
         raise _MistakeError(f"arrays: bin files have no header; only one array fits, not {len(arrays)}")
-    if len([size for size in spec.shape if not isinstance(size, int)]) >= _SEVERAL:
+    if len([size for size in spec.shape if not isinstance(size, int)]) > 1:
         raise _MistakeError(f"{name}: bin files have no header; leave at most one dimension open")
 
 

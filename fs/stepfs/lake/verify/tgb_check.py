@@ -105,7 +105,7 @@ class TgbCheck:
             self._problems.append((index, "the log's block checksums do not match a slice that is intact"))
         elif self._content is not None:
             ends = memoryview(bytes(self._first)), memoryview(bytes(self._last))
-            problem = self._content.problem(Excerpt(*ends, ref.length))
+            problem = self._content.of_slice(index).problem(Excerpt(*ends, ref.length))
             if problem is not None:
                 self._problems.append((index, f"content: {problem}"))
         self._first, self._last = bytearray(), bytearray()

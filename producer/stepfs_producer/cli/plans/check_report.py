@@ -96,7 +96,9 @@ class _Report:
         lengths = ", ".join(map(_rows_text, outlook.stages))
         yield f"plan       {outlook.digest}"
         kind = "coordinate of dp" if outlook.files == "ranks" else "micro-batch of it"
-        yield f"slices     {outlook.slices} (mesh {outlook.mesh}: {outlook.ranks} ranks; each {kind} is a slice)"
+        own = sum(column.file == "own" for column in self.plan.output.columns.values())
+        has = f"has {1 + own} slices" if own else "is a slice"
+        yield f"slices     {outlook.slices} (mesh {outlook.mesh}: {outlook.ranks} ranks; each {kind} {has})"
         yield (
             f"step       {outlook.step_tokens} tokens: {outlook.data_ranks} data ranks × {outlook.micro_batches} micro-batches × "
             f"{outlook.micro_batch_tokens}; rows of {lengths}"

@@ -31,6 +31,11 @@ def _lines(done: SimulationResult) -> Iterator[str]:
         f"balance    slowest ÷ mean rank {measures['slowest_to_mean']:.4f}, at each micro-batch "
         f"{measures['slowest_to_mean_micro']:.4f}"
     )
+    for name, load in measures.get("loads", {}).items():
+        yield (
+            f"  {name:8} slowest ÷ mean rank {load['slowest_to_mean']:.4f}, at each micro-batch "
+            f"{load['slowest_to_mean_micro']:.4f}"
+        )
     yield f"documents  {measures['cut_documents']} cut, {measures['lost_tokens']} tokens lost by truncate or drop"
     yield f"planning   {measures['planning_ms']:.1f} ms a step"
     yield ""

@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.plan.balance.loads import normalised, partition_of_loads
 from stepfs_producer.plan.balance.partition import Method, partition
 
 Integers = NDArray[np.int64]
@@ -26,24 +27,30 @@ class Over(StrEnum):
 
 
 def deal(costs: Integers, *, ranks: int, micro_batches: int, method: Method, over: Over) -> Integers:
-    """Row indices [ranks, micro_batches, rows of a micro-batch]."""
+    """Row indices [ranks, micro_batches, rows of a micro-batch]. `costs`: one of each row, or [rows, loads] of several."""
     shape = (ranks, micro_batches, -1)
     if method is Method.NONE:
         return np.arange(len(costs), dtype=np.int64).reshape(shape)
+    count = ranks if over is Over.RANKS else ranks * micro_batches
+    if costs.ndim > 1:
+        costs = normalised(costs, count)
+        bins = partition_of_loads(costs, count)
+    else:
+        bins = partition(costs, count, method)
+        costs = costs[:, None]
     if over is Over.RANKS:
-        bins = partition(costs, ranks, method)
-        heaviest_first = np.argsort(-costs[bins], axis=1, kind="stable")
+        heaviest_first = np.argsort(-costs.max(axis=1)[bins], axis=1, kind="stable")
         return np.take_along_axis(bins, heaviest_first, axis=1).reshape(shape)
-    bins = partition(costs, ranks * micro_batches, method)
     return _even_out(bins, costs[bins].sum(axis=1), ranks, micro_batches)
 
 
 def _even_out(bins: Integers, loads: Integers, ranks: int, micro_batches: int) -> Integers:
-    runs = np.argsort(-loads, kind="stable").reshape(micro_batches, ranks)
-    totals = np.zeros(ranks, np.int64)
+    """`loads` [bins, loads]: a bin is as heavy as its larger one."""
+    runs = np.argsort(-loads.max(axis=1), kind="stable").reshape(micro_batches, ranks)
+    totals = np.zeros((ranks, loads.shape[1]), np.int64)
     dealt = np.empty_like(runs)  # [micro_batches, ranks]: bins
     for index, run in enumerate(runs):
-        lightest_first = np.argsort(totals, kind="stable")
+        lightest_first = np.argsort(totals.max(axis=1), kind="stable")
         dealt[index, lightest_first] = run
         totals[lightest_first] += loads[run]
     order = heavy_light(micro_batches)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from stepfs.format.grid.mesh import Mesh
 from stepfs.format.ids import SLICES_MAX
+from stepfs_producer.plan.file.columns import problems_of_use
 from stepfs_producer.plan.file.declared import AnySource, Defaults
 from stepfs_producer.plan.file.problems import Problem, Where, nearest
 from stepfs_producer.plan.file.settings import Mix, Output, Stage, Until
@@ -40,6 +41,8 @@ def problems_of_plan(
         problems += _lengths_of_sources(
             fields["output"], fields["stages"], fields.get("sources", {}), sources or {}
         )
+    if "output" in fields:
+        problems += problems_of_use(fields, fields["output"].columns)
     if {"until", "defaults", "sources"} <= set(fields):
         problems += _ending(fields["until"], fields["defaults"], fields["sources"])
     return problems
@@ -178,11 +181,15 @@ def _rows(
         if whole % length:
             what = f"sequence_length {length} does not divide micro_batch_tokens {whole}; choose a multiple of each length"
             yield Problem(where, what)
-    files = mesh.data_ranks * output.micro_batches
-    if output.files == "micro_batches" and files > SLICES_MAX:
-        what = f"a step of {files} files (ranks × micro_batches) is too large; the most is {SLICES_MAX}"
-        yield Problem(("output", "micro_batches"), what)
-    tokens = files * whole
+    units = mesh.data_ranks * output.micro_batches
+    beside = sum(column.file == "own" for column in output.columns.values())
+    files = (units if output.files == "micro_batches" else mesh.data_ranks) * (1 + beside)
+    if files > SLICES_MAX and (beside or output.files == "micro_batches"):
+        product = "ranks × micro_batches" if output.files == "micro_batches" else "ranks"
+        product += " × 1 and columns with file: own" if beside else ""
+        what = f"a step of {files} files ({product}) is too large; the most is {SLICES_MAX}"
+        yield Problem(("output", "columns") if beside else ("output", "micro_batches"), what)
+    tokens = units * whole
     if tokens > TOKENS_MAX:
         what = (
             f"a step of {tokens} tokens (slices × micro_batches × micro_batch_tokens) is too large; "

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
+from stepfs_producer.plan.file.columns import Images
 from stepfs_producer.plan.file.part import Part
 from stepfs_producer.plan.file.problems import Problem, nearest
 from stepfs_producer.plan.file.scalars import (
@@ -119,6 +120,8 @@ class Parquet(_Files):
     """Column beside the ids: 0 where the loss ignores the token."""
     labels_field: Annotated[str, _FIELD] | None = None
     """Column beside the ids: -100 where the loss ignores the token."""
+    images: Images | None = None
+    """Columns of encoded images, which the transform gets as patches."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -133,7 +136,9 @@ class Parquet(_Files):
             problems.append(Problem(("labels_field",), "give one of mask_field and labels_field"))
         if self.tokens_field is not None and "text_field" in self.model_fields_set:
             problems.append(Problem(("text_field",), "give one of text_field and tokens_field"))
-        return problems
+        if self.tokens_field is not None and self.images is not None:
+            problems.append(Problem(("images",), "give one of images and tokens_field"))
+        return problems + _images_alone(self.images, self.transform)
 
 
 class Megatron(_Files):
@@ -154,9 +159,24 @@ class Source(_Files):
     """For the class."""
     options: dict[str, Annotated[str, text("option", empty=True)]] = Field(default_factory=dict)
     """For the class, as text."""
+    images: Images | None = None
+    """Fields of encoded images, which the transform gets as patches."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
+
+    def own_problems(self) -> list[Problem]:
+        return _images_alone(self.images, self.transform)
+
+
+def _images_alone(images: Images | None, transform: str | None) -> list[Problem]:
+    if images is None or transform is not None:
+        return []
+    return [
+        Problem(
+            ("images",), "images need a transform to put them into a sample; add transform: module:function"
+        )
+    ]
 
 
 _FORMATS: Final[Mapping[str, type[_Files]]] = {
@@ -182,6 +202,7 @@ class _Unknown(_Files):
     mask_field: Any = None
     labels_field: Any = None
     options: Any = None
+    images: Any = None
 
 
 def _of_its_format(value: object) -> object:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stepfs.errors import CorruptError
-from stepfs_producer.plan.file.declared import AnySource, Source
+from stepfs_producer.plan.file.declared import AnySource, Parquet, Source
 from stepfs_producer.plan.file.scalars import NONE, decimal_text
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.settings import Cost, Mix, OnError, Shuffle, Stage, Tokenizer, Until
@@ -77,6 +77,7 @@ def normalised(plan: Plan) -> Normalised:
                 # Unset by default: a key that came later must not change the digests of plans without it.
                 "files": plan.output.files if plan.output.files != "ranks" else None,
                 "labels": plan.output.labels,
+                "columns": _columns(plan) or None,
             }
         ),
         "stages": [_stage(one) for one in stages_of(plan)],
@@ -85,7 +86,13 @@ def normalised(plan: Plan) -> Normalised:
         "mix": [_entry(entry) for entry in mix_of(plan)],
         "pack": {"method": str(plan.pack.method)},
         "cost": _cost(plan.cost),
-        "balance": {"method": str(plan.balance.method), "over": str(plan.balance.over)},
+        "balance": _given(
+            {
+                "method": str(plan.balance.method),
+                "over": str(plan.balance.over),
+                "loads": list(plan.balance.loads) or None,
+            }
+        ),
         "until": _until(plan.until),
     }
 
@@ -106,6 +113,19 @@ def plan_of_text(text: str) -> Plan:
 def plan_digest(plan: Plan) -> str:
     """32 hexadecimal digits."""
     return hashlib.blake2b(plan_text(plan).encode(), digest_size=16).hexdigest()
+
+
+def _columns(plan: Plan) -> dict[str, Any]:
+    return {
+        name: _given(
+            {
+                "dtype": column.dtype,
+                "shape": list(column.shape),
+                "file": column.file if column.file != "rank" else None,
+            }
+        )
+        for name, column in sorted(plan.output.columns.items())
+    }
 
 
 def _stage(stage: Stage) -> dict[str, Any]:
@@ -139,6 +159,8 @@ def _source(source: AnySource) -> dict[str, Any]:
         del found["text_field"]  # one or the other
     if isinstance(source, Source):
         found["options"] = dict(source.options)
+    if isinstance(source, Parquet | Source) and source.images is not None:
+        found["images"] = source.images.model_dump(mode="json")
     return _given(found)
 
 
@@ -167,7 +189,7 @@ def _cost(cost: Cost) -> dict[str, Any]:
     if cost.call is not None:
         return {"call": cost.call}
     linear, quadratic = cost.coefficients
-    return {"linear": linear, "quadratic": quadratic}
+    return {"linear": linear, "quadratic": quadratic, **({"columns": cost.columns} if cost.columns else {})}
 
 
 def _until(until: Until) -> dict[str, Any]:

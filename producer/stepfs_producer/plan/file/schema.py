@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ValidationError
 
 from stepfs.errors import UsageError
 from stepfs_producer.plan.file.checks import problems_of_plan
+from stepfs_producer.plan.file.columns import Column, Images
 from stepfs_producer.plan.file.declared import (
     AnySource,
     Defaults,
@@ -40,8 +41,8 @@ from stepfs_producer.plan.file.settings import (
 )
 
 __all__ = [
-    "Balance", "Cost", "Defaults", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet", "Plan", "Shuffle",
-    "Source", "Stage", "Text", "Tokenizer", "Until",
+    "Balance", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
+    "Plan", "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
 ]  # fmt: skip
 
 VERSION: Final = 1

@@ -12,6 +12,7 @@ from stepfs.format.grid.mesh import Mesh, parse_mesh
 from stepfs_producer.plan import cost
 from stepfs_producer.plan.balance.deal import Over
 from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.file.columns import NAMES, Column, problems_of_columns
 from stepfs_producer.plan.file.part import Part
 from stepfs_producer.plan.file.problems import Problem
 from stepfs_producer.plan.file.scalars import (
@@ -69,6 +70,11 @@ class Output(Part):
     """A multiple of every stage's sequence length; by default the longest."""
     labels: Annotated[Literal["shifted", "same"], choice("kind of labels", ("shifted", "same"))] = "shifted"
     """shifted: y[i] = x[i+1]; same: y = x, for models that shift by themselves."""
+    columns: dict[str, Column] = Field(default_factory=dict)
+    """By name: arrays that transforms give beside the tokens."""
+
+    def own_problems(self) -> list[Problem]:
+        return list(problems_of_columns(self.columns, self.ext))
 
 
 class Stage(Part):
@@ -173,9 +179,13 @@ class Cost(Part):
     """Per token²."""
     call: Annotated[str, user_code("function")] | None = None
     """module:function that returns the cost of each sample."""
+    columns: dict[str, Coefficient] = Field(default_factory=dict)
+    """By column: the price of a row, in addition."""
 
     def own_problems(self) -> list[Problem]:
         coefficients = {self.linear, self.quadratic} - {None}
+        if self.call is not None and self.columns:
+            return [Problem(("columns",), "call gives the whole cost of a sample; remove one", of_key=True)]
         if sum((self.hidden_size is not None, bool(coefficients), self.call is not None)) > 1:
             return [Problem((), "give one of hidden_size, linear and quadratic, or call")]
         if coefficients == {0}:
@@ -201,6 +211,18 @@ class Balance(Part):
     """auto is the better of greedy and karmarkar_karp; none deals rows as they come."""
     over: Annotated[Over, choice("level", Over)] = Over.MICRO_BATCHES
     """micro_batches if ranks meet at each (FSDP), ranks if they meet once a step (DDP)."""
+    loads: Annotated[tuple[str, ...], NAMES] = ()
+    """Several in place of the cost, such as [tokens, pixels]: columns, by their rows, and tokens, by their cost alone."""
+
+    def own_problems(self) -> list[Problem]:
+        if not self.loads:
+            return []
+        if len(self.loads) < 2 or len(set(self.loads)) < len(self.loads):
+            what = "name several different loads, such as [tokens, pixels]; a single one is what cost says"
+            return [Problem(("loads",), what)]
+        if self.method is not Method.AUTO:
+            return [Problem(("method",), "loads are balanced by a method of their own; remove method")]
+        return []
 
 
 class Until(Part):

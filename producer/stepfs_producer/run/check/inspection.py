@@ -15,10 +15,11 @@ import numpy as np
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.planned.listing import Listing
+from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.order import record_key
-from stepfs_producer.run.compile import source_specs, tokenizer_spec
+from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
 from stepfs_producer.sources.block import BlockAddress, Records
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
@@ -26,6 +27,7 @@ from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.documents import BAD
+from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer
 from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TransformSpec
@@ -89,6 +91,7 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
     if call is not None:
         found.attempt(("cost", "call"), lambda: function_of(call))
     specs = source_specs(plan, held_out=held_out, directory=directory)
+    sources = with_defaults(plan)
     sample_bytes = min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
 
     def look(spec: SourceSpec) -> None:
@@ -97,10 +100,13 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         sees = usable
         if source is not None:
             sees = found.attempt((*where, "transform"), lambda: function_of(source)) and sees
+        work = transform_spec(plan, sources[spec.name], tokenizer)
+        if work.images is not None:
+            sees = found.attempt((*where, "images"), library) and sees
         listings: list[Listing] = []
         if found.attempt((*where, "files"), lambda: listings.append(list_corpus(spec))):
-            work = TransformSpec(tokenizer, source) if sees else None
-            found.attempt(where, lambda: found.facts.update(_facts(spec, listings[0], work, sample_bytes)))
+            usual = work if sees else None
+            found.attempt(where, lambda: found.facts.update(_facts(spec, listings[0], usual, sample_bytes)))
             if (facts := found.facts.get(spec.name)) is not None:
                 found.attempt(where, lambda: _refuse_all_bad(facts))
 

@@ -169,7 +169,8 @@ class _Run:
                     give_up_after_s=GIVE_UP_AFTER_S,
                     ranks=self._options.ranks,
                 )
-                async with local_engine(workers, preload=partial(preload, self._options.directory)) as engine:
+                warm = partial(preload, self._options.directory, prepared.compiled.modules)
+                async with local_engine(workers, preload=warm) as engine:
                     conductor = Conductor(
                         config, engine, self._sink(placed), callbacks_of(prepared, totals, show)
                     )

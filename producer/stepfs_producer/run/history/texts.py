@@ -6,6 +6,7 @@ that is shown is the one that was tokenised, or none is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -20,6 +21,7 @@ from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.packages import plan_packages
 from stepfs_producer.sources.block import Kind, Records
 from stepfs_producer.sources.corpus import located_files
+from stepfs_producer.sources.fields import unpacked
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_record
 from stepfs_producer.sources.spec import SourceSpec
@@ -29,7 +31,7 @@ from stepfs_producer.transforms.spec import TransformSpec
 with plan_packages():
     from stepfs_producer.plan.file.digest import plan_of_text, with_defaults
     from stepfs_producer.plan.file.schema import Plan
-    from stepfs_producer.run.compile import source_specs, tokenizer_spec
+    from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
     from stepfs_producer.run.history.at_hand import require_files
 
 RESTORE: Final = "restore it"
@@ -49,7 +51,7 @@ def record_texts(
             plan,
             directory,
             specs[name],
-            TransformSpec(tokenizer, source.transform),
+            transform_spec(plan, source, tokenizer),
             listings[name],
             {part.file for part in parts if part.source == name},
         )
@@ -98,7 +100,7 @@ class _Source:
         except (StepfsError, OSError) as error:
             return NoText(" ".join(str(error).split()))
         ids = made.ids[part.first : part.first + len(part.ids)]
-        return records.data.decode() if np.array_equal(ids, part.ids) else self._changed(part)
+        return _shown(records) if np.array_equal(ids, part.ids) else self._changed(part)
 
     def _changed(self, part: RecordPart) -> NoText:
         name = self._listing.files[part.file].name
@@ -118,3 +120,9 @@ class _Source:
             read_record(self._spec, layout.fragment(one), offset) for one in layout.holding(file, offset)
         )
         return next((records for records in found if records is not None), None)
+
+
+def _shown(records: Records) -> str:
+    if records.kind is not Kind.FIELDS or records.data.startswith(b"{"):
+        return records.data.decode()
+    return json.dumps(unpacked(records.data), ensure_ascii=False, default=lambda value: f"{len(value)} bytes")

@@ -168,8 +168,8 @@ async def _found(
 def _slices(grid: Grid, wanted: Wanted) -> dict[SliceIndex, tuple[int, int]]:
     """The slices to be read → data rank, and micro-batch with which the file begins."""
     if wanted.slice is not None:
-        rank, micro = divmod(grid.place_of(wanted.slice)[0], grid.micro)
-        return {wanted.slice: (rank, micro)}
+        unit, piece, _ = grid.place_of(wanted.slice)
+        return {grid.slice_of(unit, piece): divmod(unit, grid.micro)}  # spans are in the first of its files
     if wanted.rank is not None and wanted.rank >= grid.ranks:
         raise UsageError(f"--rank {wanted.rank}: the lake has {grid.ranks} data ranks, from 0 on")
     ranks = range(grid.ranks) if wanted.rank is None else [wanted.rank]

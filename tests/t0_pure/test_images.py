@@ -1,0 +1,157 @@
+"""JPEG and PNG in records → patches; what cannot be decoded is a bad record, whatever Pillow makes of it."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zlib
+
+import msgpack
+import numpy as np
+import PIL
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+from test_transform import made, records_of
+
+from stepfs_producer.payloads.columns import ColumnSpec
+from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.fields import Bad, packed, unpacked
+from stepfs_producer.transforms.documents import UnfitRecordError
+from stepfs_producer.transforms.images import library, size_of, with_images
+from stepfs_producer.transforms.spec import ImagesSpec, TokenizerSpec, TransformSpec
+
+SPEC = ImagesSpec(("jpg",))
+SMALL = ImagesSpec(("jpg",), patch=2, merge=2)
+COLUMNS = (ColumnSpec("grid", "int32", (3,)), ColumnSpec("pixels", "uint8", (588,)))
+
+
+def encoded(image: Pillow.Image, form: str = "PNG", **more) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **more)
+    return file.getvalue()
+
+
+def plain(width: int, height: int, form: str = "JPEG") -> bytes:
+    return encoded(Pillow.new("RGB", (width, height), (9, 99, 199)), form)
+
+
+def decoded(data: object, spec: ImagesSpec = SPEC):
+    return with_images({"jpg": data}, spec)["jpg"]
+
+
+def test_patches_are_in_groups_row_by_row() -> None:
+    """8 × 8 pixels are 4 × 4 patches of 2 × 2, in groups of 2 × 2: pixel (y, x) has the value 8 y + x."""
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    got = decoded(encoded(Pillow.fromarray(np.stack([pixels, pixels, 255 - pixels], axis=2))), SMALL)
+    assert got.grid.tolist() == [[1, 4, 4]]
+    assert got.grid.dtype == np.int32
+    corners = got.pixels.reshape(16, 2, 2, 3)[:, 0, 0]
+    assert corners[:, 0].tolist() == [0, 2, 16, 18, 4, 6, 20, 22, 32, 34, 48, 50, 36, 38, 52, 54]
+    assert corners[:, 2].tolist() == [255 - value for value in corners[:, 0].tolist()]
+    assert got.pixels[0].reshape(2, 2, 3)[:, :, 0].tolist() == [[0, 1], [8, 9]]
+
+
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(4, 5000), st.integers(1, 3))
+def test_a_size_is_whole_groups_within_the_most(width, height, most, merge) -> None:
+    spec = ImagesSpec(("x",), patch=14, merge=merge, patches_max=max(most, merge**2))
+    across, down = size_of(width, height, spec)
+    side = 14 * merge
+    assert across % side == down % side == 0
+    assert min(across, down) >= side
+    assert (across // 14) * (down // 14) <= spec.patches_max
+    if max(width, height) <= 14 * merge * 2 and most >= 16 * merge**2:
+        assert abs(across - width) <= max(side // 2, side - width)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1", "I;16"])
+def test_every_mode_becomes_rgb(mode) -> None:
+    form = "JPEG" if mode == "CMYK" else "PNG"
+    assert decoded(encoded(Pillow.new(mode, (28, 28)), form)).pixels.shape == (4, 588)
+
+
+def test_an_image_is_upright_and_may_be_one_of_several_or_in_a_mapping() -> None:
+    turned: Pillow.Image = Pillow.new("RGB", (56, 28))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    upright = encoded(turned, "JPEG", exif=exif)
+    assert decoded(upright).grid.tolist() == [[1, 4, 2]]
+    several = decoded([plain(28, 28), plain(56, 28)])
+    assert [one.grid.tolist() for one in several] == [[[1, 2, 2]], [[1, 2, 4]]]
+    assert decoded({"bytes": plain(28, 28), "path": "a.jpg"}).grid.tolist() == [[1, 2, 2]]
+    assert with_images({"txt": b"a"}, SPEC) == {"txt": b"a"}
+    assert with_images({"jpg": None}, SPEC) == {"jpg": None}
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A header that says any size, and hardly any pixels."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
+
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+BAD_IMAGES = {
+    "truncated JPEG": plain(400, 400)[:-300],
+    "truncated PNG": encoded(Pillow.effect_noise((64, 64), 50))[:-900],
+    "a bomb": png_of(30_000, 30_000),
+    "half a bomb, which Pillow only warns of": png_of(10_000, 10_000),
+    "no pixel": png_of(0, 5),
+    "no pixel in a row": png_of(5, 0),
+    "empty": b"",
+    "another format": encoded(Pillow.new("RGB", (8, 8)), "GIF"),
+    "noise": bytes(range(256)),
+    "a damaged chunk": plain(64, 64, "PNG").replace(b"IDAT", b"IDAX"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_what_cannot_be_decoded_is_a_bad_record_beside_good_ones(name) -> None:
+    spec = TransformSpec(TokenizerSpec(eos="none"), "user_functions:captioned", COLUMNS, SPEC)
+    values = [{"jpg": data, "txt": b"ab"} for data in (plain(28, 28), BAD_IMAGES[name], plain(28, 56))]
+    result = made(spec, records_of(Kind.FIELDS, [packed(value) for value in values]))
+    assert result.lengths.tolist() == [3, -1, 4]
+    assert result.columns.counts.tolist() == [[1, 4], [0, 0], [1, 8]]
+    why = result.bad[1]
+    assert why.startswith("the field jpg holds no readable JPEG or PNG (")
+    assert "\n" not in why
+    assert len(why) < 200
+
+
+@pytest.mark.parametrize("value", ["text", 3, {"path": "x"}, [plain(28, 28), None]])
+def test_a_field_without_an_image_is_named(value) -> None:
+    with pytest.raises(UnfitRecordError, match=r"the field jpg(\[1\])? holds \w+, not the bytes of an image"):
+        decoded(value)
+
+
+def test_the_same_image_gives_the_same_patches_in_another_process() -> None:
+    data = encoded(Pillow.effect_noise((300, 211), 60).convert("RGB"), "JPEG")
+    program = (
+        "import sys; from stepfs_producer.transforms.images import with_images;"
+        "from stepfs_producer.transforms.spec import ImagesSpec;"
+        "data = sys.stdin.buffer.read(); assert 'PIL' not in sys.modules;"
+        "sys.stdout.buffer.write(with_images({'jpg': data}, ImagesSpec(('jpg',)))['jpg'].pixels.tobytes())"
+    )
+    other = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
+    assert other.stdout == decoded(data).pixels.tobytes()
+
+
+def test_the_library_is_named_with_its_version() -> None:
+    assert library().startswith(f"pillow-{PIL.__version__}, jpeg-")
+
+
+def test_an_object_is_json_unless_it_holds_bytes() -> None:
+    assert packed({"a": 1, "b": "ü"}) == '{"a": 1, "b": "ü"}'.encode()
+    for value in ({"a": b"\xff"}, {"a": {"b": [1, b"x"]}}, {"a": 2**63, "b": b""}):
+        data = packed(value)
+        assert not data.startswith(b"{")
+        assert unpacked(data) == value
+    assert unpacked(packed({"a": 2**80})) == {"a": 2**80}
+    assert unpacked(packed({"a": 2**80, "b": b""})) == {"a": str(2**80), "b": b""}
+    assert isinstance(packed({"a": "\ud800"}), Bad)
+    assert msgpack.packb({str(number): b"" for number in range(70_000)})[:1] != b"{"
