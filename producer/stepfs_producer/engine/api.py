@@ -74,7 +74,7 @@ class Engine(Protocol):
         ...
 
     def release(self, reference: Reference) -> None:
-        """The body is not needed any more. Tasks that were submitted with it may be under way."""
+        """The body is not needed any more. To a task that is submitted with it all the same, it is lost."""
         ...
 
     def warm_spare(self) -> None:

@@ -41,7 +41,9 @@ def begin(parent: int) -> bool:
 
 def preload(directory: str) -> None:
     """In a new worker: import the modules of tasks, and find the user's beside the plan."""
+    import stepfs_producer.engine.bodies  # noqa: PLC0415
     import stepfs_producer.payloads.encode  # noqa: PLC0415
+    import stepfs_producer.payloads.gather  # noqa: PLC0415
     import stepfs_producer.sources.reading  # noqa: PLC0415
     import stepfs_producer.transforms.records  # noqa: F401, PLC0415
 

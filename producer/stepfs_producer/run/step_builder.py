@@ -12,11 +12,12 @@ from typing import Final, Protocol
 import trio
 
 from stepfs_producer.engine.failover import Tasks
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec, cut_to
+from stepfs_producer.engine.kept import KeptBody
+from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
-from stepfs_producer.run.sample_buffer import Group, task_of
+from stepfs_producer.run.sample_buffer import Group, spans_of
+from stepfs_producer.run.tasks import make_step
 
 STEPS_PER_WORKER: Final = 2
 
@@ -79,6 +80,8 @@ class StepBuilder:
             return
         making = _PendingStep(plan)
         self._sender.send_nowait(making)
+        for body in _bodies(groups):  # loaders let go of what the planner has taken
+            body.hold()
         nursery.start_soon(self._make, making, groups)
 
     def no_more(self) -> None:
@@ -107,9 +110,15 @@ class StepBuilder:
             self._appended(plan)
 
     async def _make(self, making: _PendingStep, groups: Mapping[str, tuple[Group, ...]]) -> None:
-        task = await trio.to_thread.run_sync(task_of, making.plan, groups)
-        if self._ranks is not None:
-            task = cut_to(task, self._ranks)
+        spans, bodies = await trio.to_thread.run_sync(spans_of, making.plan, groups)
         what = f"making step {making.plan.step}"
-        making.payloads, making.records = await self._tasks.carry_out(what, "", construct, self._spec, task)
+        making.payloads, making.records = await self._tasks.carry_out(
+            what, "", make_step, self._spec, spans, self._ranks, *bodies
+        )
+        for body in _bodies(groups):  # not before: the step's worker may die
+            body.let_go()
         making.done.set()
+
+
+def _bodies(groups: Mapping[str, Sequence[Group]]) -> list[KeptBody]:
+    return [group.body for of_source in groups.values() for group in of_source if group.body is not None]

@@ -98,7 +98,7 @@ class _Source:
         except (StepfsError, OSError) as error:
             return NoText(" ".join(str(error).split()))
         ids = made.ids[part.first : part.first + len(part.ids)]
-        return records.data.decode() if np.array_equal(ids, part.ids) else self._changed(part)
+        return bytes(records.data).decode() if np.array_equal(ids, part.ids) else self._changed(part)
 
     def _changed(self, part: RecordPart) -> NoText:
         name = self._listing.files[part.file].name
