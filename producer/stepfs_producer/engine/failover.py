@@ -39,6 +39,13 @@ class WorkersDiedError(StepfsError):
     """A task killed every worker that it was given to."""
 
 
+class PerAttempt:
+    """An argument that every worker gets anew, be it after another one or beside it."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self.make = make
+
+
 class Tasks:
     """The tasks of a run: as many at a time as the engine has workers, and second tries of late ones on its spares."""
 
@@ -227,7 +234,9 @@ class Tasks:
     async def _answer(self, function: Callable[..., Any], *arguments: object, keep: bool) -> object:
         submit = self._engine.keep if keep else self._engine.submit
         try:
-            return await submit(function, *arguments)
+            return await submit(
+                function, *(one.make() if isinstance(one, PerAttempt) else one for one in arguments)
+            )
         except Exception as error:  # noqa: BLE001 - raised once it is known that it is the first answer
             return error
 

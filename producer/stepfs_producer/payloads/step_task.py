@@ -73,3 +73,11 @@ class PayloadSpec:
     padding: int  # token id
     vocabulary: int  # ids are below it
     of_micro_batch: bool = False  # a file is one micro-batch of a rank; else all of them
+
+    def records(self, spans: NDArray[np.int64], shape: tuple[int, int, int]) -> list[int]:
+        """How many spans each file has; their first columns are rank and micro-batch."""
+        ranks, micro, _ = shape
+        each = micro if self.of_micro_batch else 1
+        file = spans[:, 0] * each + (spans[:, 1] if self.of_micro_batch else 0)
+        counts: list[int] = np.bincount(file, minlength=ranks * each).tolist()
+        return counts

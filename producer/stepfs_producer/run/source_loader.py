@@ -25,7 +25,7 @@ from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.run.measured.work import Work
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer
-from stepfs_producer.run.tasks import BlockHead, GroupHead, read, record_place, transform
+from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, record_place, transform
 from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec

@@ -38,7 +38,7 @@ from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.run.source_loader import LoadedSource
-from stepfs_producer.run.tasks import BlockHead, GroupHead, read, transform
+from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
 from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask

@@ -11,7 +11,7 @@ import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Cause, Waits, bottleneck_of
-from stepfs_producer.run.tasks import make_step, transform
+from stepfs_producer.run.workers.tasks import make_step, transform
 
 MIX = {"code": 50, "prose": 50}
 

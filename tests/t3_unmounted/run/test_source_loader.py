@@ -9,7 +9,7 @@ import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs_producer.run.measured import work
-from stepfs_producer.run.tasks import transform
+from stepfs_producer.run.workers.tasks import transform
 
 
 class MeetingEngine(HereEngine):
