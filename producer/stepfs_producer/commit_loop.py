@@ -115,7 +115,7 @@ class CommitLoop:
                     return
                 with trio.move_on_at(due_s):
                     await self._changed.park()
-            elif self.retiring and self._pending.first_seq == self._pending.next_seq:
+            elif self.retiring and self._pending.first_seq == self._pending.certain_seq:
                 return
             else:
                 await self._changed.park()

@@ -1,17 +1,26 @@
 """The window of appends that are not committed yet: their order and budgets; nothing here waits.
 
-Appends get dense seqs; uploads finish in any order; commits take the longest durable prefix. There are two bounds,
+Appends and tickets get dense seqs; uploads finish in any order; commits take the longest durable prefix. There are two bounds,
 because two resources run out. Payload bytes that are not in the store yet occupy memory: `memory_bytes_max`. Uploaded
 TGBs without a commit accumulate while the log cannot be reached: `UNCOMMITTED_FACTOR` times that, and
 `UNCOMMITTED_TGBS_MAX`.
+
+A ticket is leave to upload an append elsewhere, under a name that this incarnation chose. It is believed by its descriptor
+alone, so that has to fit in all that is known: key, seq, number of slices, their records, and a layout that
+`format.tgb.build` makes. A constructor may be lost, and nothing tells whether its object is in the store or will be: its
+successor gets another key. One descriptor is taken for a seq; the other objects are orphans by the rule of COMMIT.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
-from stepfs.format.descriptor import Descriptor
+from stepfs.errors import CorruptError, UsageError
+from stepfs.format.descriptor import Descriptor, SliceRef, check_packed
+from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, SliceIndex
+from stepfs.format.tgb import ALIGNMENT_BYTES
 from stepfs_producer.rebase import Durable
 
 UNCOMMITTED_FACTOR: Final = 8
@@ -23,10 +32,10 @@ class Item:
     """One append that is not in the log yet."""
 
     seq: int
-    payloads: tuple[bytes, ...]  # emptied once the TGB is durable
+    payloads: tuple[bytes, ...]  # emptied once the TGB is durable; () of a ticket
     records: tuple[int, ...]
     position: bytes
-    payload_bytes: int
+    payload_bytes: int  # of a ticket: about so many, until it is settled
     durable: Durable | None = None
     durable_s: float = 0.0
 
@@ -40,12 +49,18 @@ class Pending:
         self.uncommitted_bytes = 0
         self.next_seq = next_seq
         self._items: list[Item] = []
+        self._unsettled: dict[int, None] = {}  # seqs of tickets, in order
         self._ready = 0
         self._ready_bytes = 0
 
     @property
     def first_seq(self) -> int:
         return self.next_seq - len(self._items)
+
+    @property
+    def certain_seq(self) -> int:
+        """All below it will be committed without any help: the oldest ticket that is not settled, or the next append."""
+        return next(iter(self._unsettled), self.next_seq)
 
     @property
     def uncommitted_tgbs(self) -> int:
@@ -62,11 +77,15 @@ class Pending:
         """The time at which the oldest of them became durable; meaningless if there is none."""
         return self._items[0].durable_s
 
-    def admits(self, payload_bytes: int) -> bool:
-        """Whether an append of this size fits now. A lone append always fits: otherwise it could never be made."""
+    def admits(self, payload_bytes: int, *, in_memory: bool = True) -> bool:
+        """Whether an append of this size fits now. A lone append always fits: otherwise it could never be made.
+
+        `in_memory`: its payloads are here, and are not uploaded elsewhere.
+        """
         if not self._items:
             return True
-        memory = not self.memory_bytes or self.memory_bytes + payload_bytes <= self.memory_bytes_max
+        free = not in_memory or not self.memory_bytes
+        memory = free or self.memory_bytes + payload_bytes <= self.memory_bytes_max
         uncommitted = self.uncommitted_bytes + payload_bytes <= UNCOMMITTED_FACTOR * self.memory_bytes_max
         return memory and uncommitted and len(self._items) < UNCOMMITTED_TGBS_MAX
 
@@ -81,21 +100,33 @@ class Pending:
     def add(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
         """Give an append its seq."""
         payload_bytes = sum(map(len, payloads))
-        item = Item(self.next_seq, payloads, records, position, payload_bytes)
+        self.memory_bytes += payload_bytes
+        return self._added(Item(self.next_seq, payloads, records, position, payload_bytes))
+
+    def reserve(self, payload_bytes: int, records: tuple[int, ...], position: bytes) -> Item:
+        """Give an append its seq whose payloads are uploaded elsewhere."""
+        self._unsettled[self.next_seq] = None
+        return self._added(Item(self.next_seq, (), records, position, payload_bytes))
+
+    def _added(self, item: Item) -> Item:
         self._items.append(item)
         self.next_seq += 1
-        self.memory_bytes += payload_bytes
-        self.uncommitted_bytes += payload_bytes
+        self.uncommitted_bytes += item.payload_bytes
         return item
 
     def made_durable(self, item: Item, tgb: Descriptor, now_s: float) -> None:
         """Note that the TGB is in the store: its payloads may leave memory."""
         assert item.durable is None
         assert tgb.seq == item.seq
+        if item.seq in self._unsettled:
+            del self._unsettled[item.seq]
+            self.uncommitted_bytes += tgb.payload_bytes - item.payload_bytes
+            item.payload_bytes = tgb.payload_bytes
+        else:
+            self.memory_bytes -= item.payload_bytes
         item.durable = Durable(tgb, item.position, item.payload_bytes, sum(item.records))
         item.durable_s = now_s
         item.payloads = ()
-        self.memory_bytes -= item.payload_bytes
         while self._ready < len(self._items) and self._items[self._ready].durable is not None:
             self._ready_bytes += self._items[self._ready].payload_bytes
             self._ready += 1
@@ -116,3 +147,93 @@ class Pending:
         self.uncommitted_bytes -= freed
         del self._items[:gone]
         return gone
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One append: its seq, and the key of its object."""
+
+    seq: int
+    key: str
+
+
+@dataclass(slots=True)
+class _Open:
+    """A ticket that is not settled."""
+
+    item: Item
+    keys: set[str] = field(default_factory=set)
+
+
+class Tickets:
+    """The tickets of an incarnation that are not settled."""
+
+    def __init__(self, new_key: Callable[[Item], str]) -> None:
+        self._new_key = new_key
+        self._open: dict[int, _Open] = {}
+
+    def issue(self, item: Item) -> Ticket:
+        """The first ticket of a reserved append."""
+        self._open[item.seq] = _Open(item)
+        return self._with_new_key(item)
+
+    def renew(self, ticket: Ticket) -> Ticket:
+        """Another key for the same seq."""
+        return self._with_new_key(self._found(ticket).item)
+
+    def take(self, ticket: Ticket, tgb: Descriptor) -> Item:
+        """The append that this descriptor settles; it is settled from now on. `UsageError` says what does not fit."""
+        found = self._found(ticket)
+        why = next(_misfits(found, tgb), None)
+        if why is not None:
+            raise UsageError(
+                f"the descriptor does not fit ticket {ticket.seq}: {why}; settle a ticket with what was uploaded under it"
+            )
+        del self._open[ticket.seq]
+        return found.item
+
+    def _found(self, ticket: Ticket) -> _Open:
+        found = self._open.get(ticket.seq)
+        if found is None or ticket.key not in found.keys:
+            raise UsageError(
+                f"ticket {ticket.seq} with key {ticket.key} is not open: it was settled, or is of another incarnation; reserve "
+                "an append for each step"
+            )
+        return found
+
+    def _with_new_key(self, item: Item) -> Ticket:
+        ticket = Ticket(item.seq, self._new_key(item))
+        self._open[item.seq].keys.add(ticket.key)
+        return ticket
+
+
+def _misfits(found: _Open, tgb: Descriptor) -> Iterator[str]:
+    """What does not fit. Only the first one makes sense."""
+    item = found.item
+    if tgb.key not in found.keys or tgb.origin:
+        yield f"it names {tgb.key}, which is no key of it"
+    if tgb.seq != item.seq:
+        yield f"it is of seq {tgb.seq}"
+    try:
+        check_packed(tgb.packed_slices, tgb.packed_blocks, size=tgb.size, what=tgb.key)
+    except CorruptError as error:
+        yield str(error)
+    if tgb.slices != len(item.records):
+        yield f"it has {tgb.slices} slices, not {len(item.records)}"
+    slices = [tgb.slice(SliceIndex(index)) for index in range(tgb.slices)]
+    if tuple(one.records for one in slices) != item.records:
+        yield "its slices have other numbers of records"
+    if not _packed_tightly(slices, tgb.size):
+        yield f"its slices do not fill an object of {tgb.size} bytes"
+    checksums = len(tgb.packed_slices) + len(tgb.packed_blocks)
+    if checksums > DESCRIPTOR_BYTES_MAX:
+        yield f"it has {checksums} bytes of checksums, at most {DESCRIPTOR_BYTES_MAX} fit into the log"
+
+
+def _packed_tightly(slices: list[SliceRef], size: int) -> bool:
+    end = ALIGNMENT_BYTES  # the header
+    for one in slices:
+        if one.offset != end:
+            return False
+        end += one.length + -one.length % ALIGNMENT_BYTES
+    return end < size  # index and footer follow

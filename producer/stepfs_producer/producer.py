@@ -15,12 +15,14 @@ from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.arguments import check_text
+from stepfs.format.descriptor import Descriptor
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.backoff import Backoff
 from stepfs_producer.commit_loop import CommitStats
 from stepfs_producer.pace import Pacer, Pacing
+from stepfs_producer.pending import Ticket
 from stepfs_producer.recovery import START_GIVE_UP_S, start
 from stepfs_producer.running import RunningProducer
 from stepfs_producer.settings import (
@@ -157,6 +159,33 @@ class AsyncProducer:
             self._open()
             return live.start_upload(payloads, counts, packed).seq
 
+    async def reserve(
+        self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int
+    ) -> Ticket:
+        """Append one global step that is uploaded elsewhere: `settle` it once it is. Its seq is that of the call.
+
+        `payload_bytes`: about how many, for back-pressure. Waits as `append` does. A ticket that is never settled holds back
+        all that is appended after it until this incarnation ends; `flush` does not wait for it.
+        """
+        live = self._open()
+        counts = check_records(records, slices=live.started.identity.grid.slices)
+        packed = pack_position(position)
+        async with self._append_order:
+            await live.wait_for_capacity(payload_bytes, in_memory=False)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._open()
+            return live.reserve(payload_bytes, counts, packed)
+
+    def renew(self, ticket: Ticket) -> Ticket:
+        """Another key for the same seq: for a second constructor, beside or in place of one that may be lost."""
+        return self._open().tickets.renew(ticket)
+
+    def settle(self, ticket: Ticket, descriptor: Descriptor) -> None:
+        """The object is durable under the key of this ticket, or of another one of its seq. `UsageError` if the descriptor
+        does not fit, or the ticket was settled or is of another incarnation: nothing is changed then.
+        """
+        self._open().settle(ticket, descriptor)
+
     async def _check_schema(self, payloads: Sequence[bytes]) -> None:
         """Every batch: a header is read in 0.1 ms (`.pt`: 1 ms), so many of them in a thread."""
         started = self._running.started
@@ -171,11 +200,12 @@ class AsyncProducer:
             await trio.to_thread.run_sync(check)
 
     async def flush(self) -> None:
-        """Return when everything appended before the call is durable, committed and visible to readers."""
+        """Return when everything appended before the call is durable, committed and visible to readers: up to the first
+        ticket that is not settled."""
         self._refuse_fork()
         live = self._running
         live.check()
-        target = live.pending.next_seq
+        target = live.pending.certain_seq
         while live.pending.first_seq < target:
             await live.wait_for_change()
         await trio.lowlevel.checkpoint()

@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from stepfs.errors import StepfsError
+from stepfs.format.descriptor import Descriptor
 from stepfs.store.api import Store
 from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.commit_loop import CommitLoop
 from stepfs_producer.lead.limit import Lead
 from stepfs_producer.pace import Pacer
-from stepfs_producer.pending import Item, Pending
+from stepfs_producer.pending import Item, Pending, Ticket, Tickets
 from stepfs_producer.recovery import Started
 from stepfs_producer.settings import ProducerSettings
 from stepfs_producer.snapshots import SnapshotWriter
@@ -51,6 +52,7 @@ class RunningProducer:
             changed=self.changed,
         )
         self._writer = TgbWriter(store, started.identity, started.me, at_once=settings.uploads)
+        self.tickets = Tickets(self._writer.new_key)
         self._lead = Lead(
             started.committer.reader.control,
             steps_max=settings.max_lead,
@@ -72,13 +74,13 @@ class RunningProducer:
         await self.changed.park()
         self.check()
 
-    async def wait_for_capacity(self, payload_bytes: int) -> None:
+    async def wait_for_capacity(self, payload_bytes: int, *, in_memory: bool = True) -> None:
         """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append of this size."""
         backoff = self._backoff("max_lead")
         while True:
             self.check()
             head = self.loop.head
-            if not self.pending.admits(payload_bytes):
+            if not self.pending.admits(payload_bytes, in_memory=in_memory):
                 await self.wait_for_change()
             elif self._lead.look_due(head, self.pending, payload_bytes):
                 await backoff.run(lambda: self._lead.look(self.loop.head))
@@ -98,10 +100,20 @@ class RunningProducer:
         self._nursery.start_soon(self._guarded, self._upload, item)
         return item
 
+    def reserve(self, payload_bytes: int, records: tuple[int, ...], position: bytes) -> Ticket:
+        """Give an append its seq that is uploaded elsewhere; never waits."""
+        return self.tickets.issue(self.pending.reserve(payload_bytes, records, position))
+
+    def settle(self, ticket: Ticket, tgb: Descriptor) -> None:
+        """The object of a ticket is durable."""
+        self._made_durable(self.tickets.take(ticket, tgb), tgb)
+
     async def _upload(self, item: Item) -> None:
         backoff = self._backoff(f"upload of seq {item.seq}")
         key = self._writer.new_key(item)
-        tgb = await backoff.run(lambda: self._writer.write(item, key))
+        self._made_durable(item, await backoff.run(lambda: self._writer.write(item, key)))
+
+    def _made_durable(self, item: Item, tgb: Descriptor) -> None:
         self.pending.made_durable(item, tgb, trio.current_time())
         self.changed.unpark_all()
 

@@ -141,6 +141,18 @@ def unpack_position(packed: bytes) -> object:
     return unpack(packed, "position") if packed else None
 
 
+def described(image: TgbImage, key: str, seq: int) -> Descriptor:
+    """A TGB that is in the store under `key`, as a commit names it."""
+    return Descriptor(
+        origin=0,
+        key=key,
+        size=image.size,
+        seq=seq,
+        packed_slices=image.packed_slices,
+        packed_blocks=image.packed_blocks,
+    )
+
+
 class TgbWriter:
     """Builds and uploads TGBs of one incarnation, a bounded number at once."""
 
@@ -155,14 +167,7 @@ class TgbWriter:
         async with self._limiter:
             image = await self._build(item)
             await self._store.put(key, image.parts, crc32c=image.crc32c)
-        return Descriptor(
-            origin=0,
-            key=key,
-            size=image.size,
-            seq=item.seq,
-            packed_slices=image.packed_slices,
-            packed_blocks=image.packed_blocks,
-        )
+        return described(image, key, item.seq)
 
     def new_key(self, item: Item) -> str:
         """A fresh name, random in part: a forked or rewound process never overwrites another's (hazard 8)."""

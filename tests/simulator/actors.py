@@ -16,13 +16,16 @@ from ledger import payload
 from process_store import ProcessStore
 from scenario import FollowerPlan, ProducerPlan
 
-from stepfs.errors import FencedError, SealedError, StoreUnreachableError
+from stepfs.errors import FencedError, SealedError, StepfsError, StoreUnreachableError
 from stepfs.follow.consumer_group import GroupFollower
-from stepfs.format.ids import Step
+from stepfs.format.ids import Epoch, Step
+from stepfs.format.tgb import TgbImage, build
 from stepfs.lake.control import Control
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
+from stepfs_producer.pending import Ticket
+from stepfs_producer.tgb_writer import described
 
 _PATIENCE_S = 40.0
 
@@ -33,6 +36,7 @@ class ProducerActor:
     def __init__(self, world: World, plan: ProducerPlan) -> None:
         self.world, self.plan, self.name = world, plan, plan.name
         self.rng = world.rng(plan.name)
+        self._given_up = False  # a ticket, by this life
 
     async def main(self, store: ProcessStore) -> bool:
         ledger, plan = self.world.ledger, self.plan
@@ -51,11 +55,10 @@ class ProducerActor:
                     done == producer.next_seq <= ledger.published.get(plan.name, 0),
                     f"{plan.name} resumes at {done} with seq {producer.next_seq}, {ledger.published} is published",
                 )
-                for number in range(done, plan.total):
-                    batch = [payload(plan.name, number, i) for i in range(ledger.identity.slices)]
-                    await producer.append(batch, position=number + 1)
-                    if plan.gap_s:
-                        await trio.sleep(self.rng.uniform(0, 2 * plan.gap_s))
+                if plan.constructors:
+                    await self._by_ticket(producer, store, done)
+                else:
+                    await self._append(producer, done)
                 await producer.flush()
                 ledger.require(
                     ledger.published.get(plan.name, 0) == plan.total,
@@ -77,6 +80,70 @@ class ProducerActor:
             ledger.require(ledger.state.sealed, f"{plan.name}: sealed?")
             ledger.require(ledger.published.get(plan.name, 0) == plan.total, f"{plan.name} was sealed out")
         return True
+
+    async def _append(self, producer: AsyncProducer, done: int) -> None:
+        for number in range(done, self.plan.total):
+            await producer.append(self._batch(number), position=number + 1)
+            await self._pause()
+
+    async def _by_ticket(self, producer: AsyncProducer, store: ProcessStore, done: int) -> None:
+        """Some constructors upload side by side; a lost one has a successor, and may be heard of by the store alone."""
+        room = trio.Semaphore(self.plan.constructors)
+        self._given_up = False
+        async with trio.open_nursery() as nursery:
+            for number in range(done, self.plan.total):
+                await room.acquire()
+                try:
+                    ticket = await producer.reserve(position=number + 1, payload_bytes=100)
+                except StepfsError:
+                    break  # `flush` raises it, too
+                nursery.start_soon(self._construct, producer, store, ticket, number, room)
+                await self._pause()
+        if self._given_up:
+            raise StoreUnreachableError("a ticket is not settled, and holds back all behind it")
+
+    async def _construct(
+        self, producer: AsyncProducer, store: ProcessStore, ticket: Ticket, number: int, room: trio.Semaphore
+    ) -> None:
+        until_s = trio.current_time() + _PATIENCE_S
+        with suppress(StepfsError):  # of the producer: `flush` raises it, too
+            while True:
+                image = self._image(producer, ticket, number)
+                if self.rng.random() >= self.plan.lost:
+                    try:
+                        await store.put(ticket.key, image.parts, crc32c=image.crc32c)
+                    except StoreUnreachableError:
+                        if trio.current_time() > until_s:
+                            self.world.ledger.counts["tickets given up"] += 1
+                            self._given_up = True
+                            break
+                    else:
+                        if self.rng.random() >= self.plan.lost:
+                            producer.settle(ticket, described(image, ticket.key, ticket.seq))
+                            self.world.ledger.counts["settled"] += 1
+                            break
+                self.world.ledger.counts["lost constructors"] += 1
+                await trio.sleep(self.rng.uniform(0, 1))
+                ticket = producer.renew(ticket)
+        room.release()
+
+    def _image(self, producer: AsyncProducer, ticket: Ticket, number: int) -> TgbImage:
+        batch = self._batch(number)
+        return build(
+            lake_id=producer.lake.lake_id,
+            producer_id=producer.producer_id,
+            epoch=Epoch(producer.epoch),
+            seq=ticket.seq,
+            payloads=batch,
+            records=[1] * len(batch),
+        )
+
+    def _batch(self, number: int) -> list[bytes]:
+        return [payload(self.plan.name, number, i) for i in range(self.world.ledger.identity.slices)]
+
+    async def _pause(self) -> None:
+        if self.plan.gap_s:
+            await trio.sleep(self.rng.uniform(0, 2 * self.plan.gap_s))
 
 
 class WatcherActor:

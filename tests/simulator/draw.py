@@ -203,6 +203,8 @@ def _producer(rng: random.Random, number: int, records: tuple[int, int]) -> Prod
         retire=rng.random() < 0.2,
         begins_s=rng.choice((0.0, 0.0, 0.5, 20.0)),
         lives=_lives(rng, most=3, reach=60, freeze=0.4, replaced=True),
+        constructors=rng.choice((0, 0, 1, 3)),
+        lost=rng.choice((0.0, 0.3)),
     )
 
 

@@ -37,6 +37,8 @@ class ProducerPlan:
     begins_s: float
     lives: tuple[Life, ...]
     max_lead: int | None = None
+    constructors: int = 0  # that upload its steps under tickets; 0: it appends
+    lost: float = 0.0  # chance that one is not heard of any more, after its upload or before
 
 
 @dataclass(frozen=True, slots=True)

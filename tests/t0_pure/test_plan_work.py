@@ -22,7 +22,7 @@ def measured(*, tokens: int, seconds: float, groups: int = 30) -> Work:
     work = Work()
     for _ in range(groups):
         records = work.group_records
-        work.note(records, records * tokens, records * seconds)
+        work.note(records, records * tokens, records * seconds, 0)
     return work
 
 
@@ -42,9 +42,9 @@ def test_groups_grow_in_turns_and_are_small_at_once_where_records_turn_costly() 
     sizes = []
     for _ in range(4):
         sizes.append(work.group_records)
-        work.note(sizes[-1], 700 * sizes[-1], 1e-5 * sizes[-1])
+        work.note(sizes[-1], 700 * sizes[-1], 1e-5 * sizes[-1], 0)
     assert sizes == [1, 4, 16, 64]
-    work.note(64, 1000, 60.0)
+    work.note(64, 1000, 60.0, 0)
     assert work.group_records == 1
 
 
@@ -69,7 +69,7 @@ def test_a_source_alone_keeps_all_workers_busy_also_where_steps_are_small() -> N
 def test_small_blocks_do_not_let_a_cheap_source_run_far_ahead() -> None:
     work = Work()
     for _ in range(30):
-        work.note(50, 2000, 1e-4)
+        work.note(50, 2000, 1e-4, 0)
     ((ahead, _),) = marks_of([300], [work], WORKERS)
     assert work.group_records > 10_000, "a group could be as large, if a block was"
     assert WORKERS * 2000 < ahead < 5 * WORKERS * 2000
@@ -100,3 +100,11 @@ def test_marks_are_at_least_the_coming_steps_and_bounded_by_the_workers(
     most = max(work.group_tokens for work in measures)
     assert sum(ahead for ahead, _ in marks) <= sum(coming) * 2 + 2 * workers * most + 2 * len(marks)
     assert sum(parallel for _, parallel in marks) <= workers + 2 * len(marks)
+
+
+def test_memory_is_bounded_by_the_bytes_that_samples_have_and_not_by_their_tokens() -> None:
+    work = Work()
+    assert work.bytes_per_token == 8
+    for _ in range(30):
+        work.note(10, 1000, 0.1, 600_000)
+    assert round(work.bytes_per_token) == 600

@@ -1,19 +1,35 @@
-"""What a run holds of a source: any span of any group is found again, and what lies before the cursor is let go."""
+"""What a run knows of a source: any span of any group is found again, and what lies before the cursor is let go."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfs_producer.engine.kept import KeptBody
+from stepfs_producer.payloads.gather import SampleGroup, gathered
 from stepfs_producer.payloads.step_task import NO_TOKEN
 from stepfs_producer.plan.samples import Long, samples_after
-from stepfs_producer.plan.state import SourceState
-from stepfs_producer.run.sample_buffer import GatheredTokens, Group, SampleBuffer, gather
+from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.transforms.documents import Tokenised
 
 BLOCKS = st.lists(st.lists(st.integers(-1, 5), max_size=9), min_size=1, max_size=4)
+
+
+@dataclass(frozen=True)
+class Here:
+    """A body by value."""
+
+    samples: SampleGroup
+    nbytes: int = 7
+
+
+async def never() -> Here:
+    raise AssertionError("it is here")
 
 
 def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[SampleBuffer, dict]:
@@ -31,46 +47,61 @@ def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[Sampl
             array = np.array(ids, np.int32)
             mask = (array % 2).astype(np.uint8) if masked and number % 2 else None
             where = np.arange(first, first + len(part), dtype=np.int64)
+            begins = np.cumsum([0, *(max(length, 0) for length in part)])
+            samples = SampleGroup(begins, array, mask, where + 7, where * 11)
             held.add(
                 Group(
                     BlockAddress(0, number, 0),
                     first,
                     len(lengths),
                     BlockAddress(0, number + 1, 0),
-                    Tokenised(np.array(part, np.int64), array, mask),
-                    where + 7,
-                    where * 11,
+                    np.array(part, np.int64),
+                    KeptBody(Here(samples), never, lambda _: None) if part else None,
                 )
             )
     return held, documents
 
 
-@given(BLOCKS, st.integers(1, 5), st.booleans(), st.data())
+def planned(spans: list[tuple[int, ...]]) -> StepPlan:
+    """A step of these (source, fragment, record, first token, tokens), in this order, of a rank that has all of them."""
+    table = np.zeros((len(spans), 11), np.int64)
+    table[:, [5, 7, 9, 10, 4]] = np.array(spans, np.int64).reshape(-1, 5)
+    costs = np.zeros((1, 1), np.int64)
+    return StepPlan(0, 8, (1, 1, 1), ("code", "prose"), (1, 1), table, costs, 0, {}, State("d", 1, {}))
+
+
+@given(BLOCKS, BLOCKS, st.integers(1, 5), st.booleans(), st.data())
 def test_any_span_is_found_with_its_address_and_the_token_that_follows_it(
-    blocks, group, masked, data
+    code, prose, group, masked, data
 ) -> None:
-    held, documents = held_of(blocks, group, masked=masked)
+    buffers = [held_of(blocks, group, masked=masked) for blocks in (code, prose)]
     spans, expected = [], []
-    for (number, record), tokens in sorted(documents.items()):
-        if not tokens or not data.draw(st.booleans()):
-            continue
-        first = data.draw(st.integers(0, len(tokens) - 1))
-        count = data.draw(st.integers(1, len(tokens) - first))
-        spans.append((0, number, 0, record, first, count))
-        expected.append(tokens[first : first + count + 1])
-    table = np.array(spans, np.int64).reshape(-1, 6)
-    found = GatheredTokens.room_for(len(table), int(table[:, 5].sum()), masked=masked)
-    ends = np.cumsum(table[:, 5])
-    gather(tuple(held.groups), table, np.arange(len(table)), ends - table[:, 5], found)
+    for source, (_, documents) in enumerate(buffers):
+        for (number, record), tokens in documents.items():
+            if not tokens or not data.draw(st.booleans()):
+                continue
+            first = data.draw(st.integers(0, len(tokens) - 1))
+            count = data.draw(st.integers(1, len(tokens) - first))
+            spans.append((source, number, record, first, count))
+            expected.append(tokens[first : first + count + 1])
+    order = data.draw(st.permutations(range(len(spans))))
+    spans, expected = [spans[one] for one in order], [expected[one] for one in order]
+    groups = {name: tuple(held.groups) for name, (held, _) in zip(("code", "prose"), buffers, strict=True)}
+    step, bodies = spans_of(planned(spans), groups)
+    assert len(set(bodies)) == len(bodies)
+    here = [body.reference for body in bodies]
+    found = gathered(step, [one.samples for one in here if isinstance(one, Here)])
     at = 0
     for index, (span, tokens) in enumerate(zip(spans, expected, strict=True)):
-        count = span[5]
+        source, number, record, first, count = span
         assert found.ids[at : at + count].tolist() == tokens[:count]
         assert found.following[index] == (tokens[count] if len(tokens) > count else NO_TOKEN)
-        assert (found.files[index], found.offsets[index]) == (span[3] + 7, span[3] * 11)
-        if found.mask is not None:
-            odd = [token % 2 if span[1] % 2 else 1 for token in tokens]
-            assert found.mask[at : at + count].tolist() == odd[:count]
+        assert found.spans[index].tolist() == [0, 0, 0, 0, count, source, 0, record + 7, record * 11, first]
+        odd = [token % 2 if masked and number % 2 else 1 for token in tokens]
+        mask = np.ones(at + count, np.uint8) if found.mask is None else found.mask
+        following = 1 if found.following_mask is None else found.following_mask[index]
+        assert mask[at : at + count].tolist() == odd[:count]
+        assert following == (odd[count] if len(tokens) > count else 1)
         at += count
     assert at == len(found.ids)
 

@@ -125,7 +125,7 @@ def test_killed_and_continued_with_other_workers_it_makes_the_same_bytes(origina
         [*command, "--workers", "2", "--steps-per-second", "2"], stderr=subprocess.DEVNULL
     )
     try:
-        until(lambda: (tmp_path / "lake/lake.msgpack").exists() and len(committed(lake)) > 1, 100, "no step")
+        until(lambda: (tmp_path / "lake/lake.msgpack").exists() and len(committed(lake)) > 1, "no step")
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -82,6 +82,7 @@ def test_a_planted_difference_is_found_and_described(
             return await super().append(batch, position=position, records=records)
 
     monkeypatch.setattr(session, "AsyncProducer", Planting)
+    monkeypatch.setattr(session, "ByTicket", lambda producer, _: producer)  # or no payload would pass here
     made(tmp_path, steps=6)
     done = replayed(tmp_path, steps="0:6")
     assert done.code == 1

@@ -1,4 +1,5 @@
-"""Carrying out tasks although workers die or hang and stores are silent: the same task again, and its result is the same.
+"""Carrying out tasks although workers die or hang, stores are silent and bodies are lost: the same task again, and its
+result is the same.
 
 A worker that dies may have been killed, or may have been killed by its task: out of memory, a fault in a library. So a
 task gets three workers. A worker may also hang, for a reason of its own or of its task, and nobody would ever say so: a
@@ -12,18 +13,20 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import trio
 
-from stepfs.errors import StepfsError, StoreUnreachableError
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs_producer.backoff import Backoff
-from stepfs_producer.engine.api import Engine, WorkerDied
-from stepfs_producer.sources.block import Records
+from stepfs_producer.engine.api import Engine, Kept, Lost, Reference, WorkerDied
+from stepfs_producer.engine.kept import KeptBody
 
 T = TypeVar("T")
+H = TypeVar("H")
 _log = logging.getLogger("stepfs.producer")
 
 WORKERS_MAX: Final = 3  # that one task may cost
@@ -34,6 +37,13 @@ _KEPT: Final = 0.9  # weight of the mean so far when another task is done
 
 class WorkersDiedError(StepfsError):
     """A task killed every worker that it was given to."""
+
+
+class PerAttempt:
+    """An argument that every worker gets anew, be it after another one or beside it."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self.make = make
 
 
 class Tasks:
@@ -49,6 +59,7 @@ class Tasks:
         self._means_s: dict[tuple[object, str], float] = {}
         self.workers = engine.workers
         self.late = 0  # tasks, so far
+        self.lost = 0  # bodies, so far
         self.seconds = 0.0  # of workers, so far
 
     def held_s(self) -> Mapping[str, float]:
@@ -74,60 +85,112 @@ class Tasks:
     async def carry_out(self, what: str, source: str, function: Callable[..., T], *arguments: object) -> T:
         """The result of `function(*arguments)`. `what` names the task in messages; `source` is empty for steps.
 
-        `WorkersDiedError` after three workers died of it; `StoreUnreachableError` when its store was silent too long.
+        A `KeptBody` among the arguments is held meanwhile, and made again if it is lost. `WorkersDiedError` after three
+        workers died of it; `StoreUnreachableError` when its store was silent too long.
         """
+        return await self._repeated(
+            what, partial(self._first_answer, what, source, function, keep=False), arguments
+        )
+
+    async def keep(
+        self, what: str, source: str, function: Callable[..., tuple[H, object]], *arguments: object
+    ) -> tuple[H, KeptBody]:
+        """The same, for a function that returns (head, body); the caller holds the body."""
+        kept = await self._kept(what, source, function, *arguments)
+
+        async def again() -> Reference:
+            found = await self._kept(what, source, function, *arguments)
+            if found.head != kept.head:
+                raise RefusedError(
+                    f"{what}: done again, it has another result; files that changed? A transform has to be a function of its "
+                    "record and key"
+                )
+            return found.reference
+
+        return kept.head, KeptBody(kept.reference, again, self._engine.release)
+
+    async def _kept(
+        self, what: str, source: str, function: Callable[..., tuple[H, object]], *arguments: object
+    ) -> Kept[H]:
+        answer: Callable[..., Awaitable[Kept[H] | WorkerDied | Lost]]
+        answer = partial(self._first_answer, what, source, function, keep=True)
+        return await self._repeated(what, answer, arguments)
+
+    async def _repeated(
+        self, what: str, answer: Callable[..., Awaitable[T | WorkerDied | Lost]], arguments: Sequence[object]
+    ) -> T:
         backoff = Backoff(what, self._give_up_after_s)
         died = 0
-        while True:
-            try:
-                result = await self._first_answer(what, source, function, *arguments)
-            except OSError as error:
-                await backoff.failed(StoreUnreachableError(f"{what}: {error}"))
-            except StoreUnreachableError as error:
-                await backoff.failed(error)
-            else:
-                if not isinstance(result, WorkerDied):
+        with ExitStack() as held:
+            for argument in arguments:
+                if isinstance(argument, KeptBody):
+                    held.enter_context(argument.held())
+            while True:
+                try:
+                    result = await answer(*await _resolved(arguments))
+                except OSError as error:
+                    await backoff.failed(StoreUnreachableError(f"{what}: {error}"))
+                    continue
+                except StoreUnreachableError as error:
+                    await backoff.failed(error)
+                    continue
+                if isinstance(result, Lost):
+                    self._note_lost(result, arguments)
+                    _log.info("%s: it lacks bodies that are lost, and are made again", what)
+                elif not isinstance(result, WorkerDied):
                     return result
-                died += 1
-                if died == WORKERS_MAX:
-                    raise WorkersDiedError(
-                        f"{what}: {died} workers died of it in a row ({result.reason}). Is the memory too small, or does "
-                        "a library fail on these records? Nothing was committed beyond the steps before it"
-                    )
-                _log.info("%s: its worker died, another one takes over", what)
+                else:
+                    died += 1
+                    if died == WORKERS_MAX:
+                        raise WorkersDiedError(
+                            f"{what}: {died} workers died of it in a row ({result.reason}). Is the memory too small, or "
+                            "does a library fail on these records? Nothing was committed beyond the steps before it"
+                        )
+                    _log.info("%s: its worker died, another one takes over", what)
 
     async def culprit(
-        self, records: Records, function: Callable[..., object], *arguments: object
+        self, first: int, last: int, function: Callable[..., tuple[object, object]], *arguments: object
     ) -> int | None:
-        """The index of a record that kills a worker by itself, None if none does. `function(*arguments, records)` is the
-        task.
+        """The record of `first` … `last` - 1 that kills a worker by itself, None if none does. The task is
+        `function(*arguments, first, last)`, and is kept.
 
         Halves are tried until one record is left. It costs one worker per halving: 17 for the largest group.
         """
-        first, last = 0, len(records)
         while last - first > 1:
             middle = (first + last) // 2
-            if await self._kills(function, *arguments, records.part(first, middle)):
+            if await self._kills(function, *arguments, first, middle):
                 last = middle
             else:
                 first = middle
-        return first if await self._kills(function, *arguments, records.part(first, last)) else None
+        return first if await self._kills(function, *arguments, first, last) else None
 
-    async def _kills(self, function: Callable[..., object], *arguments: object) -> bool:
-        async with self._room:
-            try:
-                return isinstance(await self._engine.submit(function, *arguments), WorkerDied)
-            except (
-                StepfsError,
-                OSError,
-            ):  # of another record; it would have ended the run already, had the worker lived
-                return False
+    async def _kills(self, function: Callable[..., tuple[object, object]], *arguments: object) -> bool:
+        while True:
+            given = await _resolved(arguments)
+            async with self._room:
+                try:
+                    result = await self._engine.keep(function, *given)
+                except (
+                    StepfsError,
+                    OSError,
+                ):  # of another record; it would have ended the run already, had the worker lived
+                    return False
+            if isinstance(result, Kept):
+                self._engine.release(result.reference)
+            if not isinstance(result, Lost):
+                return isinstance(result, WorkerDied)
+            self._note_lost(result, arguments)
+
+    def _note_lost(self, result: Lost, arguments: Sequence[object]) -> None:
+        """They are made again before the task is given to another worker."""
+        bodies = {argument for argument in arguments if isinstance(argument, KeptBody)}
+        self.lost += sum(body.note_lost(result.references) for body in bodies)
 
     async def _first_answer(
-        self, what: str, source: str, function: Callable[..., T], *arguments: object
-    ) -> T | WorkerDied:
-        """Of one worker, or of two while the first one is late."""
-        answers: list[T | WorkerDied | Exception] = []
+        self, what: str, source: str, function: Callable[..., object], *arguments: object, keep: bool
+    ) -> Any:
+        """Of one worker, or of two while the first one is late. A result, `Kept` if it is to be; or `WorkerDied`, `Lost`."""
+        answers: list[object] = []
         under_way = 0
 
         async def try_once(scope: trio.CancelScope, patience_s: float) -> None:
@@ -135,14 +198,14 @@ class Tasks:
             under_way += 1
             began_s = trio.current_time()
             with trio.move_on_after(patience_s) as patience:
-                answer = await self._answer(function, *arguments)
+                answer = await self._answer(function, *arguments, keep=keep)
             under_way -= 1
             if patience.cancelled_caught:
                 self._engine.warm_spare()
                 return
             if isinstance(answer, WorkerDied) and under_way:
                 return  # the other one may still answer
-            if not isinstance(answer, WorkerDied | Exception):
+            if not isinstance(answer, WorkerDied | Lost | Exception):
                 self._note(function, source, trio.current_time() - began_s)
             answers.append(answer)
             scope.cancel()
@@ -161,13 +224,19 @@ class Tasks:
                 await trio.sleep_until(until_s)  # if that one died of it, the next one may as well
         if under_way:
             self._engine.warm_spare()  # in place of the one that came second, and was ended
+        for other in answers[1:]:
+            if isinstance(other, Kept):
+                self._engine.release(other.reference)
         if isinstance(answers[0], Exception):
             raise answers[0]
         return answers[0]
 
-    async def _answer(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Exception:
+    async def _answer(self, function: Callable[..., Any], *arguments: object, keep: bool) -> object:
+        submit = self._engine.keep if keep else self._engine.submit
         try:
-            return await self._engine.submit(function, *arguments)
+            return await submit(
+                function, *(one.make() if isinstance(one, PerAttempt) else one for one in arguments)
+            )
         except Exception as error:  # noqa: BLE001 - raised once it is known that it is the first answer
             return error
 
@@ -178,3 +247,12 @@ class Tasks:
         self.seconds += seconds
         before = self._means_s.get((function, source), seconds)
         self._means_s[function, source] = _KEPT * before + (1 - _KEPT) * seconds
+
+
+async def _resolved(arguments: Sequence[object]) -> list[object]:
+    """With a reference in place of each body; those that are not there are made again, side by side."""
+    while missing := {one for one in arguments if isinstance(one, KeptBody) and not one.here}:
+        async with trio.open_nursery() as nursery:
+            for body in missing:
+                nursery.start_soon(body.make_again)
+    return [one.reference if isinstance(one, KeptBody) else one for one in arguments]

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import WorkerDied
+from stepfs_producer.engine.api import Kept, Lost, WorkerDied
+from stepfs_producer.engine.bodies import BodyFile, LostBodies, Stored, run_task
 from stepfs_producer.engine.worker import begin
 
 T = TypeVar("T")
+H = TypeVar("H")
 _log = logging.getLogger("stepfs.producer")
 
 _WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
 _ENDING_S: Final = 5.0  # that idle workers have to end
+_FILES_MAX: Final = 1 << 16  # that the command may have open; half of them are bodies
+
+
+class LocalReference:
+    """A body that a worker has stored. `descriptor`: of its file, which the command has open."""
+
+    def __init__(self, stored: Stored, descriptor: int | None) -> None:
+        self.stored = stored
+        self.descriptor = descriptor
+        self.nbytes = sum(stored.sizes) if stored.inline is None else len(stored.inline)
+        self.released = False
 
 
 class LocalEngine:
@@ -42,6 +57,11 @@ class LocalEngine:
         self.workers = workers
         self.spares = -(-workers // _WORKERS_PER_SPARE)
         self.died = 0  # workers, so far
+        self.kept_bytes = 0  # of bodies, now
+        self._bodies: dict[LocalReference, None] = {}
+        self._keeping = 0  # tasks under way whose bodies are kept
+        self._numbers = itertools.count()
+        self._files_max = _file_limit() // 2
 
     @property
     def idle(self) -> int:
@@ -49,15 +69,76 @@ class LocalEngine:
         count: int = self._context.statistics().idle_workers
         return count
 
-    async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied:
+    async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
         """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
-        call = partial(function, *arguments)
+        result: T | WorkerDied | Lost = await self._run(function, arguments, None, keep=False)
+        return result
+
+    async def keep(
+        self, function: Callable[..., tuple[H, object]], *arguments: object
+    ) -> Kept[H] | WorkerDied | Lost:
+        """Run `function(*arguments)` in a worker, and keep the second part of what it returns."""
+        name = f"stepfs-{os.getpid()}-{next(self._numbers)}"
+        descriptor = None
+        if len(self._bodies) + self._keeping < self._files_max:  # else bodies return
+            descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        file = None if descriptor is None else BodyFile(f"/proc/{os.getpid()}/fd/{descriptor}", name)
+        self._keeping += 1
+        used = False
         try:
-            result: T = await self._context.run_sync(call, kill_on_cancel=True, limiter=self._limiter)
+            result = await self._run(function, arguments, file, keep=True)
+            if isinstance(result, WorkerDied | Lost):
+                return result
+            head, stored = result
+            used = stored.file is not None
+            reference = LocalReference(stored, descriptor if used else None)
+            self._bodies[reference] = None
+            self.kept_bytes += reference.nbytes
+            return Kept(head, reference)
+        finally:
+            self._keeping -= 1
+            if descriptor is not None and not used:
+                os.close(descriptor)
+
+    def release(self, reference: object) -> None:
+        """Let the body go."""
+        assert isinstance(reference, LocalReference)
+        if reference.released:
+            return
+        reference.released = True
+        del self._bodies[reference]
+        self.kept_bytes -= reference.nbytes
+        if reference.descriptor is not None:
+            os.close(reference.descriptor)
+
+    def release_all(self) -> None:
+        """Let all bodies go: the run is over."""
+        for reference in list(self._bodies):
+            self.release(reference)
+
+    async def _run(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[object, ...],
+        keep_in: BodyFile | None,
+        *,
+        keep: bool,
+    ) -> Any:
+        references = [argument for argument in arguments if isinstance(argument, LocalReference)]
+        if lost := tuple(reference for reference in references if reference.released):
+            return Lost(lost)
+        stored = tuple(one.stored if isinstance(one, LocalReference) else one for one in arguments)
+        call = partial(run_task, function, stored, keep_in, keep=keep)
+        try:
+            result = await self._context.run_sync(call, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as error:
             self.died += 1
             self.warm_spare()
             return WorkerDied(_how_it_ended(error))
+        if isinstance(result, LostBodies):
+            return Lost(
+                tuple(one for index in result.indices if isinstance(one := arguments[index], LocalReference))
+            )
         return result
 
     async def warm(self) -> None:
@@ -105,11 +186,21 @@ async def local_engine(
                 raise
             finally:
                 nursery.cancel_scope.cancel()
+                engine.release_all()
     except trio_parallel.BrokenWorkerError as error:
         # An idle worker had died; ending all workers raises this in place of the error that ended the run.
         _log.debug("an idle worker had been killed: %s", error)
         if failure is not None:
             raise failure from None
+
+
+def _file_limit() -> int:
+    """Descriptors that this process may have, as many as its hard limit allows from now on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(wanted, soft)
 
 
 def _how_it_ended(error: trio_parallel.BrokenWorkerError) -> str:

@@ -46,7 +46,9 @@ def preload(directory: str, modules: Sequence[str] = ()) -> None:
 
     What takes long to import would make a first task late.
     """
+    import stepfs_producer.engine.bodies  # noqa: PLC0415
     import stepfs_producer.payloads.encode  # noqa: PLC0415
+    import stepfs_producer.payloads.gather  # noqa: PLC0415
     import stepfs_producer.sources.reading  # noqa: PLC0415
     import stepfs_producer.transforms.records  # noqa: F401, PLC0415
 

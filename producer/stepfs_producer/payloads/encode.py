@@ -44,15 +44,14 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
     encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
+    records = spec.records(task.spans, task.shape)
     if spec.of_micro_batch:
         task = task.by_micro_batch()
     if spec.columns and task.columns is None:
         task = replace(task, columns=Columns.of_samples(spec.columns, [{}] * len(task.spans)))
     arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)
     payloads = [payload for rank in arrays for payload in encode(rank, spec.columns)]
-    records = np.zeros((task.shape[0], 1 + sum(column.own_file for column in spec.columns)), np.int64)
-    records[:, 0] = np.bincount(task.spans[:, 0], minlength=task.shape[0])
-    return payloads, records.ravel().tolist()
+    return payloads, records
 
 
 def encoder_for(ext: str, *, vocabulary: int) -> Encoder:

@@ -78,3 +78,13 @@ class PayloadSpec:
     vocabulary: int  # ids are below it
     of_micro_batch: bool = False  # a file is one micro-batch of a rank; else all of them
     columns: tuple[ColumnSpec, ...] = ()
+
+    def records(self, spans: NDArray[np.int64], shape: tuple[int, int, int]) -> list[int]:
+        """How many spans each file has, none in a file beside a rank's; their first columns are rank and micro-batch."""
+        ranks, micro, _ = shape
+        each = micro if self.of_micro_batch else 1
+        of = spans[:, 0] * each + (spans[:, 1] if self.of_micro_batch else 0)
+        counts = np.zeros((ranks * each, 1 + sum(column.own_file for column in self.columns)), np.int64)
+        counts[:, 0] = np.bincount(of, minlength=ranks * each)
+        found: list[int] = counts.ravel().tolist()
+        return found

@@ -21,7 +21,7 @@ from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
-from stepfs_producer.run.step_builder import StepBuilder, StepSink
+from stepfs_producer.run.step_builder import ByTicket, StepBuilder, StepSink
 
 
 class EndReason(enum.StrEnum):
@@ -58,7 +58,11 @@ class Conductor:
     """One run of a plan. Without a sink steps are planned only, which is a simulation. `stop` ends it between two steps."""
 
     def __init__(
-        self, config: RunConfig, engine: Engine, sink: StepSink | None, callbacks: RunCallbacks
+        self,
+        config: RunConfig,
+        engine: Engine,
+        sink: StepSink | ByTicket | None,
+        callbacks: RunCallbacks,
     ) -> None:
         self._config = config
         self._sink = sink

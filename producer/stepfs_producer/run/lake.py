@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
+import trio
+
+from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch
-from stepfs.format.keys import libraries_key, plan_key, source_listing_key
+from stepfs.format.keys import LAKE, libraries_key, plan_key, source_listing_key
 from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.sequence import Mine, Unknown, take_slot
+from stepfs.store import silence
 from stepfs.store.api import Store
 from stepfs_producer.tgb_writer import unpack_position
 
@@ -122,3 +126,19 @@ async def _keep(store: Store, key: str, body: bytes) -> None:
         raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; start again")
     if not isinstance(outcome, Mine):
         raise CorruptError(f"{store.url}: {key} holds other bytes than its name says; restore or remove it")
+
+
+async def notice_silence(store: Store, steps: Callable[[], int]) -> None:
+    """Ask the store something small whenever no step comes for a while. Workers upload the steps, so this program may have
+    no other request under way by which it could notice, and say, that the store is silent. `StoreSilentError` in the end.
+    """
+    while True:
+        before = steps()
+        await trio.sleep(silence.SAY_AFTER_S)
+        if steps() == before:
+            try:
+                await store.get(LAKE)
+            except StoreSilentError:
+                raise
+            except StoreUnreachableError:
+                continue  # an outage is told, and waited out, where something is to be sent

@@ -58,6 +58,12 @@ class PlanMetrics(Collector):
         yield CounterMetricFamily(
             _PREFIX + "late_tasks", "Tasks that a spare worker tried as well", tasks.late
         )
+        yield CounterMetricFamily(
+            _PREFIX + "lost_bodies", "Results kept by workers that were lost, and made again", tasks.lost
+        )
+        yield GaugeMetricFamily(
+            _PREFIX + "kept_bytes", "Bytes of results kept by workers", self._engine.kept_bytes
+        )
         yield CounterMetricFamily(_PREFIX + "task_seconds", "Seconds that workers worked", tasks.seconds)
         yield GaugeMetricFamily(_PREFIX + "workers", "Tasks that run at a time", tasks.workers)
         yield self._waited()

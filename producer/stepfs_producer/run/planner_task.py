@@ -24,7 +24,6 @@ _log = logging.getLogger("stepfs.producer")
 
 TOLD_AFTER_S: Final = 60.0  # of waiting for a source; its tasks are made to take a quarter of a second
 _SHARES_SEEN: Final = 2  # of a step, that the planner sees at first; samples beyond a step cannot change it
-_BYTES_PER_TOKEN: Final = 8  # held, at least: an id, and what a short record's address costs
 
 
 class PlannerTask:
@@ -58,13 +57,14 @@ class PlannerTask:
         shares = [rules.mix.shares(step + later) for later in range(STEPS_AHEAD)]
         coming = [sum(of_source) * step_tokens(rules) // ONE for of_source in zip(*shares, strict=True)]
         marks = marks_of(coming, [loading.work for loading in self._loadings], self._tasks.workers)
-        total = max(sum(tokens for tokens, _ in marks), 1)
-        held = [loading.held for loading in self._loadings]
-        measured = sum(one.nbytes for one in held) // max(sum(one.tokens for one in held), 1)
-        per_token = max(_BYTES_PER_TOKEN, measured)  # columns may be kilobytes
-        bound = total if self._held_bytes_max is None else self._held_bytes_max // per_token
+        nbytes = sum(
+            tokens * loading.work.bytes_per_token
+            for loading, (tokens, _) in zip(self._loadings, marks, strict=True)
+        )
+        bound = self._held_bytes_max
+        share = 1.0 if bound is None or nbytes <= bound else bound / nbytes
         for loading, (tokens, parallel) in zip(self._loadings, marks, strict=True):
-            loading.want(tokens=min(tokens, tokens * bound // total), parallel=parallel)
+            loading.want(tokens=int(tokens * share), parallel=parallel)
 
     async def next(self, state: State) -> StepPlan | End:
         """The step of `state`, as soon as the samples that have arrived decide it."""

@@ -1,6 +1,7 @@
-"""The samples of one source that are here, and a step plan with its samples → the task of a constructor.
+"""The samples of one source that are known, and a step plan with its samples → the spans of a constructor's task.
 
-Groups are kept in order, and found again by the addresses that a plan gives them. A task depends on nothing but itself.
+Groups are kept in order, and found again by the addresses that a plan gives them. What is here are their lengths; their
+bodies are with the engine.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.payloads.columns import Taken, gathered
-from stepfs_producer.payloads.step_task import NO_TOKEN, StepTask
+from stepfs_producer.engine.kept import KeptBody
+from stepfs_producer.payloads.gather import StepSpans
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
 from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.transforms.documents import Tokenised
 
 Integers = NDArray[np.int64]
 
@@ -32,38 +32,35 @@ class Group:
     first: int  # record of the block
     block_records: int
     follows: BlockAddress
-    tokenised: Tokenised
-    files: Integers
-    offsets: Integers
-    begins: Integers = field(
-        init=False
-    )  # where each record's tokens begin in `tokenised.ids`, and where the last's end
+    lengths: Integers
+    body: KeptBody | None  # None: no records. The group holds it
+    columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
+    begins: Integers = field(init=False)  # tokens before each record, and all of them
 
     def __post_init__(self) -> None:
         # Once per group, although many steps may take of it.
         begins = np.zeros(self.records + 1, np.int64)
-        np.cumsum(np.maximum(self.tokenised.lengths, 0), out=begins[1:])
+        np.cumsum(np.maximum(self.lengths, 0), out=begins[1:])
         object.__setattr__(self, "begins", begins)
 
     @property
     def records(self) -> int:
-        return len(self.tokenised.lengths)
+        return len(self.lengths)
 
     @property
     def tokens(self) -> int:
-        return len(self.tokenised.ids)
+        return int(self.begins[-1])
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        optional = (self.tokenised.mask, self.tokenised.columns)
-        beside = sum(0 if one is None else one.nbytes for one in optional)
-        return self.tokenised.ids.nbytes + 4 * 8 * self.records + beside
+        columns = 0 if self.columns is None else self.columns.nbytes
+        return (0 if self.body is None else self.body.nbytes) + 2 * self.lengths.nbytes + columns
 
     def piece(self, first: int, last: int) -> Piece:
         """The metadata that the planner sees, of records `first` … `last` - 1 of the group."""
-        lengths, columns = self.tokenised.lengths[first:last], self.tokenised.columns
-        rows = None if columns is None else columns.counts[first:last]
+        lengths = self.lengths[first:last]
+        rows = None if self.columns is None else self.columns[first:last]
         return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows, rows)
 
 
@@ -120,98 +117,43 @@ class SampleBuffer:
             ):
                 return
             self.groups.popleft()
+            if group.body is not None:
+                group.body.let_go()
             self.tokens -= group.tokens
             self.nbytes -= group.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredTokens:
-    """The tokens of the spans of a step, end to end, with their masks, successors and places."""
-
-    ids: NDArray[np.int32]
-    mask: NDArray[np.uint8] | None
-    following: NDArray[np.int32]  # per span; NO_TOKEN at the end of its document
-    following_mask: NDArray[np.uint8] | None
-    files: Integers  # per span
-    offsets: Integers
-    columns: list[Taken] = field(default_factory=list)
-
-    @classmethod
-    def room_for(cls, spans: int, tokens: int, *, masked: bool) -> GatheredTokens:
-        """To be filled by `gather`."""
-        return cls(
-            np.empty(tokens, np.int32),
-            np.ones(tokens, np.uint8) if masked else None,
-            np.full(spans, NO_TOKEN, np.int32),
-            np.ones(spans, np.uint8) if masked else None,
-            np.empty(spans, np.int64),
-            np.empty(spans, np.int64),
-        )
-
-
-def task_of(plan: StepPlan, groups: Mapping[str, tuple[Group, ...]]) -> StepTask:
-    """The task of `plan`. `groups`: per source, everything from the cursor before the step to the one behind it."""
+def spans_of(plan: StepPlan, groups: Mapping[str, Sequence[Group]]) -> tuple[StepSpans, tuple[KeptBody, ...]]:
+    """The task of `plan`, and the bodies that its spans number. `groups`: per source, everything from the cursor before the
+    step to the one behind it.
+    """
     spans = plan.spans
-    counts = spans[:, 4]
-    ends = np.cumsum(counts)
-    masked = any(one.tokenised.mask is not None for of_source in groups.values() for one in of_source)
-    found = GatheredTokens.room_for(len(spans), int(ends[-1]) if len(ends) else 0, masked=masked)
+    placed = np.column_stack([spans[:, :7], np.zeros((len(spans), 2), np.int64), spans[:, 10]])
+    bodies: list[KeptBody] = []
     for index, name in enumerate(plan.sources):
         mine = np.flatnonzero(spans[:, 5] == index)
-        addresses = spans[mine][:, [6, 7, 8, 9, 10, 4]]
-        gather(groups[name], addresses, mine, ends[mine] - counts[mine], found)
-    columns = gathered(len(spans), found.columns)
+        group, record = _found(groups[name], spans[mine, 6:10])
+        used, number = np.unique(group, return_inverse=True)
+        placed[mine, 7], placed[mine, 8] = number + len(bodies), record
+        for one in used.tolist():
+            body = groups[name][one].body
+            assert body is not None
+            bodies.append(body)
     rows = spans[:, len(SPAN_COLUMNS) :]
-    assert np.array_equal(rows, np.zeros_like(rows) if columns is None else columns.counts), (
-        "columns stay with their tokens"  # hazard P17
-    )
-    return StepTask(
-        plan.shape,
-        plan.sequence_length,
-        plan.sources,
-        np.column_stack([spans[:, :7], found.files, found.offsets, spans[:, 10]]),
-        found.ids,
-        found.following,
-        found.mask,
-        found.following_mask,
-        columns,
-    )
+    return StepSpans(plan.shape, plan.sequence_length, plan.sources, placed, rows), tuple(bodies)
 
 
-def gather(
-    groups: Sequence[Group], addresses: Integers, spans: Integers, places: Integers, found: GatheredTokens
-) -> None:
-    """Fill in some spans of one source.
-
-    `addresses`: [n, 6] of epoch, fragment, block, record, first token, tokens, all of them in `groups`; `spans`: their
-    numbers in `found`; `places`: where their tokens belong in it.
-    """
-    left = len(spans)
-    for group in groups:
-        record = addresses[:, 3] - group.first
-        inside = (record >= 0) & (record < group.records)
-        mine = np.flatnonzero((addresses[:, :3] == np.array(group.place)).all(axis=1) & inside)
-        left -= len(mine)
-        if len(mine):
-            _gather_of(group, record[mine], addresses[mine, 4:6], spans[mine], places[mine], found)
-    assert not left, "every span lies in a group"
-
-
-def _gather_of(
-    group: Group, record: Integers, taken: Integers, spans: Integers, places: Integers, found: GatheredTokens
-) -> None:
-    ids, mask = group.tokenised.ids, group.tokenised.mask
-    start = group.begins[record] + taken[:, 0]
-    after = start + taken[:, 1]
-    goes_on = after < group.begins[record + 1]
-    found.following[spans[goes_on]] = ids[after[goes_on]]
-    found.files[spans], found.offsets[spans] = group.files[record], group.offsets[record]
-    if group.tokenised.columns is not None:
-        found.columns.append(Taken(group.tokenised.columns, record, spans))
-    # Slices: indices of all tokens would cost more than their copies.
-    for place, begin, count in zip(places.tolist(), start.tolist(), taken[:, 1].tolist(), strict=True):
-        found.ids[place : place + count] = ids[begin : begin + count]
-        if mask is not None and found.mask is not None:
-            found.mask[place : place + count] = mask[begin : begin + count]
-    if mask is not None and found.following_mask is not None:
-        found.following_mask[spans[goes_on]] = mask[after[goes_on]]
+def _found(groups: Sequence[Group], addresses: Integers) -> tuple[Integers, Integers]:
+    """Of which group each record is, and which of its records. `addresses`: [n, 4] of epoch, fragment, block, record."""
+    begins = np.array([(*group.place, group.first) for group in groups], np.int64).reshape(-1, 4)
+    merged = np.concatenate([begins, addresses])
+    order = np.lexsort(merged.T[::-1])  # stable: a group goes before its first record
+    before = np.empty(len(merged), np.int64)
+    before[order] = np.cumsum(order < len(begins))
+    group = before[len(begins) :] - 1
+    record = addresses[:, 3] - begins[group, 3]
+    records = np.array([one.records for one in groups], np.int64)
+    assert (group >= 0).all(), "every span lies in a group"
+    assert (begins[group, :3] == addresses[:, :3]).all()
+    assert (record < records[group]).all()
+    return group, record

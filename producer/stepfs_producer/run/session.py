@@ -32,7 +32,7 @@ from stepfs_producer.plan.state import read_position
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
-from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libraries
+from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libraries, notice_silence
 from stepfs_producer.run.measured.bottleneck import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
@@ -53,7 +53,9 @@ from stepfs_producer.run.results import (
     show_nothing,
 )
 from stepfs_producer.run.skip_log import SkipLog
+from stepfs_producer.run.step_builder import ByTicket
 from stepfs_producer.run.stopping import Stopping
+from stepfs_producer.run.workers.upload import Destination
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 
@@ -254,12 +256,15 @@ class _RunSession:
                 local_engine(self._workers, preload=warm) as engine,
                 trio.open_nursery() as nursery,
             ):
+                at = (options.lake, options.store_options, producer.lake)
+                to = Destination(*at, options.producer_id, Epoch(producer.epoch))
                 self._conductor = conductor = Conductor(
-                    config, engine, producer, callbacks_of(prepared, totals, show)
+                    config, engine, ByTicket(producer, to), callbacks_of(prepared, totals, show)
                 )
                 if self._stopping.requested:  # it may have come already
                     conductor.stop()
                 nursery.start_soon(skip_log.run)
+                nursery.start_soon(notice_silence, skip_log.store, lambda: totals.steps)
                 with self._scraped(prepared, totals, conductor, engine):
                     ending = await conductor.run(totals.start)
                 self._bottleneck = conductor.bottleneck(producer.held_s)

@@ -27,7 +27,7 @@ class SkipLog:
 
     def __init__(self, store: Store, key: str, totals: PlanTotals) -> None:
         self.key = key
-        self._store = store
+        self.store = store
         self._totals = totals
         self._written = 0
 
@@ -44,7 +44,7 @@ class SkipLog:
             lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
             count = len(bad)
             try:
-                await self._store.put(self.key, [lines.encode("utf-8", "replace")])
+                await self.store.put(self.key, [lines.encode("utf-8", "replace")])
             except StoreUnreachableError as error:
                 _log.info("the skip log waits: %s", error)
             else:

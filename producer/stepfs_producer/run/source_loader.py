@@ -1,5 +1,8 @@
 """Bringing the samples of one source in: blocks are read, groups of records transformed, in any order, kept in theirs.
 
+Only their heads come here; records and samples are bodies that stay with the engine. A block's is held until its last
+group is made.
+
 Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
 for them in order. The first two stop at the marks, which follow the source's share of the work of the coming steps. How
 many groups are under way, how large they are and when they come never shows in the sample buffer.
@@ -8,27 +11,25 @@ many groups are under way, how large they are and when they come never shows in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import trio
 
 from stepfs.errors import RefusedError
 from stepfs_producer.engine.failover import Tasks, WorkersDiedError
+from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.run.measured.work import Work
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer
-from stepfs_producer.sources.block import Block, BlockAddress, Records
+from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, record_place, transform
+from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.layout import Layout
-from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.documents import Tokenised
-from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,13 @@ class OnSkip(Protocol):
     """Called with every bad record that is brought in: source, file number, offset, reason."""
 
     def __call__(self, source: str, file: int, offset: int, reason: str) -> None: ...
+
+
+class _Block(NamedTuple):
+    """A block that was read."""
+
+    head: BlockHead
+    body: KeptBody
 
 
 class SourceLoader:
@@ -104,7 +112,7 @@ class SourceLoader:
 
     async def run(self, start: SourceState) -> None:
         """Load from the cursor of `start` on until the source ends, or for ever."""
-        sender, receiver = trio.open_memory_channel[Block](0)  # one block read ahead of the one in use
+        sender, receiver = trio.open_memory_channel[_Block](0)  # one block read ahead of the one in use
         async with (
             sender,
             receiver,
@@ -123,7 +131,7 @@ class SourceLoader:
         self.held.ended = True
         self._changed()
 
-    async def _read_blocks(self, start: SourceState, sender: trio.MemorySendChannel[Block]) -> None:
+    async def _read_blocks(self, start: SourceState, sender: trio.MemorySendChannel[_Block]) -> None:
         place = BlockAddress(start.epoch, start.fragment, start.block)
         self._whole_epoch = place[1:] == (0, 0) and not start.taken
         async with sender:
@@ -133,63 +141,72 @@ class SourceLoader:
                 self.reading = True
                 files = ", ".join(sorted({self._file(one.file) for one in task.fragments})[:3])
                 what = f"reading block {tuple(place)} of {files}"
-                block = await self._carry_out(what, read_block, self._source.spec, task)
+                with self._under_way(what):
+                    head, body = await self._tasks.keep(
+                        f"source {self.name}: {what}", self.name, read, self._source.spec, task
+                    )
                 self.reading = False
-                self.block_bytes += len(block.records.data)
-                await sender.send(block)
-                place = block.follows
-                if block.ended:
+                self.block_bytes += body.nbytes
+                await sender.send(_Block(head, body))
+                place = head.follows
+                if head.ended:
                     return
 
     async def _submit_groups(
         self,
-        blocks: trio.MemoryReceiveChannel[Block],
+        blocks: trio.MemoryReceiveChannel[_Block],
         first: int,
         slots: trio.MemorySendChannel[_Slot],
         nursery: trio.Nursery,
     ) -> None:
         """Groups of one block after the other, without a pause between two blocks."""
         with slots:
-            async for block in blocks:
-                records = len(block.records)
-                rest = replace(block, records=replace(block.records, data=b"", mask=None))
-                if first >= records:
-                    slots.send_nowait(_Slot(rest, first, records, _EMPTY))
+            async for block, body in blocks:
+                if first >= block.records:
+                    slots.send_nowait(_Slot(block, first, block.records, _EMPTY))
                     self.under_way += 1
-                while first < records:
+                while first < block.records:
                     await self._until(lambda: self._transforming < self._parallel and self._wants_more())
-                    last = min(first + self.work.group_records, records)
-                    slot = _Slot(rest, first, last)
+                    last = min(first + self.work.group_records, block.records)
+                    slot = _Slot(block, first, last)
                     slots.send_nowait(slot)
                     self.under_way += 1
                     self._transforming += 1
-                    nursery.start_soon(self._transform_group, slot, block.records.part(first, last))
+                    body.hold()
+                    nursery.start_soon(self._transform_group, slot, body)
                     first = last
-                self.block_bytes -= len(block.records.data)
+                self.block_bytes -= body.nbytes
+                body.let_go()
                 first = 0
 
-    async def _transform_group(self, slot: _Slot, part: Records) -> None:
+    async def _transform_group(self, slot: _Slot, records: KeptBody) -> None:
         block = slot.block
-        where = f"records {slot.first} to {slot.last - 1} of block {tuple(block.place)}"
-        shared = (self._source.transform, self._source.spec.seed, block.place.epoch, self.name)
+        what = f"transforming records {slot.first} to {slot.last - 1} of block {tuple(block.place)}"
+        shared = (self._source.transform, self._source.spec.seed, block.place.epoch, self.name, records)
         try:
-            result, seconds = await self._carry_out(f"transforming {where}", timed_transform, *shared, part)
+            with self._under_way(what):
+                head, body = await self._tasks.keep(
+                    f"source {self.name}: {what}", self.name, transform, *shared, slot.first, slot.last
+                )
         except WorkersDiedError as error:
-            index = await self._tasks.culprit(part, timed_transform, *shared)
+            index = await self._tasks.culprit(slot.first, slot.last, transform, *shared)
             if index is None:
                 raise
+            file, offset = await self._tasks.carry_out(
+                "finding a record", self.name, record_place, records, index
+            )
             raise WorkersDiedError(
-                f"source {self.name}: every worker dies of the record at {part.offsets[index]} of "
-                f"{self._file(int(part.files[index]))} (record {slot.first + index} of block {tuple(block.place)}); remove "
-                "the record, or repair the function or library that fails on it"
+                f"source {self.name}: every worker dies of the record at {offset} of {self._file(file)} (record {index} of "
+                f"block {tuple(block.place)}); remove the record, or repair the function or library that fails on it"
             ) from error
-        slot.result = result
-        self.work.note(slot.last - slot.first, len(result.ids), seconds)
+        records.let_go()
+        slot.result = _Samples(head, body)
+        self.work.note(slot.last - slot.first, slot.tokens, head.seconds, body.nbytes)
         self._transforming -= 1
         slot.done.set()
         self._notice()
 
-    def _refuse_empty_epochs(self, block: Block, tokens: int) -> None:
+    def _refuse_empty_epochs(self, block: BlockHead, tokens: int) -> None:
         """A source whose records are all blank, bad or dropped would be read for ever."""
         self._epoch_tokens += tokens
         if block.follows.epoch == block.place.epoch:
@@ -201,31 +218,21 @@ class SourceLoader:
             )
         self._epoch_tokens, self._whole_epoch = 0, True
 
-    def _add(self, slot: _Slot, tokenised: Tokenised) -> None:
-        block, first, last = slot.block, slot.first, slot.last
-        records = block.records
+    def _add(self, slot: _Slot, samples: _Samples) -> None:
+        block = slot.block
+        head, body = samples
         self.held.add(
-            Group(
-                block.place,
-                first,
-                len(records),
-                block.follows,
-                tokenised,
-                records.files[first:last],
-                records.offsets[first:last],
-            )
+            Group(block.place, slot.first, block.records, block.follows, head.lengths, body, head.columns)
         )
         self.added += 1
         self._starved = False
-        for index, reason in sorted(tokenised.bad.items()):
-            self._skipped(
-                self.name, int(records.files[first + index]), int(records.offsets[first + index]), reason
-            )
-        if last == len(records):
-            self._refuse_empty_epochs(block, len(tokenised.ids))
+        for _, (file, offset, reason) in sorted(head.bad.items()):
+            self._skipped(self.name, file, offset, reason)
+        if slot.last == block.records:
+            self._refuse_empty_epochs(block, slot.tokens)
         else:
-            self._epoch_tokens += len(tokenised.ids)
-        if last == len(records) and block.ended:
+            self._epoch_tokens += slot.tokens
+        if slot.last == block.records and block.ended:
             self.held.ended = True  # with the last group, so that no step waits for more
         self._changed()
 
@@ -234,10 +241,11 @@ class SourceLoader:
         likely = self.under_way * self.work.group_tokens
         return self._starved or self.held.tokens + likely < self._wanted_tokens
 
-    async def _carry_out(self, what: str, function: Callable[..., T], *arguments: object) -> T:
+    @contextmanager
+    def _under_way(self, what: str) -> Iterator[None]:
         self._doing.append(what)
         try:
-            return await self._tasks.carry_out(f"source {self.name}: {what}", self.name, function, *arguments)
+            yield
         finally:
             self._doing.remove(what)
 
@@ -253,15 +261,28 @@ class SourceLoader:
         self._wake = trio.Event()
 
 
-_EMPTY: Final = Tokenised(np.zeros(0, np.int64), np.zeros(0, np.int32))
+class _Samples(NamedTuple):
+    """A group that was transformed; without a body if it has no records."""
+
+    head: GroupHead
+    body: KeptBody | None
+
+
+_EMPTY: Final = _Samples(GroupHead(np.zeros(0, np.int64), {}), None)
 
 
 class _Slot:
-    """A group under way; its block is without the data, which is let go with the last group that is submitted."""
+    """A group under way."""
 
-    def __init__(self, block: Block, first: int, last: int, result: Tokenised | None = None) -> None:
+    def __init__(self, block: BlockHead, first: int, last: int, result: _Samples | None = None) -> None:
         self.block, self.first, self.last = block, first, last
         self.done = trio.Event()
         self.result = result
         if result is not None:
             self.done.set()
+
+    @property
+    def tokens(self) -> int:
+        """Once it is done."""
+        assert self.result is not None
+        return int(np.maximum(self.result.head.lengths, 0).sum())

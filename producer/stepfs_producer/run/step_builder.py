@@ -1,4 +1,7 @@
-"""From step plans to committed steps: payloads are made side by side, appended in order, and paced.
+"""From step plans to committed steps: made side by side, in the lake in the order of the plan, and paced.
+
+A step gets its seq by `append`, after its payloads have been made; or by a ticket, before: then the worker that makes it
+uploads it, and only its descriptor returns.
 
 At most `STEPS_PER_WORKER` steps per worker are under way, so a producer that has to wait (for trainers, for the store)
 stops the planner, and the planner stops the loaders.
@@ -6,19 +9,29 @@ stops the planner, and the planner stops the loaders.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
 
-from stepfs_producer.engine.failover import Tasks
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec, cut_to
+from stepfs.format.descriptor import Descriptor
+from stepfs_producer.engine.failover import PerAttempt, Tasks
+from stepfs_producer.engine.kept import KeptBody
+from stepfs_producer.payloads.gather import StepSpans
+from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
-from stepfs_producer.run.sample_buffer import Group, task_of
+from stepfs_producer.run.sample_buffer import Group, spans_of
+from stepfs_producer.run.workers.tasks import make_step
+from stepfs_producer.run.workers.upload import Destination, put_step
 
 STEPS_PER_WORKER: Final = 2
+PAYLOAD_BYTES_PER_TOKEN: Final = 24  # of .safetensors; the others have fewer
 
 
 class StepSink(Protocol):
@@ -31,14 +44,42 @@ class StepSink(Protocol):
     async def flush(self) -> object: ...
 
 
+class TicketIssuer(Protocol):
+    """A producer whose steps are uploaded by workers."""
+
+    async def reserve(
+        self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int
+    ) -> Ticket: ...
+
+    def renew(self, ticket: Ticket) -> Ticket: ...
+
+    def settle(self, ticket: Ticket, descriptor: Descriptor) -> None: ...
+
+    async def flush(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByTicket:
+    """A sink to which no payload comes."""
+
+    producer: TicketIssuer
+    destination: Destination
+
+    async def flush(self) -> None:
+        await self.producer.flush()
+
+
 class _PendingStep:
-    """A step between its plan and its append."""
+    """A step between its plan and its place in the lake."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.done = trio.Event()
         self.payloads: list[bytes] = []
         self.records: list[int] = []
+        self.reserved = trio.Event()
+        self.reserved_s = 0.0
+        self.ticket: Ticket | None = None
 
 
 class StepBuilder:
@@ -47,7 +88,7 @@ class StepBuilder:
     def __init__(
         self,
         tasks: Tasks,
-        sink: StepSink | None,
+        sink: StepSink | ByTicket | None,
         spec: PayloadSpec,
         *,
         waits: Waits,
@@ -55,12 +96,17 @@ class StepBuilder:
         ranks: Sequence[int] | None,
         appended: Callable[[StepPlan], None],
     ) -> None:
+        assert ranks is None or not isinstance(sink, ByTicket), "a ticket is of a whole step"
         self._tasks = tasks
         self._sink = sink
         self._spec = spec
         self._ranks = ranks
         self._waits = waits
         self._interval_s = 0.0 if steps_per_second is None else 1 / steps_per_second
+        self._due_s = -math.inf
+        self._unsettled: deque[_PendingStep] = deque()  # in order
+        self._settled_s = -math.inf  # when the newest step got into its place
+        self._payload_bytes = 0  # of the newest step that was uploaded
         self._appended = appended
         steps = STEPS_PER_WORKER * tasks.workers
         self._room = trio.Semaphore(steps)
@@ -72,44 +118,105 @@ class StepBuilder:
             await self._room.acquire()
 
     def start(self, plan: StepPlan, groups: Mapping[str, tuple[Group, ...]], nursery: trio.Nursery) -> None:
-        """Make and append the step after those before it. `wait_for_room` was called."""
+        """Make the step, which comes after those before it. `wait_for_room` was called."""
         if self._sink is None:
             self._room.release()
             self._appended(plan)
             return
         making = _PendingStep(plan)
         self._sender.send_nowait(making)
+        for body in _bodies(groups):  # loaders let go of what the planner has taken
+            body.hold()
         nursery.start_soon(self._make, making, groups)
 
     def no_more(self) -> None:
-        """`run` returns once all started steps are appended."""
+        """`run` returns once all started steps are appended, or settled."""
         self._sender.close()
 
     async def run(self) -> None:
-        """Append in order."""
-        if self._sink is None:
-            return
-        due_s = trio.current_time()
+        """Append, or reserve, in order."""
+        if isinstance(self._sink, ByTicket):
+            await self._reserve(self._sink.producer)
+        elif self._sink is not None:
+            await self._append(self._sink)
+
+    async def _append(self, sink: StepSink) -> None:
         async for making in self._receiver:
             with self._waits.on(Cause.WORKERS):
                 await making.done.wait()
-            if self._interval_s:
-                # A pace is a limit, and lost time is not made up for.
-                with self._waits.on(Cause.PACE):
-                    await trio.sleep_until(due_s)
-                due_s = max(due_s, trio.current_time()) + self._interval_s
-            plan = making.plan
+            await self._keep_pace()
             with self._waits.on(Cause.STORE):
-                await self._sink.append(
-                    making.payloads, position=plan.after.position(), records=making.records
+                await sink.append(
+                    making.payloads, position=making.plan.after.position(), records=making.records
                 )
             self._room.release()
-            self._appended(plan)
+            self._appended(making.plan)
+
+    async def _reserve(self, producer: TicketIssuer) -> None:
+        async for making in self._receiver:
+            await self._keep_pace()
+            plan = making.plan
+            with self._waits.on(Cause.STORE):
+                making.ticket = await producer.reserve(
+                    position=plan.after.position(),
+                    records=self._spec.records(plan.spans, plan.shape),
+                    payload_bytes=self._payload_bytes or plan.room * PAYLOAD_BYTES_PER_TOKEN,
+                )
+            making.reserved_s = trio.current_time()
+            making.reserved.set()
+            self._unsettled.append(making)
+
+    def _note_settled(self) -> None:
+        """In order: what was settled behind a gap is not certain to be committed."""
+        while self._unsettled and self._unsettled[0].done.is_set():
+            making = self._unsettled.popleft()
+            now_s = trio.current_time()
+            self._waits.note(Cause.WORKERS, now_s - max(making.reserved_s, self._settled_s))
+            self._settled_s = now_s
+            self._room.release()
+            self._appended(making.plan)
+
+    async def _keep_pace(self) -> None:
+        """A pace is a limit, and lost time is not made up for."""
+        if self._interval_s:
+            with self._waits.on(Cause.PACE):
+                await trio.sleep_until(self._due_s)
+            self._due_s = max(self._due_s, trio.current_time()) + self._interval_s
 
     async def _make(self, making: _PendingStep, groups: Mapping[str, tuple[Group, ...]]) -> None:
-        task = await trio.to_thread.run_sync(task_of, making.plan, groups)
-        if self._ranks is not None:
-            task = cut_to(task, self._ranks)
-        what = f"making step {making.plan.step}"
-        making.payloads, making.records = await self._tasks.carry_out(what, "", construct, self._spec, task)
+        spans, bodies = await trio.to_thread.run_sync(spans_of, making.plan, groups)
+        if isinstance(self._sink, ByTicket):
+            await self._put(making, spans, bodies, self._sink)
+        else:
+            what = f"making step {making.plan.step}"
+            making.payloads, making.records = await self._tasks.carry_out(
+                what, "", make_step, self._spec, spans, self._ranks, *bodies
+            )
+        for body in _bodies(groups):  # not before it is durable, or here: its worker may die
+            body.let_go()
         making.done.set()
+        self._note_settled()
+
+    async def _put(
+        self, making: _PendingStep, spans: StepSpans, bodies: Sequence[KeptBody], sink: ByTicket
+    ) -> None:
+        await making.reserved.wait()
+        ticket = making.ticket
+        assert ticket is not None
+        tickets = itertools.chain([ticket], iter(lambda: sink.producer.renew(ticket), None))
+        descriptor = await self._tasks.carry_out(
+            f"making step {making.plan.step}",
+            "",
+            put_step,
+            self._spec,
+            spans,
+            sink.destination,
+            PerAttempt(lambda: next(tickets)),  # a lost constructor's object may still come
+            *bodies,
+        )
+        sink.producer.settle(ticket, descriptor)
+        self._payload_bytes = descriptor.payload_bytes
+
+
+def _bodies(groups: Mapping[str, Sequence[Group]]) -> list[KeptBody]:
+    return [group.body for of_source in groups.values() for group in of_source if group.body is not None]

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from pickle import PickleBuffer
+from typing import Final, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+_PICKLE_WITH_BUFFERS: Final = 5
 
 
 class BlockAddress(NamedTuple):
@@ -39,16 +41,23 @@ class Records:
     """Consecutive records of a block. `data[ends[i - 1]:ends[i]]` is record i."""
 
     kind: Kind
-    data: bytes
+    data: bytes | memoryview
     ends: Integers
     files: Integers  # per record: number of its file in the listing
     offsets: Integers  # per record: its first byte, or its row, in the file
     dropped: NDArray[np.bool_]  # per record: not of this run (holdout, fractional epoch)
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why it cannot be decoded; it has no bytes
-    mask: bytes | None = None  # of TOKENS: one byte per token, 0 where the loss ignores it
+    mask: bytes | memoryview | None = None  # of TOKENS: one byte per token, 0 where the loss ignores it
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[Records], tuple[object, ...]]:
+        """Protocol 5 may keep bytes beside the pickle, and map them where it is read."""
+        beside = PickleBuffer if protocol.__index__() >= _PICKLE_WITH_BUFFERS else bytes
+        mask = None if self.mask is None else beside(self.mask)
+        fields = (self.kind, beside(self.data), self.ends, self.files, self.offsets, self.dropped)
+        return Records, (*fields, self.bad, mask)
 
     def part(self, first: int, last: int) -> Records:
         """Records first … last - 1."""
@@ -57,13 +66,13 @@ class Records:
         tokens = slice(begin // 4, end // 4)
         return Records(
             self.kind,
-            self.data[begin:end],
+            bytes(self.data[begin:end]),
             self.ends[first:last] - begin,
             self.files[first:last],
             self.offsets[first:last],
             self.dropped[first:last],
             {index - first: why for index, why in self.bad.items() if first <= index < last},
-            None if self.mask is None else self.mask[tokens],
+            None if self.mask is None else bytes(self.mask[tokens]),
         )
 
 

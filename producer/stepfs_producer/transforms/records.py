@@ -91,7 +91,7 @@ class _Work:
     def take(self, index: int, key: bytes) -> None:
         """`UnfitRecordError` if the content of the record gives no sample."""
         begin = self._ends[index - 1] if index else 0
-        value = self._read(index, self._records.data[begin : self._ends[index]])
+        value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
         if self._call is not None:
             made = self._call(value, key, self._tokenizer.vocabulary, self._spec.columns)
             if made is None:

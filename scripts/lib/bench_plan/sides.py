@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
@@ -22,9 +23,11 @@ import trio
 from bench.machine import cpu_s, family
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
+from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.encode import construct
+from stepfs_producer.payloads.gather import SampleGroup, gathered
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need
@@ -33,13 +36,12 @@ from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
-from stepfs_producer.run.sample_buffer import Group, SampleBuffer, task_of
+from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
 from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
-from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TransformSpec
 
 BLOCKS_AHEAD = 3  # of each source, in the Pool
@@ -96,13 +98,25 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
         await store.aclose()
 
 
-def load(spec: SourceSpec, how: TransformSpec, task: BlockTask) -> tuple[Group, bool]:
+Loaded = tuple[BlockHead, GroupHead, SampleGroup]
+
+
+def load(spec: SourceSpec, how: TransformSpec, task: BlockTask) -> Loaded:
     """In the Pool: a block, read and transformed."""
-    block = read_block(spec, task)
-    records = block.records
-    tokenised = transform(how, records, [b""] * len(records))
-    group = Group(block.place, 0, len(records), block.follows, tokenised, records.files, records.offsets)
-    return group, block.ended
+    block, records = read(spec, task)
+    return block, *transform(how, spec.seed, block.place.epoch, spec.name, records, 0, block.records)
+
+
+@dataclass(frozen=True)
+class _Here:
+    """A body that came back by value."""
+
+    samples: SampleGroup
+    nbytes: int = 0
+
+
+async def _never() -> _Here:
+    raise AssertionError("it is here")
 
 
 class _Source:
@@ -113,14 +127,15 @@ class _Source:
         self._pool = pool
         self._source = source
         self._next: BlockTask | None = source.layout.task(BlockAddress(0, 0, 0))
-        self._waiting: deque[AsyncResult[tuple[Group, bool]]] = deque()
+        self._waiting: deque[AsyncResult[Loaded]] = deque()
         self._submit()
 
     def more(self) -> None:
         """One more block."""
-        group, ended = self._waiting.popleft().get()
-        self.held.add(group)
-        self.held.ended = ended
+        block, head, samples = self._waiting.popleft().get()
+        body = KeptBody(_Here(samples), _never, lambda _: None)
+        self.held.add(Group(block.place, 0, block.records, block.follows, head.lengths, body))
+        self.held.ended = block.ended
         self._submit()
 
     def _submit(self) -> None:
@@ -148,8 +163,9 @@ def without_lake(fit: PreparedPlan, pool: Pool) -> tuple[Used, State]:
             for name in planned.samples:
                 sources[name].more()
             continue
-        task = task_of(planned, {name: tuple(one.held.groups) for name, one in sources.items()})
-        making.append(pool.apply_async(construct, (fit.payloads, task)))
+        spans, bodies = spans_of(planned, {name: tuple(one.held.groups) for name, one in sources.items()})
+        samples = [body.reference.samples for body in bodies if isinstance(body.reference, _Here)]
+        making.append(pool.apply_async(construct, (fit.payloads, gathered(spans, samples))))
         if len(making) > STEPS_AHEAD:
             making.popleft().get()
         state = planned.after

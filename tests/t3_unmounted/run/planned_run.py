@@ -12,7 +12,7 @@ from random import Random
 
 import trio
 
-from stepfs_producer.engine.api import WorkerDied
+from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.failover import WORKERS_MAX
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.planner import Planner
@@ -26,33 +26,82 @@ from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
 
+_TOLD_MAX = 50  # tasks side by side may need one body
+
+
+class HereReference:
+    """A body of `HereEngine`: pickled, until it is released or lost."""
+
+    def __init__(self, body: object) -> None:
+        data = pickle.dumps(body)
+        self.body: bytes | None = data
+        self.nbytes = len(data)
+        self.released = False
+        self.told = 0  # how often a task that needed it was told that it is lost
+
 
 class HereEngine:
-    """Carries tasks out in this process, after a random number of other tasks' turns; some workers die.
+    """Carries tasks out in this process, after a random number of other tasks' turns; some workers die, some bodies are
+    lost before a task that needs them.
 
     A run gives up a task that `WORKERS_MAX` workers died of. Unless all do (`deaths` 1), the last one of them lives.
     """
 
-    def __init__(self, seed: int, *, workers: int = 2, deaths: float = 0.0) -> None:
+    def __init__(self, seed: int, *, workers: int = 2, deaths: float = 0.0, losses: float = 0.0) -> None:
         self.workers = workers
         self.deaths = deaths
+        self.losses = losses
         self.submitted = 0
         self._random = Random(seed)
         self._died: Counter[bytes] = Counter()
         self.spares = 1
         self.replaced = 0
+        self.kept: set[HereReference] = set()
+        self.kept_most = 0
+        self.lost = 0
 
     async def submit(self, function: Callable, *arguments: object) -> object:
         self.submitted += 1
-        task = pickle.dumps((function, arguments))
+        references = [one for one in arguments if isinstance(one, HereReference)]
+        task = pickle.dumps((function, [self._opened(one) for one in arguments]))
         for _ in range(self._random.randrange(6)):
             await trio.lowlevel.checkpoint()
+        for one in references:
+            if one.body is not None and self._random.random() < self.losses:
+                one.body = None
+                self.lost += 1
+        if lost := [one for one in references if one.body is None or one.released]:
+            for one in lost:
+                one.told += 1
+                assert one.told < _TOLD_MAX, "who gives it to a task was told that it is lost"
+            return Lost(tuple(lost[: self._random.randint(1, len(lost))]))
         lives = self.deaths < 1 and self._died[task] == WORKERS_MAX - 1
         if not lives and self._random.random() < self.deaths:
             self._died[task] += 1
             return WorkerDied("killed")
         function, arguments = pickle.loads(task)
         return pickle.loads(pickle.dumps(function(*arguments)))
+
+    @staticmethod
+    def _opened(argument: object) -> object:
+        if not isinstance(argument, HereReference):
+            return argument
+        return None if argument.body is None else pickle.loads(argument.body)
+
+    async def keep(self, function: Callable, *arguments: object) -> object:
+        result = await self.submit(function, *arguments)
+        if not isinstance(result, tuple):
+            return result
+        head, body = result
+        reference = HereReference(body)
+        self.kept.add(reference)
+        self.kept_most = max(self.kept_most, len(self.kept))
+        return Kept(head, reference)
+
+    def release(self, reference: HereReference) -> None:
+        assert not reference.released
+        reference.released = True
+        self.kept.remove(reference)
 
     def warm_spare(self) -> None:
         self.replaced += 1

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
-from stepfs_producer.payloads.encode import construct
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Cause, Waits, bottleneck_of
-from stepfs_producer.transforms.records import timed_transform
+from stepfs_producer.run.workers.tasks import make_step, transform
 
 MIX = {"code": 50, "prose": 50}
 
@@ -28,8 +28,9 @@ class SlowEngine(HereEngine):
         if slow:
             await trio.sleep(self._seconds)
         answer = await super().submit(function, *arguments)
-        if slow and function is timed_transform:
-            return answer[0], self._seconds
+        if slow and function is transform:
+            head, body = answer
+            return replace(head, seconds=self._seconds), body
         return answer
 
 
@@ -52,20 +53,20 @@ async def bottleneck(tmp_path, engine, producer=None, *, held_s=0.0, **more) -> 
 
 
 async def test_a_slow_source_is_named(tmp_path, patient_clock) -> None:
-    found = await bottleneck(tmp_path, SlowEngine(timed_transform, "prose", 4))
+    found = await bottleneck(tmp_path, SlowEngine(transform, "prose", 4))
     assert (found.cause, found.source, found.workers) == (Cause.SOURCE, "prose", 2)
     assert str(found) == f"prose ({found.workers_wanted:.1f} of 2 workers wanted)"
     assert 0.4 < found.workers_wanted <= 2 / 0.8
 
 
 async def test_the_workers_that_a_pace_would_take(tmp_path, patient_clock) -> None:
-    found = await bottleneck(tmp_path, SlowEngine(construct, "", 4), steps_per_second=2)
+    found = await bottleneck(tmp_path, SlowEngine(make_step, "", 4), steps_per_second=2)
     assert found.cause is Cause.WORKERS
     assert 4 * 2 / 0.8 <= found.workers_wanted < 5 * 2 / 0.8, "each step takes four seconds of a worker"
 
 
 async def test_workers_that_make_steps(tmp_path, patient_clock) -> None:
-    found = await bottleneck(tmp_path, SlowEngine(construct, "", 4))
+    found = await bottleneck(tmp_path, SlowEngine(make_step, "", 4))
     assert found.cause is Cause.WORKERS
     assert 2 < found.workers_wanted <= 2 / 0.8, "both worked nearly all of the time"
 

@@ -57,13 +57,13 @@ async def test_steps_are_the_same_whoever_worked_when(corpus, packing, monkeypat
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 3))
-def test_marks_groups_and_late_answers_do_not_show(corpus, seed, workers, spares) -> None:
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 3), st.sampled_from([0, 0.02, 0.2]))
+def test_marks_groups_late_answers_and_lost_bodies_do_not_show(corpus, seed, workers, spares, losses) -> None:
     """P2: each is drawn anew at every chance, and with spares every task that has not answered at once is late."""
     draw = Random(seed)
     chosen = rules(MIX, micro_batch_tokens=256)
     expected = trio.run(steps, HereEngine(0, workers=1), corpus, chosen)
-    engine = HereEngine(seed, workers=workers, deaths=0.1)
+    engine = HereEngine(seed, workers=workers, deaths=0.1, losses=losses)
     engine.spares = max(spares, 1)
 
     def any_marks(coming, _works, most):
@@ -80,6 +80,7 @@ def test_marks_groups_and_late_answers_do_not_show(corpus, seed, workers, spares
             patch.setattr(failover, "LATE_TIMES_MEAN", 0)
         assert trio.run(steps, engine, corpus, chosen) == expected
     assert bool(engine.replaced) == bool(spares), "tasks were late, and one of two workers came second"
+    assert losses < 0.2 or engine.lost
 
 
 async def test_a_run_continues_from_any_position(corpus) -> None:
@@ -93,8 +94,10 @@ async def test_a_run_continues_from_any_position(corpus) -> None:
 async def test_every_record_is_in_exactly_one_step(corpus) -> None:
     chosen = rules(MIX, micro_batch_tokens=512, length=512, exhausted=Exhausted.ALL, pad_last=True)
     producer = NotedProducer()
-    conductor, ending = await run(HereEngine(3), producer, chosen, sources_in(corpus, MIX, epochs=1))
+    engine = HereEngine(3, deaths=0.1, losses=0.1)
+    conductor, ending = await run(engine, producer, chosen, sources_in(corpus, MIX, epochs=1))
     assert ending is EndReason.COMPLETE
+    assert not engine.kept, "all is let go when its last step is made"
     assert "exhausted" in conductor.reason
     found: Counter[str] = Counter()
     for payloads, _, _ in producer.steps:

@@ -1,28 +1,31 @@
-"""Hazards of a running plan, each with a run that has it: P5 samples let go before their step is made, P6 errors that pass.
+"""Hazards of a running plan, each with a run that has it: P5, P15 bodies let go or lost before their step is durable, P6
+errors that pass, P16 a transform that is no function.
 
 A mutant must change steps or end the run; the honest run beside it must not.
 """
 
 from __future__ import annotations
 
+import itertools
+import pickle
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
+import numpy as np
 import pytest
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
-from stepfs.errors import StoreUnreachableError
-from stepfs_producer.engine.api import WorkerDied
-from stepfs_producer.payloads.encode import construct
+from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs_producer.engine.api import Lost, WorkerDied
+from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.state import State, read_position
-from stepfs_producer.run import sample_buffer, source_loader, step_builder
-from stepfs_producer.run.sample_buffer import task_of
-from stepfs_producer.sources.block import Block
-from stepfs_producer.sources.reading import read_block
+from stepfs_producer.run import source_loader, step_builder
+from stepfs_producer.run.workers.tasks import make_step, read, transform
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.sources.task import BlockTask
 
@@ -48,35 +51,74 @@ async def steps(engine: HereEngine, corpus, **more) -> list:
 class DyingConstructors(HereEngine):
     """Every step costs two constructors; by then the planner is steps ahead."""
 
-    def __init__(self) -> None:
-        super().__init__(1, workers=4)
+    def __init__(self, *, losses: float = 0.0) -> None:
+        super().__init__(1, workers=4, losses=losses)
         self.died: Counter[bytes] = Counter()
+        self.done: Counter[tuple] = Counter()  # reads and transforms
 
     async def submit(self, function, *arguments):
         result = await super().submit(function, *arguments)
-        if function is construct and self.died[arguments[1].spans.tobytes()] < 2:
+        if isinstance(result, Lost):
+            return result
+        if function is make_step and self.died[arguments[1].spans.tobytes()] < 2:
             self.died[arguments[1].spans.tobytes()] += 1
             return WorkerDied("killed")
+        if function is read:
+            self.done[arguments[0].name, *arguments[1].place] += 1
+        elif function is transform:
+            _, _, epoch, name, block, first, last = arguments
+            self.done[name, epoch, bytes(pickle.loads(block.body).data), first, last] += 1
         return result
 
 
-async def test_a_step_is_made_again_although_its_samples_were_let_go(corpus) -> None:
+async def test_a_step_is_made_again_from_the_bodies_that_were_let_go(corpus) -> None:
     engine = DyingConstructors()
     assert await steps(engine, corpus) == await steps(HereEngine(0, workers=1), corpus)
     assert engine.died.total() == 2 * STEPS
+    assert set(engine.done.values()) == {1}, "all that a step needs is held until it is durable"
 
 
-async def test_samples_let_go_before_their_step_is_made_are_noticed(corpus, monkeypatch) -> None:
-    """P5: a step in the making looks at what is held by then."""
-    honest = task_of
+async def test_bodies_let_go_before_their_step_is_durable_are_noticed(corpus, monkeypatch) -> None:
+    """P5: the planner lets go of them, and the step in the making does not hold them. They have to be made again."""
+    monkeypatch.setattr(step_builder, "_bodies", lambda _groups: [])
+    engine = DyingConstructors()
+    assert await steps(engine, corpus) == await steps(HereEngine(0, workers=1), corpus)
+    assert max(engine.done.values()) > 1
 
-    def late(plan, groups):
-        return honest(plan, {name: tuple(of.groups) for name, of in groups.items()})
 
-    monkeypatch.setattr(step_builder, "task_of", late)
-    monkeypatch.setattr(sample_buffer.SampleBuffer, "until", lambda self, _cursor: self)
-    with pytest.raises(ExceptionGroup):
-        await steps(DyingConstructors(), corpus)
+async def test_lost_bodies_are_made_again_and_do_not_show(corpus) -> None:
+    """P15, and deaths beside it."""
+    engine = DyingConstructors(losses=0.2)
+    assert await steps(engine, corpus) == await steps(HereEngine(0, workers=1), corpus)
+    assert engine.lost > 10
+    assert max(engine.done.values()) > 1
+
+
+async def test_a_lost_body_that_is_not_noted_is_noticed(corpus, monkeypatch) -> None:
+    """P15: the task is given to another worker with the reference that is lost."""
+    monkeypatch.setattr(KeptBody, "note_lost", lambda _self, _references: False)
+    engine = DyingConstructors(losses=0.2)
+    with pytest.raises(ExceptionGroup) as caught:
+        await steps(engine, corpus)
+    assert caught.group_contains(AssertionError, match="was told that it is lost")
+
+
+_calls = itertools.count(1)
+
+
+def lengthening(*arguments):
+    """P16: every call gives one token more."""
+    head, body = transform(*arguments)
+    lengths = head.lengths + next(_calls)
+    ids = np.zeros(lengths.sum(), np.int32)
+    return replace(head, lengths=lengths), replace(body, begins=np.r_[0, np.cumsum(lengths)], ids=ids)
+
+
+async def test_a_lost_body_whose_transform_gives_another_result_ends_the_run(corpus, monkeypatch) -> None:
+    monkeypatch.setattr(source_loader, "transform", lengthening)
+    with pytest.raises(ExceptionGroup) as caught:
+        await steps(HereEngine(3, losses=0.3), corpus)
+    assert caught.group_contains(RefusedError, match="done again, it has another result")
 
 
 class PassingErrors(HereEngine):
@@ -89,33 +131,24 @@ class PassingErrors(HereEngine):
         self._draw = Random(seed)
 
     async def submit(self, function, *arguments):
-        if function in {read_block, sloppy_read} and self._draw.random() < 0.3:
+        if function in {read, sloppy_read} and self._draw.random() < 0.3:
             self.failed += 1
             arguments = (function, arguments, self.error)
             function = failing
         return await super().submit(function, *arguments)
 
 
-def failing(function, arguments, error: Exception) -> Block:
+def failing(function, arguments, error: Exception):
     if function is sloppy_read:
         return sloppy_read(*arguments, error=error)
     raise error
 
 
-def sloppy_read(spec: SourceSpec, task: BlockTask, error: Exception | None = None) -> Block:
+def sloppy_read(spec: SourceSpec, task: BlockTask, error: Exception | None = None):
     """P6: records that cannot be read this time are bad ones."""
-    block = read_block(spec, task)
-    if error is None:
-        return block
-    bad = dict.fromkeys(range(len(block.records)), str(error))
-    return Block(
-        block.place, type(block.records)(**fields(block.records), bad=bad), block.follows, block.ended
-    )
-
-
-def fields(records) -> dict:
-    names = ("kind", "data", "ends", "files", "offsets", "dropped", "mask")
-    return {name: getattr(records, name) for name in names}
+    head, records = read(spec, task)
+    bad = {} if error is None else dict.fromkeys(range(len(records)), str(error))
+    return head, replace(records, bad=bad)
 
 
 ERRORS = [OSError(5, "Input/output error"), StoreUnreachableError("no answer")]
@@ -130,7 +163,7 @@ async def test_an_error_that_passes_costs_no_record(corpus, error, patient_clock
 
 
 async def test_a_reader_that_takes_it_for_bad_records_is_noticed(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(source_loader, "read_block", sloppy_read)
+    monkeypatch.setattr(source_loader, "read", sloppy_read)
     budget = SkipBudget(Fraction(1), 10_000)
     lenient = rules(
         MIX,

@@ -9,7 +9,7 @@ import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs_producer.run.measured import work
-from stepfs_producer.transforms.records import timed_transform
+from stepfs_producer.run.workers.tasks import transform
 
 
 class MeetingEngine(HereEngine):
@@ -21,7 +21,7 @@ class MeetingEngine(HereEngine):
         self._two = trio.Event()
 
     async def submit(self, function: Callable, *arguments: object) -> object:
-        if function is timed_transform:
+        if function is transform:
             self._begun += 1
             if self._begun == 2:
                 self._two.set()
@@ -48,7 +48,7 @@ class HangingEngine(HereEngine):
         self._source, self._seconds = source, seconds
 
     async def submit(self, function: Callable, *arguments: object) -> object:
-        if function is timed_transform and self._source in arguments:
+        if function is transform and self._source in arguments:
             await trio.sleep(self._seconds)
         return await super().submit(function, *arguments)
 

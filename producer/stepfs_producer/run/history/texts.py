@@ -123,6 +123,7 @@ class _Source:
 
 
 def _shown(records: Records) -> str:
-    if records.kind is not Kind.FIELDS or records.data.startswith(b"{"):
-        return records.data.decode()
-    return json.dumps(unpacked(records.data), ensure_ascii=False, default=lambda value: f"{len(value)} bytes")
+    data = bytes(records.data)
+    if records.kind is not Kind.FIELDS or data.startswith(b"{"):
+        return data.decode()
+    return json.dumps(unpacked(data), ensure_ascii=False, default=lambda value: f"{len(value)} bytes")

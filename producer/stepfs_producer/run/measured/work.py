@@ -23,6 +23,7 @@ STEPS_AHEAD: Final = 3  # the step that is planned, and those while its successo
 _GROUPS_AHEAD: Final = 2  # per worker: one under way, and one that waits for an older one
 _GROWTH_MAX: Final = 4  # of a group by the one before
 _KEPT: Final = 0.8  # weight of the groups so far when another one is done
+_BYTES_PER_TOKEN: Final = 8.0  # before the first group: an id, and what a short record's address costs
 
 
 class Work:
@@ -34,13 +35,15 @@ class Work:
         self._records = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
+        self._bytes = 0.0
 
-    def note(self, records: int, tokens: int, seconds: float) -> None:
-        """A group is done."""
+    def note(self, records: int, tokens: int, seconds: float, nbytes: int) -> None:
+        """A group is done. `nbytes`: of its body."""
         self._groups = _KEPT * self._groups + 1
         self._records = _KEPT * self._records + records
         self._tokens = _KEPT * self._tokens + tokens
         self._seconds = _KEPT * self._seconds + seconds
+        self._bytes = _KEPT * self._bytes + nbytes
         fit_s = GROUP_S * self._records / max(self._seconds, 1e-9)
         fit = min(
             fit_s,
@@ -59,6 +62,11 @@ class Work:
     def seconds_per_token(self) -> float | None:
         """None before the first group."""
         return self._seconds / max(self._tokens, 1.0) if self._records else None
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of memory."""
+        return self._bytes / max(self._tokens, 1.0) if self._bytes else _BYTES_PER_TOKEN
 
     @property
     def group_tokens(self) -> float:

@@ -1,0 +1,91 @@
+"""What workers do in a run: read blocks, transform groups of records, make steps.
+
+Heads return to the command: they hold what the planner needs. Bodies stay with the engine until a task needs them.
+Workers import this module, so nothing here may need trio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepfs_producer.payloads.encode import construct
+from stepfs_producer.payloads.gather import SampleGroup, StepSpans, gathered
+from stepfs_producer.payloads.step_task import PayloadSpec, cut_to
+from stepfs_producer.sources.block import BlockAddress, Records
+from stepfs_producer.sources.reading import read_block
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import BlockTask
+from stepfs_producer.transforms.records import timed_transform
+from stepfs_producer.transforms.spec import TransformSpec
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHead:
+    """A block without its records."""
+
+    place: BlockAddress
+    records: int
+    follows: BlockAddress
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupHead:
+    """A group of samples without them. Equal ones are of equal results, however long those took."""
+
+    lengths: Integers  # per record: tokens; 0: no sample, BAD: undecodable
+    bad: Mapping[int, tuple[int, int, str]]  # record → file, offset, why
+    columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
+    seconds: float = 0.0  # of the transform
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, GroupHead)
+            and self.bad == other.bad
+            and np.array_equal(self.lengths, other.lengths)
+            and (self.columns is None) == (other.columns is None)
+            and (self.columns is None or other.columns is None or np.array_equal(self.columns, other.columns))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def read(spec: SourceSpec, task: BlockTask) -> tuple[BlockHead, Records]:
+    """A block; see `read_block`."""
+    block = read_block(spec, task)
+    return BlockHead(block.place, len(block.records), block.follows, block.ended), block.records
+
+
+def transform(
+    spec: TransformSpec, seed: int, epoch: int, name: str, block: Records, first: int, last: int
+) -> tuple[GroupHead, SampleGroup]:
+    """Records `first` … `last` - 1 of a block; see `timed_transform`."""
+    records = block.part(first, last)
+    made, seconds = timed_transform(spec, seed, epoch, name, records)
+    bad = {
+        index: (int(records.files[index]), int(records.offsets[index]), why)
+        for index, why in made.bad.items()
+    }
+    begins = np.concatenate([[0], np.cumsum(np.maximum(made.lengths, 0))])
+    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns)
+    columns = None if made.columns is None else made.columns.counts
+    return GroupHead(made.lengths, bad, columns, seconds), group
+
+
+def record_place(block: Records, index: int) -> tuple[int, int]:
+    """File and offset of a record of a block."""
+    return int(block.files[index]), int(block.offsets[index])
+
+
+def make_step(
+    spec: PayloadSpec, step: StepSpans, ranks: Sequence[int] | None, *groups: SampleGroup
+) -> tuple[list[bytes], list[int]]:
+    """The payloads of a step, or of some ranks of it; see `construct`."""
+    task = gathered(step, groups)
+    return construct(spec, task if ranks is None else cut_to(task, ranks))

@@ -1,0 +1,95 @@
+"""In a worker: a step is made and uploaded under its ticket, and only its descriptor returns.
+
+The store is opened once per worker, from the lake's URL and options; credentials are those of the worker's own
+environment, and never in a task. It lives in a loop of its own, which the first upload starts: trio takes a worker as long
+to load as all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from stepfs.errors import UsageError
+from stepfs.format.descriptor import Descriptor
+from stepfs.format.ids import Epoch
+from stepfs.format.records import LakeIdentity
+from stepfs.store.options import StoreOptions
+from stepfs_producer.payloads.gather import SampleGroup, StepSpans
+from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.pending import Ticket
+from stepfs_producer.run.workers.tasks import make_step
+
+if TYPE_CHECKING:
+    from stepfs.background import BackgroundLoop
+    from stepfs.format.payload.schema import PayloadSchema
+    from stepfs.store.api import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The incarnation that steps are uploaded for, and its lake's place."""
+
+    url: str
+    options: StoreOptions
+    identity: LakeIdentity
+    producer_id: str
+    epoch: Epoch
+
+
+def put_step(
+    spec: PayloadSpec, step: StepSpans, destination: Destination, ticket: Ticket, *groups: SampleGroup
+) -> Descriptor:
+    """Make a step, check it against the lake's promises as an append is checked, and upload it; durable on return."""
+    from stepfs.format.tgb import build  # noqa: PLC0415
+    from stepfs_producer.tgb_writer import described  # noqa: PLC0415
+
+    payloads, records = make_step(spec, step, None, *groups)
+    identity = destination.identity
+    _check(payloads, identity, destination.url)
+    image = build(
+        lake_id=identity.lake_id,
+        producer_id=destination.producer_id,
+        epoch=destination.epoch,
+        seq=ticket.seq,
+        payloads=payloads,
+        records=records,
+    )
+    loop = _opened(destination.url, destination.options)
+    loop.call(lambda: loop.parts.put(ticket.key, image.parts, crc32c=image.crc32c))
+    return described(image, ticket.key, ticket.seq)
+
+
+def _check(payloads: Sequence[bytes], identity: LakeIdentity, url: str) -> None:
+    from stepfs_producer.tgb_writer import check_kind, check_schema  # noqa: PLC0415
+
+    if len(payloads) != identity.slices:
+        raise UsageError(
+            f"a step of {len(payloads)} files for a lake of {identity.grid}; run the lake's own plan"
+        )
+    if identity.check_payload:
+        check_kind(payloads, ext=identity.ext)
+    schema = _schema(identity, url)
+    if schema is not None and schema.binding:
+        check_schema(payloads, ext=identity.ext, schema=schema, files=identity.grid.files)
+
+
+@lru_cache(maxsize=8)
+def _schema(identity: LakeIdentity, url: str) -> PayloadSchema | None:
+    from stepfs.lake.identity import payload_schema  # noqa: PLC0415
+
+    return payload_schema(identity, url)
+
+
+@lru_cache(maxsize=8)
+def _opened(url: str, options: StoreOptions) -> BackgroundLoop[Store]:
+    from contextlib import aclosing  # noqa: PLC0415
+
+    from stepfs.background import BackgroundLoop  # noqa: PLC0415
+    from stepfs.store.opening import open_store  # noqa: PLC0415
+
+    return BackgroundLoop(
+        lambda: aclosing(open_store(url, options=options)), name="stepfs-uploads", closed="the worker ends"
+    )
