@@ -33,7 +33,7 @@ def test_what_is_refused_is_one_line_and_creates_no_lake(file_url: str, corpus: 
     refused(produce(file_url, *fine, "--batch-size", 1 << 17), 2, "micro_batches: 131072 is out of range")
     refused(produce(file_url, *fine, "--tokenizer-file", corpus / "none.json"), 3, "no such tokenizer file")
     refused(produce("gopher://x", *fine), 2, "gopher")
-    refused(produce("some/dir", *fine), 2, "not a lake")
+    refused(produce("some/dir", *fine), 2, "neither a lake nor a mount")
     refused(produce("some/dir", *fine, "--ext", ".bin"), 2, "a lake is a URL")
     assert not Path(file_url.removeprefix("file://")).exists()
 
