@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import json_schemas
+import pytest
 from realmount import mounted, stepfs
 
 PLAN = """\
@@ -33,6 +34,7 @@ def one_line(code: int, words: str, *arguments: str | Path) -> None:
     assert words in done.stderr
 
 
+@pytest.mark.timeout(400)  # many processes, beside others
 def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str) -> None:
     (tmp_path / "lines").mkdir()
     texts = [json.dumps({"text": f"line {number} " + "x" * (number % 40)}) for number in range(400)]
