@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ClassVar, Final, Protocol, TypeVar
+
+from stepfs.errors import RefusedError, StepfsError
 
 T = TypeVar("T")
+Look = Callable[[], list[str]]  # carried out on another machine: what it lacks, in words that follow its name
+
+_WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
+
+
+class ClusterUnreachableError(StepfsError):
+    """The machines that should work do not answer. Start them, or name others."""
+
+    exit_code = 6
+
+
+class UnfitNodesError(RefusedError):
+    """Machines that should work lack something: a line for each. Install it, or take them out of the cluster."""
+
+    several_lines: ClassVar[bool] = True
+
+
+def spares_of(workers: int) -> int:
+    """Workers beyond those, for tasks whose worker died or is late."""
+    return -(-workers // _WORKERS_PER_SPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +43,19 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many tasks should run at a time; `failover` keeps to it."""
+        """How many tasks should run at a time; `failover` keeps to it. May be set: missing workers start, idle ones end."""
+        ...
+
+    @workers.setter
+    def workers(self, count: int) -> None: ...
+
+    @property
+    def died(self) -> int:
+        """Workers, so far."""
+        ...
+
+    async def admit(self, look: Look) -> None:
+        """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError`."""
         ...
 
     @property

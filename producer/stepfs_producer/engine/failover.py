@@ -47,9 +47,19 @@ class Tasks:
         self._held_s: dict[str, float] = defaultdict(float)
         self._holding: dict[object, tuple[str, float]] = {}  # source and beginning
         self._means_s: dict[tuple[object, str], float] = {}
-        self.workers = engine.workers
         self.late = 0  # tasks, so far
         self.seconds = 0.0  # of workers, so far
+
+    @property
+    def workers(self) -> int:
+        """Tasks that may run at a time. Setting it starts or ends workers."""
+        return self._engine.workers
+
+    @workers.setter
+    def workers(self, count: int) -> None:
+        self._engine.workers = count
+        self._room.total_tokens = count
+        self._spares.total_tokens = self._engine.spares
 
     def held_s(self) -> Mapping[str, float]:
         """Seconds until now that tasks held a worker, by source; those under way are included."""

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -15,13 +15,12 @@ import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import WorkerDied
+from stepfs_producer.engine.api import Look, WorkerDied, spares_of
 from stepfs_producer.engine.worker import begin
 
 T = TypeVar("T")
 _log = logging.getLogger("stepfs.producer")
 
-_WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
 _ENDING_S: Final = 5.0  # that idle workers have to end
 
 
@@ -39,15 +38,35 @@ class LocalEngine:
         self._preload = preload
         self._limiter = trio.CapacityLimiter(math.inf)
         self._nursery = nursery
-        self.workers = workers
-        self.spares = -(-workers // _WORKERS_PER_SPARE)
+        self._workers = workers
         self.died = 0  # workers, so far
+
+    @property
+    def workers(self) -> int:
+        return self._workers
+
+    @workers.setter
+    def workers(self, count: int) -> None:
+        self._workers = count
+        found = self._context.statistics()
+        missing = count + self.spares - found.idle_workers - found.running_workers
+        for _ in range(missing + found.idle_workers if missing > 0 else 0):  # see `warm_spare`
+            self._nursery.start_soon(self._warm_one)
+        for _ in range(min(-missing, found.idle_workers)):
+            self._nursery.start_soon(self._end_one)
+
+    @property
+    def spares(self) -> int:
+        return spares_of(self._workers)
 
     @property
     def idle(self) -> int:
         """Workers that are up and wait for a task."""
         count: int = self._context.statistics().idle_workers
         return count
+
+    async def admit(self, look: Look) -> None:
+        """There is no other machine."""
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied:
         """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
@@ -76,6 +95,10 @@ class LocalEngine:
             await self._context.run_sync(self._preload, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as error:
             _log.info("a new worker died before it had a task: %s", error)
+
+    async def _end_one(self) -> None:
+        with suppress(trio_parallel.BrokenWorkerError):
+            await self._context.run_sync(os._exit, 0, kill_on_cancel=True, limiter=self._limiter)
 
 
 @asynccontextmanager

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.plan.state import State
+from stepfs_producer.plan.state import State, read_position
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.conductor import EndReason, RunCallbacks
 from stepfs_producer.run.measured.bottleneck import Bottleneck
@@ -102,6 +104,12 @@ class PlanTotals:
             "lost_tokens": self.lost,
             "planning_ms": round(1000 * self.planning_s / steps, 3),
         }
+
+
+def totals_from(position: object, rules: Rules) -> PlanTotals:
+    """Those of a run that begins at a committed position; None: at the beginning."""
+    state = Planner(rules).begin(None if position is None else read_position(position))
+    return PlanTotals(state, state)
 
 
 Show = Callable[[PlanTotals, Mapping[str, int]], None]  # with the tokens held ahead by source

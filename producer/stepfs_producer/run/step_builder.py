@@ -54,6 +54,7 @@ class StepBuilder:
         steps_per_second: float | None,
         ranks: Sequence[int] | None,
         appended: Callable[[StepPlan], None],
+        workers_max: int,
     ) -> None:
         self._tasks = tasks
         self._sink = sink
@@ -62,7 +63,7 @@ class StepBuilder:
         self._waits = waits
         self._interval_s = 0.0 if steps_per_second is None else 1 / steps_per_second
         self._appended = appended
-        steps = STEPS_PER_WORKER * tasks.workers
+        steps = STEPS_PER_WORKER * workers_max
         self._room = trio.Semaphore(steps)
         self._sender, self._receiver = trio.open_memory_channel[_PendingStep](steps)
 

@@ -114,6 +114,18 @@ async def test_a_stopped_worker_is_ended_as_soon_as_a_spare_has_its_result(tmp_p
                 await trio.sleep(0.02)
 
 
+async def test_their_number_may_change() -> None:
+    async with local_engine(1) as engine:
+        await engine.warm()
+        for count, up in ((9, 11), (2, 3)):
+            engine.workers = count
+            with trio.fail_after(60):
+                while engine.idle != up:
+                    await trio.sleep(0.02)
+                    assert engine.idle <= 11
+        assert (await engine.submit(square, 3), engine.died) == (9, 0)
+
+
 async def test_no_worker_is_left() -> None:
     pids = set()
     async with local_engine(2) as engine:
