@@ -37,7 +37,7 @@ from stepfs_producer.plan.packages import plan_packages
 
 with plan_packages():
     from stepfs_producer.plan.file import schema
-    from stepfs_producer.run.options import RunOptions
+    from stepfs_producer.run.options import RunOptions, parse_engine, parse_workers
     from stepfs_producer.run.prepare import LocatedPlan
     from stepfs_producer.run.session import run_plan, simulate_plan
     from stepfs_producer.run.stopping import Stopping
@@ -54,7 +54,9 @@ class Plan(schema.Plan):
         *,
         producer_id: str = "plan",
         accept_changes: bool = False,
-        workers: int | None = None,
+        workers: int | str | None = None,
+        engine: str = "local",
+        ray_address: str | None = None,
         memory: int | str | None = None,
         max_lead: int | None = 1000,
         max_live_bytes: int | str | None = None,
@@ -66,17 +68,19 @@ class Plan(schema.Plan):
     ) -> dict[str, Any]:
         """Run the plan into `lake`, created when absent, as `stepfs-produce run` does; run again, it continues exactly.
 
-        Returns the document that `stepfs-produce run --json` prints (fs/JSON.md). `memory`, `max_live_bytes`: bytes, or text
-        such as "8G"; `max_lead`: steps. `max_live_bytes` None, and `max_lead` None or 0: no bound. In the main thread Ctrl-C
-        ends it between two steps: everything appended is committed, then `KeyboardInterrupt` is raised; SIGTERM the same with
-        `SystemExit`.
+        Returns the document that `stepfs-produce run --json` prints (fs/JSON.md). `workers`: a number, or "2:8"; `memory`,
+        `max_live_bytes`: bytes, or text such as "8G"; `max_lead`: steps. `max_live_bytes` None, and `max_lead` None or 0: no
+        bound. In the main thread Ctrl-C ends it between two steps: everything appended is committed, then
+        `KeyboardInterrupt` is raised; SIGTERM the same with `SystemExit`.
         """
         _refuse_import_by_worker("run")
         options = RunOptions(
             lake,
             producer_id=producer_id,
             accept_changes=accept_changes,
-            workers=workers,
+            workers=None if workers is None else parse_workers(str(workers)),
+            engine=parse_engine(engine),
+            ray_address=ray_address,
             memory_bytes=parse_size(memory) if isinstance(memory, str) else memory,
             max_lead=max_lead,
             max_live_bytes=parse_size(max_live_bytes) if isinstance(max_live_bytes, str) else max_live_bytes,

@@ -9,10 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
+
+from stepfs.errors import RefusedError, StepfsError
 
 T = TypeVar("T")
 H = TypeVar("H")
+Look = Callable[[], list[str]]  # carried out on another machine: what it lacks, in words that follow its name
+
+_WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
+
+
+class ClusterUnreachableError(StepfsError):
+    """The machines that should work do not answer. Start them, or name others."""
+
+    exit_code = 6
+
+
+class UnfitNodesError(RefusedError):
+    """Machines that should work lack something: a line for each. Install it, or take them out of the cluster."""
+
+    several_lines: ClassVar[bool] = True
+
+
+def spares_of(workers: int) -> int:
+    """Workers beyond those, for tasks whose worker died or is late."""
+    return -(-workers // _WORKERS_PER_SPARE)
 
 
 class Reference(Protocol):
@@ -55,12 +77,33 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many tasks should run at a time; `failover` keeps to it."""
+        """How many tasks should run at a time; `failover` keeps to it. May be set: missing workers start, idle ones end."""
+        ...
+
+    @workers.setter
+    def workers(self, count: int) -> None: ...
+
+    @property
+    def died(self) -> int:
+        """Workers, so far."""
+        ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of bodies, now."""
+        ...
+
+    async def admit(self, look: Look) -> None:
+        """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError`."""
         ...
 
     @property
     def spares(self) -> int:
         """Workers beyond those, for tasks whose worker died or is late."""
+        ...
+
+    async def up(self) -> None:
+        """Return once a worker has come up."""
         ...
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:

@@ -57,10 +57,20 @@ class Tasks:
         self._held_s: dict[str, float] = defaultdict(float)
         self._holding: dict[object, tuple[str, float]] = {}  # source and beginning
         self._means_s: dict[tuple[object, str], float] = {}
-        self.workers = engine.workers
         self.late = 0  # tasks, so far
         self.lost = 0  # bodies, so far
         self.seconds = 0.0  # of workers, so far
+
+    @property
+    def workers(self) -> int:
+        """Tasks that may run at a time. Setting it starts or ends workers."""
+        return self._engine.workers
+
+    @workers.setter
+    def workers(self, count: int) -> None:
+        self._engine.workers = count
+        self._room.total_tokens = count
+        self._spares.total_tokens = self._engine.spares
 
     def held_s(self) -> Mapping[str, float]:
         """Seconds until now that tasks held a worker, by source; those under way are included."""
@@ -73,6 +83,7 @@ class Tasks:
     @asynccontextmanager
     async def _a_worker(self, source: str) -> AsyncIterator[None]:
         key = object()
+        await self._engine.up()  # a task is not late because workers take long to start
         async with self._room:
             began_s = trio.current_time()
             self._holding[key] = source, began_s

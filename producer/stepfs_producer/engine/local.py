@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -17,7 +17,7 @@ import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import Kept, Lost, WorkerDied
+from stepfs_producer.engine.api import Kept, Look, Lost, WorkerDied, spares_of
 from stepfs_producer.engine.bodies import BodyFile, LostBodies, Stored, run_task
 from stepfs_producer.engine.worker import begin
 
@@ -25,7 +25,6 @@ T = TypeVar("T")
 H = TypeVar("H")
 _log = logging.getLogger("stepfs.producer")
 
-_WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
 _ENDING_S: Final = 5.0  # that idle workers have to end
 _FILES_MAX: Final = 1 << 16  # that the command may have open; half of them are bodies
 
@@ -52,10 +51,11 @@ class LocalEngine:
     ) -> None:
         self._context = context
         self._preload = preload
-        self._limiter = trio.CapacityLimiter(math.inf)
         self._nursery = nursery
-        self.workers = workers
-        self.spares = -(-workers // _WORKERS_PER_SPARE)
+        self._workers = workers
+        # A task that finds no idle worker starts one, so the limit is one of processes: those that come up slowly have a task.
+        self._limiter = trio.CapacityLimiter(workers + self.spares)
+        self._up = trio.Event()
         self.died = 0  # workers, so far
         self.kept_bytes = 0  # of bodies, now
         self._bodies: dict[LocalReference, None] = {}
@@ -64,10 +64,36 @@ class LocalEngine:
         self._files_max = _file_limit() // 2
 
     @property
+    def workers(self) -> int:
+        return self._workers
+
+    @workers.setter
+    def workers(self, count: int) -> None:
+        self._workers = count
+        self._limiter.total_tokens = count + self.spares
+        found = self._context.statistics()
+        missing = count + self.spares - found.idle_workers - found.running_workers
+        for _ in range(missing + found.idle_workers if missing > 0 else 0):  # see `warm_spare`
+            self._nursery.start_soon(self._warm_one)
+        for _ in range(min(-missing, found.idle_workers)):
+            self._nursery.start_soon(self._end_one)
+
+    @property
+    def spares(self) -> int:
+        return spares_of(self._workers)
+
+    @property
     def idle(self) -> int:
         """Workers that are up and wait for a task."""
         count: int = self._context.statistics().idle_workers
         return count
+
+    async def admit(self, look: Look) -> None:
+        """There is no other machine."""
+
+    async def up(self) -> None:
+        """Return once a worker has come up."""
+        await self._up.wait()
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
         """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
@@ -157,6 +183,12 @@ class LocalEngine:
             await self._context.run_sync(self._preload, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as error:
             _log.info("a new worker died before it had a task: %s", error)
+        else:
+            self._up.set()
+
+    async def _end_one(self) -> None:
+        with suppress(trio_parallel.BrokenWorkerError):
+            await self._context.run_sync(os._exit, 0, kill_on_cancel=True, limiter=self._limiter)
 
 
 @asynccontextmanager

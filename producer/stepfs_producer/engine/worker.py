@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import select
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,30 @@ def begin(parent: int) -> bool:
     _widen_pipes()
     threading.Thread(target=_end_with, args=(command,), name="ends with the command", daemon=True).start()
     return True
+
+
+def begin_in_ray(preload: Callable[[], object]) -> None:
+    """In a new worker that Ray started: where the plan's directory travels with the run, it is the current one."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    here = Path.cwd()
+    sys.path[:] = [
+        path for path in sys.path if Path(path) != here
+    ]  # installed modules go first, as everywhere
+    preload()
+
+
+def carried_out(task: bytes) -> bytes:
+    """A pickled (function, arguments) → pickled (True, result), or (False, exception)."""
+    try:
+        function, arguments = pickle.loads(task)  # noqa: S301 - of the command
+        return pickle.dumps((True, function(*arguments)))
+    except BaseException as error:  # noqa: BLE001 - it is raised where the task was submitted
+        try:
+            answer = pickle.dumps((False, error))
+            pickle.loads(answer)  # noqa: S301 - some classes of exceptions fail only here
+        except Exception:  # noqa: BLE001
+            return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+        return answer
 
 
 def preload(directory: str, modules: Sequence[str] = ()) -> None:

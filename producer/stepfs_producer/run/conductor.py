@@ -19,6 +19,7 @@ from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
+from stepfs_producer.run.measured.workers_wanted import LOOK_EVERY_S, WorkersWanted, workers_needed
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
 from stepfs_producer.run.step_builder import ByTicket, StepBuilder, StepSink
@@ -44,6 +45,7 @@ class RunConfig:
     held_bytes_max: int | None = None
     give_up_after_s: float = 600.0
     ranks: tuple[int, ...] | None = None  # whose files are made; None: all
+    workers_max: int | None = None  # to which their number follows the need; None: it stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Conductor:
             steps_per_second=config.steps_per_second,
             ranks=config.ranks,
             appended=self._appended,
+            workers_max=config.workers_max or engine.workers,
         )
 
     def stop(self) -> None:
@@ -127,6 +130,8 @@ class Conductor:
         self._began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stopped, nursery.cancel_scope, endings)
+            if self._config.workers_max is not None:
+                nursery.start_soon(self._follow_need, self._config.workers_max)
             async with trio.open_nursery() as loading:
                 for name, loader in self.loaders.items():
                     loading.start_soon(loader.run, state.sources[name])
@@ -157,6 +162,19 @@ class Conductor:
             for name, loader in self.loaders.items():
                 loader.advance(state.sources[name])
         return EndReason.LIMIT
+
+    async def _follow_need(self, most: int) -> None:
+        wanted = WorkersWanted(self.tasks.workers, most)
+        while True:
+            work_s, steps = sum(self.tasks.held_s().values()), self._steps
+            await trio.sleep(LOOK_EVERY_S)
+            need = workers_needed(
+                sum(self.tasks.held_s().values()) - work_s,
+                self._steps - steps,
+                LOOK_EVERY_S,
+                self._config.steps_per_second,
+            )
+            self.tasks.workers = wanted.next(trio.current_time(), need)
 
     async def _stopped(self, scope: trio.CancelScope, endings: list[EndReason]) -> None:
         await self._stop.wait()

@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from stepfs_producer.engine.local import LocalEngine
+from stepfs_producer.engine.api import Engine
 from stepfs_producer.run.conductor import Conductor
 from stepfs_producer.run.results import PlanTotals
 
@@ -26,7 +26,7 @@ class PlanMetrics(Collector):
         info: Mapping[str, str],
         totals: PlanTotals,
         conductor: Conductor,
-        engine: LocalEngine,
+        engine: Engine,
     ) -> None:
         """`info`: lake, producer id and plan."""
         self._info = dict(info)

@@ -17,6 +17,37 @@ LimitSteps = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class Workers:
+    """How many at least, and at most."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise UsageError(f"--workers {self}: use N or MIN:MAX, at least 1, and MAX not below MIN")
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+def parse_workers(text: str) -> Workers:
+    """`4`, or `2:8`."""
+    least, colon, most = text.partition(":")
+    try:
+        return Workers(int(least), int(most if colon else least))
+    except ValueError as error:
+        raise UsageError(f"--workers {text}: use N or MIN:MAX, such as 4 or 2:8") from error
+
+
+def parse_engine(text: str) -> str:
+    """`local` or `ray`."""
+    if text not in {"local", "ray"}:
+        raise UsageError(f"--engine {text}: use local or ray")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options of a run, beside its plan. `UsageError` for a rate that is not above 0."""
 
@@ -37,12 +68,30 @@ class RunOptions:
         ),
     ] = False
     workers: Annotated[
-        int | None,
+        Workers | None,
         Opt(
             "--workers",
-            "Processes that read, tokenise and build (default: one per core), and one spare that waits.",
+            "Processes that read, tokenise and build (default: one per core), and one spare per eight; MIN:MAX: as many as trainers need.",
             "N",
-            least=1,
+            parse=parse_workers,
+        ),
+    ] = None
+    engine: Annotated[
+        str,
+        Opt(
+            "--engine",
+            "local: workers of this machine; ray: of a Ray cluster, or of a Ray that the command starts and ends.",
+            "NAME",
+            parse=parse_engine,
+            given="local",
+        ),
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        Opt(
+            "--ray-address",
+            "The Ray cluster to use, which this machine is a node of; without it RAY_ADDRESS, or none.",
+            "HOST:PORT",
         ),
     ] = None
     memory_bytes: Annotated[
@@ -96,3 +145,5 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.steps_per_second is not None and not self.steps_per_second > 0:
             raise UsageError(f"steps_per_second={self.steps_per_second}: use a number above 0")
+        if self.ray_address is not None and self.engine != "ray":
+            raise UsageError(f"--ray-address {self.ray_address} needs --engine ray")

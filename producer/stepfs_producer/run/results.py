@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.plan.state import State
+from stepfs_producer.plan.state import State, read_position
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.conductor import EndReason, RunCallbacks
 from stepfs_producer.run.measured.bottleneck import Bottleneck
@@ -128,6 +130,12 @@ def _slowest(costs: NDArray[np.int64]) -> tuple[float, float]:
         return 1.0, 1.0
     whole, micro = int(costs.sum(axis=1).max()), int(costs.max(axis=0).sum())
     return whole * len(costs) / total, micro * len(costs) / total
+
+
+def totals_from(position: object, rules: Rules) -> PlanTotals:
+    """Those of a run that begins at a committed position; None: at the beginning."""
+    state = Planner(rules).begin(None if position is None else read_position(position))
+    return PlanTotals(state, state)
 
 
 Show = Callable[[PlanTotals, Mapping[str, int]], None]  # with the tokens held ahead by source

@@ -23,16 +23,19 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
-from stepfs_producer.engine.local import LocalEngine, local_engine
+from stepfs_producer.engine.api import Engine
+from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import find_modules_in, preload
 from stepfs_producer.payloads.described import planned_schema, refuse_other_arrays
+from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.plan.file.digest import micro_batch_tokens
 from stepfs_producer.plan.planner import Planner
-from stepfs_producer.plan.state import read_position
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
 from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libraries, notice_silence
+from stepfs_producer.run.machines.needs import look_of
+from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
 from stepfs_producer.run.measured.bottleneck import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
@@ -51,8 +54,10 @@ from stepfs_producer.run.results import (
     SimulationResult,
     callbacks_of,
     show_nothing,
+    totals_from,
 )
 from stepfs_producer.run.skip_log import SkipLog
+from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.step_builder import ByTicket
 from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.run.workers.upload import Destination
@@ -125,7 +130,7 @@ class _RunSession:
         self._place = place
         self._options = options
         self._stopping = stopping
-        self._workers = options.workers or len(os.sched_getaffinity(0))
+        self._workers_max = 1
         self._say = say
         self._progress = progress
         self._silence = Silence(say)
@@ -142,26 +147,32 @@ class _RunSession:
         """Check, open, conduct, seal."""
         options = self._options
         prepared = await _prepare(self._place)  # before a lake is created on behalf of a mistake
-        self._memory_of(prepared)
-        async with self._store() as store:
+        encoder_for(prepared.payloads.ext, vocabulary=prepared.payloads.vocabulary)  # or torch is missing
+        async with (
+            self._store() as store,
+            open_engine(options, self._place.directory, prepared, self._say) as (engine, most),
+        ):
+            self._workers_max = most
+            self._memory_of(prepared)
             identity = await self._lake(store, prepared)
             # Before the producer is opened, which would fence a healthy run.
             position = await self._position(store, identity, prepared)
             accept, listings = options.accept_changes, prepared.listings
             fit = partial(fit_plan, store, identity, self._place, listings, accept_changes=accept)
             prepared = await fit(position)
+            await engine.admit(look_of(self._as_worked(prepared), identity.lake_id, options))
             async with self._producer(store, self._memory_of(prepared)) as producer:
                 self._silence.set_limit(GIVE_UP_AFTER_S)
                 if producer.position != position:  # another run committed meanwhile
                     prepared = await fit(producer.position)
                 await self._position(store, identity, prepared)  # others may have begun meanwhile
-                totals = _totals_of(producer, prepared)
+                totals = totals_from(producer.position, prepared.compiled.rules)
                 incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
                 key = skips_key(*incarnation)
                 await keep_libraries(store, *incarnation)
                 skip_log = SkipLog(store, key, totals)
                 try:
-                    conductor, ending = await self._conduct(producer, prepared, totals, skip_log)
+                    conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log)
                 except Exception:
                     for line in totals.bad_lines():  # one may be the reason
                         self._say(f"bad record: {line}")
@@ -223,7 +234,13 @@ class _RunSession:
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
         given = self._options.memory_bytes
-        return memory_of(given, prepared.compiled.rules, prepared.sources, self._workers)
+        return memory_of(given, prepared.compiled.rules, prepared.sources, self._workers_max)
+
+    def _as_worked(self, prepared: PreparedPlan) -> tuple[LoadedSource, ...]:
+        """The sources as workers see them."""
+        if self._options.engine == "local":
+            return prepared.sources
+        return as_nodes_see(prepared.sources, self._place.directory)
 
     def _producer(self, store: Store, memory: Memory) -> AsyncProducer:
         return AsyncProducer(
@@ -237,25 +254,27 @@ class _RunSession:
         )
 
     async def _conduct(
-        self, producer: AsyncProducer, prepared: PreparedPlan, totals: PlanTotals, skip_log: SkipLog
+        self,
+        producer: AsyncProducer,
+        engine: Engine,
+        prepared: PreparedPlan,
+        totals: PlanTotals,
+        skip_log: SkipLog,
     ) -> tuple[Conductor, EndReason]:
         """Feed the producer until something ends it; everything appended is committed then."""
         options, rules = self._options, prepared.compiled.rules
         config = RunConfig(
             rules,
-            prepared.sources,
+            self._as_worked(prepared),
             prepared.payloads,
             steps_max=options.limit_steps,
             steps_per_second=options.steps_per_second,
             held_bytes_max=self._memory_of(prepared).held_bytes,
             give_up_after_s=GIVE_UP_AFTER_S,
+            workers_max=self._workers_max if self._workers_max > engine.workers else None,
         )
-        warm = partial(preload, self._place.directory, prepared.compiled.modules)
         with self._progress(options.producer_id, options.limit_steps or rules.steps_max) as show:
-            async with (
-                local_engine(self._workers, preload=warm) as engine,
-                trio.open_nursery() as nursery,
-            ):
+            async with trio.open_nursery() as nursery:
                 at = (options.lake, options.store_options, producer.lake)
                 to = Destination(*at, options.producer_id, Epoch(producer.epoch))
                 self._conductor = conductor = Conductor(
@@ -272,7 +291,7 @@ class _RunSession:
         return conductor, ending
 
     def _scraped(
-        self, prepared: PreparedPlan, totals: PlanTotals, conductor: Conductor, engine: LocalEngine
+        self, prepared: PreparedPlan, totals: PlanTotals, conductor: Conductor, engine: Engine
     ) -> AbstractContextManager[None]:
         options = self._options
         if options.metrics_port is None:
@@ -288,10 +307,3 @@ class _RunSession:
             address=options.metrics_address,
             healthy=scrape.loop_turns(),
         )
-
-
-def _totals_of(producer: AsyncProducer, prepared: PreparedPlan) -> PlanTotals:
-    """From where the lake is."""
-    stored = None if producer.position is None else read_position(producer.position)
-    state = Planner(prepared.compiled.rules).begin(stored)
-    return PlanTotals(state, state)

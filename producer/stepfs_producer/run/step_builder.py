@@ -95,6 +95,7 @@ class StepBuilder:
         steps_per_second: float | None,
         ranks: Sequence[int] | None,
         appended: Callable[[StepPlan], None],
+        workers_max: int,
     ) -> None:
         assert ranks is None or not isinstance(sink, ByTicket), "a ticket is of a whole step"
         self._tasks = tasks
@@ -108,7 +109,7 @@ class StepBuilder:
         self._settled_s = -math.inf  # when the newest step got into its place
         self._payload_bytes = 0  # of the newest step that was uploaded
         self._appended = appended
-        steps = STEPS_PER_WORKER * tasks.workers
+        steps = STEPS_PER_WORKER * workers_max
         self._room = trio.Semaphore(steps)
         self._sender, self._receiver = trio.open_memory_channel[_PendingStep](steps)
 

@@ -103,6 +103,9 @@ class HereEngine:
         reference.released = True
         self.kept.remove(reference)
 
+    async def up(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     def warm_spare(self) -> None:
         self.replaced += 1
 

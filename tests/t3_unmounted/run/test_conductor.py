@@ -23,9 +23,10 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.run import planner_task
+from stepfs_producer.run import conductor, planner_task
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
 from stepfs_producer.run.measured import work
+from stepfs_producer.run.measured.workers_wanted import WorkersWanted
 from stepfs_producer.run.step_builder import STEPS_PER_WORKER
 
 MIX = {"code": 30, "prose": 70}
@@ -54,6 +55,32 @@ async def test_steps_are_the_same_whoever_worked_when(corpus, packing, monkeypat
     for seed in range(1, 6):
         monkeypatch.setattr(work, "GROUP_RECORDS_FIRST", seed * 5)
         assert await steps(HereEngine(seed, workers=seed, deaths=0.1), corpus, chosen) == expected
+
+
+class ResizedEngine(HereEngine):
+    """Notes how many workers it was told to have."""
+
+    def __init__(self, seed: int) -> None:
+        self.told: set[object] = set()
+        super().__init__(seed, deaths=0.1)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "workers":
+            self.told.add(value)
+
+
+async def test_a_number_of_workers_that_changes_does_not_show(corpus, monkeypatch) -> None:
+    chosen = rules(MIX, micro_batch_tokens=256)
+    expected = await steps(HereEngine(0, workers=1), corpus, chosen)
+    draw = Random(7)
+    monkeypatch.setattr(conductor, "LOOK_EVERY_S", 1e-6)
+    monkeypatch.setattr(WorkersWanted, "next", lambda *_: draw.randint(1, 6))
+    engine, producer = ResizedEngine(1), NotedProducer()
+    sources = sources_in(corpus, MIX)
+    await run(engine, producer, chosen, sources, steps_max=12, workers_max=6)
+    assert producer.steps == expected
+    assert engine.told == set(range(1, 7))
 
 
 @settings(max_examples=15, deadline=None)

@@ -46,6 +46,9 @@ class TimedEngine:
             raise answer
         return answer
 
+    async def up(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     def warm_spare(self) -> None:
         self.replaced += 1
 

@@ -114,6 +114,18 @@ async def test_a_stopped_worker_is_ended_as_soon_as_a_spare_has_its_result(tmp_p
                 await trio.sleep(0.02)
 
 
+async def test_their_number_may_change() -> None:
+    async with local_engine(1) as engine:
+        await engine.warm()
+        for count, up in ((9, 11), (2, 3)):
+            engine.workers = count
+            with trio.fail_after(60):
+                while engine.idle != up:
+                    await trio.sleep(0.02)
+                    assert engine.idle <= 11
+        assert (await engine.submit(square, 3), engine.died) == (9, 0)
+
+
 async def test_no_worker_is_left() -> None:
     pids = set()
     async with local_engine(2) as engine:
@@ -166,3 +178,34 @@ async def test_an_idle_worker_that_was_killed_does_not_hide_the_error_that_ended
                 pass
             raise KeyboardInterrupt
     assert caught.group_contains(KeyboardInterrupt)
+
+
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
+def workers_of_this_process() -> int:
+    """Running or starting."""
+    children = [
+        pid for listed in Path("/proc/self/task").glob("*/children") for pid in listed.read_text().split()
+    ]
+    return sum(b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+
+async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is_late(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(failover, "LATE_S_MIN", 0.05)
+    up = tmp_path / "up"
+    before = workers_of_this_process()
+    async with local_engine(2, preload=partial(wait_for, str(up))) as engine:
+        tasks = Tasks(engine, 60)
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(tasks.carry_out, f"task {number}", "", square, number)
+            await trio.sleep(1)  # twenty times as long as makes a task late
+            assert workers_of_this_process() - before <= engine.workers + engine.spares
+            assert tasks.late == 0
+            up.touch()
+        assert engine.died == 0

@@ -1,1 +1,1 @@
-"""What a running plan measures of itself: `work`, which says where workers go, and `bottleneck`, which it shows."""
+"""What a running plan measures of itself: where workers go, how many it wants, and what it waits for."""

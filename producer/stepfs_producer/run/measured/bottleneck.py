@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-_BUSY: Final = 0.8  # share of their time that workers can be expected to work
+BUSY: Final = 0.8  # share of their time that workers can be expected to work
 
 
 class Cause(StrEnum):
@@ -109,4 +109,4 @@ def bottleneck_of(
     most = waits.most(held_s)
     if most is None:
         return None
-    return Bottleneck(*most, work_s / max(elapsed_s, 1e-9) / _BUSY, workers)
+    return Bottleneck(*most, work_s / max(elapsed_s, 1e-9) / BUSY, workers)

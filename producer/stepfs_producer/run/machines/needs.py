@@ -1,0 +1,87 @@
+"""What a run needs of every machine that works for it, and what one of them lacks: looked at before anybody is fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from stepfs.errors import RefusedError, StepfsError
+from stepfs.format.ids import Epoch
+from stepfs.format.keys import data_key
+from stepfs.lake.identity import open_lake
+from stepfs.store.opening import open_store
+from stepfs_producer.engine.api import Look
+from stepfs_producer.run.lake import libraries
+from stepfs_producer.run.options import RunOptions
+from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.sources.files.opened import open_file
+from stepfs_producer.sources.formats import format_of
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.task import FileRef
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer
+from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.user import function_of
+
+_COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Of every machine."""
+
+    libraries: Mapping[str, str | None]
+    sources: Sequence[tuple[SourceSpec, TransformSpec, FileRef | None]]  # with their first files
+    lake_id: str
+    options: RunOptions
+
+
+def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> Look:
+    """What finds out, on another machine, what it lacks."""
+    firsts = [
+        (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None)
+        for one in sources
+    ]
+    return partial(lacking, Needs({name: libraries()[name] for name in _COMPARED}, firsts, lake_id, options))
+
+
+def lacking(needs: Needs) -> list[str]:
+    """What this machine lacks, each as the end of a sentence about it."""
+    here = libraries()
+    lines = [
+        f"has {name} {here[name] or 'not'}, the command {version}; install the same"
+        for name, version in needs.libraries.items()
+        if here[name] != version
+    ]
+    for spec, transform, first in needs.sources:
+        try:
+            format_of(spec)
+            if transform.call is not None:
+                function_of(transform.call)
+            load_tokenizer(transform.tokenizer)
+            if first is not None:
+                file = open_file(spec, first.location, first.size, etag=first.etag, head=first.head)
+                file.read(0, min(first.size, 1))
+                file.close()
+        except (StepfsError, OSError) as error:
+            lines.append(f"cannot work for source {spec.name}: {error}")
+    try:
+        trio.run(_put, needs)
+    except (StepfsError, OSError) as error:
+        lines.append(f"cannot put into the lake {needs.options.lake}: {error}")
+    return list(dict.fromkeys(line.replace("\n", " ") for line in lines))
+
+
+async def _put(needs: Needs) -> None:
+    """An object of no incarnation, which the next reclaim deletes as it does what killed producers leave."""
+    options = needs.options
+    store = open_store(options.lake, options=options.store_options)
+    try:
+        if (await open_lake(store)).lake_id != needs.lake_id:
+            raise RefusedError("another lake stands there; it has to be the same storage on every machine")
+        await store.put(data_key(needs.lake_id, options.producer_id, Epoch(0), 0), [b"probe"])
+    finally:
+        await store.aclose()

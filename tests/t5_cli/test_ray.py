@@ -1,0 +1,284 @@
+"""`stepfs-produce run --engine ray`: the steps of local workers, whoever dies; nobody is fenced for an unfit node."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import servers
+from committed import committed
+from produced_text import PROGRAM
+
+RAY_PYTHON = Path(sys.prefix) / "ray/bin/python"  # scripts/setup makes it
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "tests/support/ray_cluster.py"
+STEPS = 30
+END_S = 60.0  # that processes have to end, on a machine that has other work
+PLAN = """\
+version: 1
+output: {ext: .npy, mesh: "dp=2", sequence_length: 128, micro_batch_tokens: 512}
+sources: {prose: {format: text, files: prose.txt, transform: "my_plan_code_beside:render"}}
+mix: {prose: 1}
+"""
+BESIDE = """\
+import time
+def render(text):
+    time.sleep(0.002)
+    return text.upper()
+"""
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def ray_is_there() -> None:
+    if not RAY_PYTHON.exists():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Ray: run scripts/setup again")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """Its own module beside it, and not where the command is started."""
+    directory = tmp_path / "plan"
+    directory.mkdir()
+    (directory / "my_plan_code_beside.py").write_text(BESIDE)
+    (directory / "prose.txt").write_text(
+        "".join(f"prose {number} " + "y" * (number * 31 % 120) + "\n" for number in range(700))
+    )
+    (directory / "plan.yaml").write_text(PLAN)
+    return directory / "plan.yaml"
+
+
+def command(plan: Path, lake: str, *arguments: object) -> list[str]:
+    main = "from stepfs_producer.cli import main; main()"
+    words = ["run", plan, lake, "--engine", "ray", "--workers", 2, *arguments]
+    return [str(RAY_PYTHON), "-c", main, *map(str, words)]
+
+
+def run(plan: Path, lake: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(plan, lake, *arguments),
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=plan.parents[1],
+        timeout=500,
+    )
+
+
+def locally(plan: Path, lake: str) -> list[tuple[str, list[bytes]]]:
+    subprocess.run(
+        [PROGRAM, "run", plan, lake, "--workers", "1", "--limit-steps", str(STEPS)], check=True, timeout=300
+    )
+    return committed(lake)
+
+
+def processes(*, named: str = "", below: str = "") -> list[int]:
+    """Those that are called so, of a Ray in this directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            name = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if name.startswith(named) and below.encode() in (entry / "environ").read_bytes() + name.encode():
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def until(holds: Callable[[], object], seconds: float = END_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextmanager
+def started(words: list[str], **more: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        words, env={**os.environ, **more}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def log_length(lake: str) -> int:
+    return len(list(Path(lake.removeprefix("file://")).glob("*/log/*")))
+
+
+def test_steps_are_those_of_local_workers_and_nothing_is_left_of_a_killed_run(
+    plan, tmp_path, file_url
+) -> None:
+    expected = locally(plan, f"file://{tmp_path}/local")
+    home = tempfile.mkdtemp(dir="/tmp")  # names of sockets may have 107 bytes
+    mine = {"TMPDIR": home, "HOME": home}
+    with started(command(plan, file_url, "--steps-per-second", 4), **mine) as killed:
+        until(lambda: log_length(file_url) > 2 or killed.poll() is not None, 300)
+        assert killed.poll() is None, killed.communicate()
+        os.kill(processes(named="ray::_Worker", below=home)[0], signal.SIGKILL)
+        before = log_length(file_url)
+        until(lambda: log_length(file_url) > before + 1, 100)
+        killed.kill()
+    until(lambda: not processes(below=home))
+    until(lambda: not os.listdir(home))  # nor a token
+    done = run(plan, file_url, "--limit-steps", STEPS, **mine)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert committed(file_url) == expected
+    assert os.listdir(home) == []
+    os.rmdir(home)
+
+
+def test_a_signal_ends_it_between_two_steps(plan, file_url) -> None:
+    with started(command(plan, file_url, "--steps-per-second", 4)) as process:
+        until(lambda: log_length(file_url) > 2 or process.poll() is not None, 300)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert err.count("\n") == 1, err
+
+
+@contextmanager
+def cluster(*nodes: str) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """Its address, and what loses a node."""
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as directory:
+        with subprocess.Popen(
+            [RAY_PYTHON, CLUSTER, directory, *nodes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address
+
+            def lose(number: int) -> None:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                print(number, file=process.stdin, flush=True)
+                assert process.stdout.readline() == "lost\n"
+
+            try:
+                yield address, lose
+            finally:
+                process.kill()
+        until(lambda: not processes(below=directory), 200)
+
+
+@pytest.mark.slow
+def test_unfit_nodes_are_named_and_nobody_is_fenced(plan, tmp_path, file_url) -> None:
+    subprocess.run(
+        [PROGRAM, "run", plan, file_url, "--workers", "1", "--limit-steps", "2"], check=True, timeout=300
+    )
+    before = log_length(file_url)
+    shadow, none = tmp_path / "shadow", tmp_path / "none"
+    (shadow / "numpy-0.9.dist-info").mkdir(parents=True)
+    (shadow / "numpy-0.9.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.9\n")
+    (none / "stepfs_producer").mkdir(parents=True)
+    (none / "stepfs_producer/__init__.py").write_text(
+        "raise ModuleNotFoundError('No module named stepfs_producer')"
+    )
+    with cluster("1", f"1,PYTHONPATH={shadow}", f"1,PYTHONPATH={none}") as (address, _):
+        refused = run(plan, file_url, "--ray-address", address)
+    assert refused.returncode == 4, refused.stderr
+    lines = sorted(
+        re.sub(r".*node [0-9.]+ \([0-9a-f]{8}\) ", "", line) for line in refused.stderr.splitlines()
+    )
+    assert len(lines) == 2, refused.stderr
+    assert lines[0].startswith("cannot run stepfs (ModuleNotFoundError: No module named stepfs_producer)")
+    assert lines[1].startswith("has numpy 0.9, the command ")
+    assert log_length(file_url) == before
+
+
+@pytest.mark.slow
+def test_a_lost_node_costs_no_step_and_too_few_cpus_are_told(plan, tmp_path, file_url) -> None:
+    expected = locally(plan, f"file://{tmp_path}/local")
+    with (
+        cluster("1", "2") as (address, lose),
+        started(
+            command(plan, file_url, "--ray-address", address, "--steps-per-second", 2, "--limit-steps", STEPS)
+        ) as process,
+    ):
+        until(lambda: log_length(file_url) > 3 or process.poll() is not None, 300)
+        lose(1)
+        before, lost_s = log_length(file_url), time.monotonic()
+        until(lambda: log_length(file_url) > before or process.poll() is not None, 100)
+        took_s = time.monotonic() - lost_s
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        assert out.count("\n") == 1, "news of Ray"
+        assert took_s < END_S, "the target is 20 s, on a machine of its own"
+        assert "waiting for 1 of 2 workers: each takes a CPU, and the cluster has " in err
+        assert len(processes(named="ray::_Worker")) == 0
+    assert committed(file_url) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 32}, 4, "asks for another token"),
+        ({"RAY_AUTH_MODE": "disabled"}, 4, "asks for another token"),
+    ],
+    ids=["wrong", "none"],
+)
+def test_a_cluster_that_asks_for_a_token(plan, file_url, monkeypatch, changes, code, words) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
+    with cluster("1") as (address, _):
+        refused = run(plan, file_url, "--ray-address", address, **changes)
+    assert (refused.returncode, refused.stderr.count("\n")) == (code, 1), refused.stderr
+    assert words in refused.stderr
+    assert log_length(file_url) == 0
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run(plan, tmp_path, file_url) -> None:
+    part = (ROOT / "README.md").read_text().partition("### More than one machine")[2].partition("\n## ")[0]
+    install, token, head, node, produce = (
+        line.partition("#")[0].removeprefix("$ ") for line in part.splitlines() if line.startswith("$ ")
+    )
+    assert install.strip() == "pip install 'stepfs[ray]'"
+    port = next(
+        port for port in iter(lambda: servers.free_ports(1)[0], None) if port >= 20_000
+    )  # below are Ray's
+    given = token.replace("…", secrets.token_hex(16))
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/stepfs-produce"
+    program.write_text(f"#!{RAY_PYTHON}\nfrom stepfs_producer.cli import main\nmain()\n")
+    program.chmod(0o755)
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as home:
+        path = f"{program.parent}:{RAY_PYTHON.parent}:{os.environ['PATH']}"
+        mine = {**os.environ, "PATH": path, "RAY_TMPDIR": home, "HOME": home}
+        try:
+            for line in (head, node, f"{produce} --limit-steps {STEPS}"):
+                words = (
+                    f"{given}; {line}".replace("6379", str(port))
+                    .replace("HEAD", "127.0.0.1")
+                    .replace("LAKE", file_url)
+                )
+                done = subprocess.run(
+                    ["sh", "-ec", words],
+                    env=mine,
+                    cwd=plan.parent,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=200,
+                )
+                assert done.returncode == 0, done.stdout + done.stderr
+        finally:
+            for pid in processes(below=home):
+                os.kill(pid, signal.SIGKILL)
+    assert committed(file_url) == locally(plan, f"file://{tmp_path}/local")
