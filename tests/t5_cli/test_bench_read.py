@@ -25,6 +25,17 @@ def bench(program, *arguments, out):
 
 
 @pytest.mark.slow
+def test_bench_read_prints_and_keeps_its_rows(tmp_path):
+    document, printed = bench("bench_read", "--only", "counts", out=tmp_path)
+    rows = {row["what"]: row for row in document["rows"]}
+    assert set(document["figures"]) == {"counts", "load before counts"}
+    # Counts are exact on any machine.
+    assert rows["bytes fetched / delivered"]["held"], rows
+    assert rows["requests / ⌈bytes / 8 MiB⌉"]["held"], rows
+    assert "bytes fetched / delivered" in printed
+
+
+@pytest.mark.slow
 def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
     document, printed = bench("bench_train", out=tmp_path)
     assert [len(found["waits"]) for found in document["figures"].values()] == [24]

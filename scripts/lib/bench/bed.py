@@ -25,6 +25,7 @@ import trio
 
 from bench.machine import BIN, COMMAND_S, MIB, cpu_s, let_go, program, rss, run, until
 from bench.report import Report, at_least, median
+from stepfs.format.ids import BLOCK_BYTES
 from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
@@ -42,6 +43,8 @@ class Plan:
     workers: int = 8
     commits: int = 200
     long_steps: int = 1_000_000
+    worlds: tuple[int, ...] = (8, 64, 512)
+    slice_bytes: tuple[int, ...] = (4 << 10, 64 << 10)
     touch_bytes: int = 4 << 30
     urgent: bool = False  # readers go before everything else
 
@@ -56,6 +59,8 @@ class Plan:
             workers=2,
             commits=10,
             long_steps=20_000,
+            worlds=(8,),
+            slice_bytes=(4 << 10,),
             touch_bytes=64 * MIB,
         )
 
@@ -223,3 +228,8 @@ def encoded(kind: str, size: int, seed: int) -> bytes:
     from safetensors.torch import save  # noqa: PLC0415
 
     return bytes(save({"ids": torch.from_numpy(array)}))
+
+
+def blocks(size: int) -> int:
+    """⌈bytes / 8 MiB⌉."""
+    return -(-size // BLOCK_BYTES)

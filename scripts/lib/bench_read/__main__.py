@@ -15,6 +15,7 @@ from bench.machine import touch_memory
 from bench.report import ROOT, Report, Row, load
 from bench_read.peers import Peers
 from bench_read.rows.cold import Cold
+from bench_read.rows.counts import counts
 from bench_read.rows.cpu import cpu
 from bench_read.rows.large_files import Large
 from bench_read.rows.larger_than_memory import large as beyond
@@ -38,6 +39,7 @@ STAGES = {
     "random": "steps in random order, beside plain ranged GETs",
     "mapped": "steps beside files that are mapped and never touched",
     "large": "one slice larger than the memory budget; the daemon's CPU by thread",
+    "counts": "bytes and requests per byte delivered",
     "latency": "commit → readable",
     "long": "10⁶ steps (only with --long or --only long)",
     "soak": "under a memory limit (only with --soak or --only soak)",
@@ -117,6 +119,7 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "random": lambda: random_order(bed),
         "mapped": lambda: mapped(bed),
         "large": lambda: beyond(bed),
+        "counts": lambda: counts(bed),
         "latency": lambda: latency(bed),
         "long": lambda: long_lake(bed, options.long or None),
         "soak": lambda: soak(bed, options.soak or _SOAK_MINUTES),
