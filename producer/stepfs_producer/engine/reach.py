@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -17,10 +18,11 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.errors import RefusedError, StepfsError, UsageError
-from stepfs_producer.engine.api import ClusterUnreachableError
+from stepfs_producer.engine.api import ClusterUnreachableError, spares_of
 
 T = TypeVar("T")
 CONNECT_S: Final = 10.0
+_STORE_BYTES_MIN: Final = 80 << 20  # Ray takes no less
 _REAPER: Final = """\
 import os, shutil, signal, sys, time
 sys.stdin.read()  # to the end of the command
@@ -39,6 +41,22 @@ while left or os.path.exists(sys.argv[1]):  # until killed ones are gone, which 
     shutil.rmtree(sys.argv[1], ignore_errors=True)
     time.sleep(0.05)
 """
+
+
+def options_of_init(workers: int, store_bytes: int, *, own: bool) -> dict[str, object]:
+    """Of `ray.init`. `own`: for a Ray of our own, with CPUs for so many workers and memory for what is under way."""
+    options: dict[str, object] = {
+        "log_to_driver": False,
+        "logging_level": logging.CRITICAL,
+        "configure_logging": False,
+    }
+    if own:
+        options |= {
+            "num_cpus": workers + spares_of(workers),
+            "object_store_memory": max(store_bytes, _STORE_BYTES_MIN),
+            "include_dashboard": False,
+        }
+    return options
 
 
 def refusal_of(error: Exception, address: str | None) -> StepfsError:

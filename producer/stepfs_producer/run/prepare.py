@@ -20,6 +20,7 @@ from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.planned import kept_listing, kept_plan
 from stepfs.store.api import Store
+from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.payloads.described import tokenizer_facts
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.file.diff import PlanChangedError, differences
@@ -197,6 +198,12 @@ def _refuse_large_position(state: State, found: CompiledPlan) -> None:
             + f" can reach {bytes_max} bytes, and a commit holds {POSITION_BYTES_MAX}; join sources that have the same weight, "
             "or shorten their names" + (", in a new lake" if former else "")
         )
+
+
+async def looked_up(place: LocatedPlan) -> PreparedPlan:
+    """The plan with its sources as they are now."""
+    find_modules_in(place.directory)
+    return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place))
 
 
 async def _refuse_changes(

@@ -5,7 +5,6 @@ Also a simulation: the same plan over the same records, without a lake.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -24,12 +23,9 @@ from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs_producer.engine.api import Engine
-from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.worker import find_modules_in, preload
 from stepfs_producer.payloads.described import planned_schema, refuse_other_arrays
 from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.plan.file.digest import micro_batch_tokens
-from stepfs_producer.plan.planner import Planner
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
@@ -43,15 +39,13 @@ from stepfs_producer.run.prepare import (
     LocatedPlan,
     PreparedPlan,
     fit_plan,
-    list_sources,
-    prepare_plan,
+    looked_up,
     refuse_other_shards,
 )
 from stepfs_producer.run.results import (
     PlanTotals,
     Progress,
     RunResult,
-    SimulationResult,
     callbacks_of,
     show_nothing,
     totals_from,
@@ -84,38 +78,6 @@ async def run_plan(
     raise KeyboardInterrupt
 
 
-async def simulate_plan(
-    place: LocatedPlan, steps: int, workers: int | None = None, *, progress: Progress = show_nothing
-) -> SimulationResult:
-    """Plan the first steps over the real records: no payload is made, no lake touched."""
-    begun_s = time.monotonic()
-    workers = workers or len(os.sched_getaffinity(0))
-    prepared = await _prepare(place)
-    rules = prepared.compiled.rules
-    state = Planner(rules).begin()
-    totals = PlanTotals(state, state)
-    config = RunConfig(
-        rules,
-        prepared.sources,
-        prepared.payloads,
-        steps_max=steps,
-        held_bytes_max=memory_of(None, rules, prepared.sources, workers).held_bytes,
-        give_up_after_s=GIVE_UP_AFTER_S,
-    )
-    with progress("simulate", steps) as show:
-        warm = partial(preload, place.directory, prepared.compiled.modules)
-        async with local_engine(workers, preload=warm) as engine:
-            conductor = Conductor(config, engine, None, callbacks_of(prepared, totals, show))
-            await conductor.run(state)
-    reason = conductor.reason or "the limit is reached"
-    return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)
-
-
-async def _prepare(place: LocatedPlan) -> PreparedPlan:
-    find_modules_in(place.directory)
-    return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place))
-
-
 class _RunSession:
     """One run, carried out."""
 
@@ -146,7 +108,7 @@ class _RunSession:
     async def run(self) -> RunResult:
         """Check, open, conduct, seal."""
         options = self._options
-        prepared = await _prepare(self._place)  # before a lake is created on behalf of a mistake
+        prepared = await looked_up(self._place)  # before a lake is created on behalf of a mistake
         encoder_for(prepared.payloads.ext, vocabulary=prepared.payloads.vocabulary)  # or torch is missing
         async with (
             self._store() as store,

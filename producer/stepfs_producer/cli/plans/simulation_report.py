@@ -11,9 +11,9 @@ import trio
 
 from stepfs.cli.columns import printable, table
 from stepfs_producer.cli.plans.run_report import showing_plan
+from stepfs_producer.run.check.simulation import simulate_plan
 from stepfs_producer.run.prepare import plan_at
 from stepfs_producer.run.results import SimulationResult
-from stepfs_producer.run.session import simulate_plan
 
 
 def simulation_report(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:

@@ -1,0 +1,130 @@
+"""Calls of Ray, as an engine of actors needs them: the only file that imports ray.
+
+Tasks and results cross as pickles, as to local workers: arrays that are views into Ray's memory would keep it occupied.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Final
+
+from stepfs.errors import MissingPackageError
+from stepfs_producer.engine.reach import of_our_own, outcome_of, quiet, refusal_of
+from stepfs_producer.engine.worker import carried_out
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported
+try:
+    import ray
+    from ray._private import worker as ray_worker
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ModuleNotFoundError as missing:
+    raise MissingPackageError(
+        "--engine ray needs the package ray, which is not installed: pip install 'stepfs[ray]'"
+    ) from missing
+
+__all__ = [
+    "Actor",
+    "RayError",
+    "Result",
+    "connected",
+    "cpus",
+    "end",
+    "nodes",
+    "run_at",
+    "run_in",
+    "start",
+    "where",
+]
+
+Actor = Any  # a handle of ray's, whose classes it makes up
+Result = tuple[bool, Any]  # whether the function returned, and what; or its exception
+
+
+class _Worker:
+    """The actor. Tasks run in its main thread, one at a time."""
+
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    def run(self, task: bytes) -> bytes:
+        return carried_out(task)
+
+
+_ACTOR: Final = ray.remote(_Worker).options(
+    num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+)
+
+
+@contextmanager
+def connected(
+    address: str | None, options: dict[str, object], travelling: AbstractContextManager[str | None]
+) -> Iterator[None]:
+    """To the cluster at `address`, or to a Ray of our own, which ends with it. `travelling`: a directory for its nodes."""
+    with of_our_own() if address is None else nullcontext() as own:
+        try:
+            with travelling as directory, quiet():
+                environment = {} if directory is None else {"working_dir": directory}
+                ray.init(address or "local", _temp_dir=own, runtime_env=environment, **options)
+        except Exception as error:
+            ray.shutdown()
+            raise refusal_of(error, address) from error
+        ray_worker._worker_logs_enabled = False  # noqa: SLF001 - its news of nodes would stand in our stdout
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def nodes() -> dict[str, str]:
+    """Addresses of the nodes that are alive and have CPUs, by id."""
+    return {
+        node["NodeID"]: node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get("CPU")
+    }
+
+
+def cpus() -> tuple[int, int]:
+    """Of the cluster, and those that are free."""
+    return int(ray.cluster_resources().get("CPU", 0)), int(ray.available_resources().get("CPU", 0))
+
+
+def start() -> Actor:
+    """A worker, which comes up where there is a free CPU."""
+    return _ACTOR.remote()
+
+
+def end(actor: Actor) -> None:
+    """It may have died before."""
+    with suppress(RayError):
+        ray.kill(actor)
+
+
+async def where(actor: Actor) -> str:
+    """The id of its node, once it is up. `RayError` if it died."""
+    return str(await _result(actor.node.remote()))
+
+
+async def run_in(actor: Actor, function: Callable[..., object], *arguments: object) -> Result:
+    """Run `function(*arguments)` in a worker. `RayError` if it died."""
+    return _unpacked(await _result(actor.run.remote(pickle.dumps((function, arguments)))))
+
+
+async def run_at(node_id: str, function: Callable[[], object]) -> Result:
+    """Run a function on a node, beside its workers. `RayError` if it cannot be run there."""
+    place = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(carried_out).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+    return _unpacked(await _result(task.remote(pickle.dumps((function, ())))))
+
+
+async def _result(reference: Any) -> Any:
+    return await outcome_of(reference.future())
+
+
+def _unpacked(answer: bytes) -> Result:
+    found: Result = pickle.loads(answer)  # noqa: S301 - of a worker of this run
+    return found
