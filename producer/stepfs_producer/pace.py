@@ -18,7 +18,8 @@ N̂  distinct producers in the recent log, from the versions of their newest com
     stay slow.
 v̂  the lower of two lower medians of own exposures. The longer one forgives a server that makes losers wait for
     seconds; the shorter one forgets an outage after two attempts. It at most doubles per attempt, so T after an
-    outage lasts no longer than the outage did.
+    outage lasts no longer than the outage did. The first one counts as a second at most: a start that was frozen for
+    minutes would else wait for hours.
 
 Fairness. T wins over `delay_max_s`: a bound shorter than T makes producers collide, and then all wait longer. A
 *turn* is N̂ versions, and the log shows how long the others take for one. T is at most `TURNS_MAX` turns, so a producer
@@ -53,6 +54,7 @@ RECENT_INTERVALS: Final = 3
 EXPOSURES_KEPT: Final = 15
 EXPOSURES_RECENT: Final = 3
 EXPOSURE_S_MIN: Final = 0.001  # the start of doubling
+EXPOSURE_S_FIRST_MAX: Final = 1.0
 TURNS_MAX: Final = 2.0
 RATE_VERSIONS_MIN: Final = 16  # fewer versions give no reliable rate of the others
 CROWDED_SHARE_MIN: Final = 0.25  # of T
@@ -206,7 +208,7 @@ class Pacer:
         return due_s if self.gives_way else min(due_s, self.quiet.after_s(oldest_s, self.delay_max_s))
 
     def _measure(self, exposure_s: float) -> None:
-        grown_s = max(2.0 * self.exposure_s, EXPOSURE_S_MIN) if self._exposures else exposure_s
+        grown_s = max(2.0 * self.exposure_s, EXPOSURE_S_MIN) if self._exposures else EXPOSURE_S_FIRST_MAX
         self._exposures.append(exposure_s)
         recent = list(self._exposures)[-EXPOSURES_RECENT:]
         median_s = min(statistics.median_low(self._exposures), statistics.median_low(recent))

@@ -155,6 +155,16 @@ def test_a_first_exposure_of_nothing_does_not_stay() -> None:
     assert pacer.interval_s == pytest.approx(interval_s(15, 0.01))
 
 
+def test_a_start_that_was_frozen_for_minutes_waits_for_a_minute_and_not_for_hours() -> None:
+    """Seeds 91022433 and 91026877: fourteen others, and an answer that came when the process went on."""
+    pacer = Pacer(delay_max_s=0.0, draw=middle)
+    pacer.others = 14
+    pacer.won(started_s=0.0, exposure_s=300.0)
+    assert pacer.due_s(now_s=300.0, oldest_s=300.0, crowded=False) < 400.0
+    pacer.won(started_s=300.0, exposure_s=0.01)
+    assert pacer.interval_s == pytest.approx(interval_s(14, 0.01))
+
+
 def test_a_long_pace_does_not_hide_the_others() -> None:
     """1,000 producers at 50 ms commit every 250 s: who committed a minute ago is still one of them."""
     state = head({"me": 1000, **{f"p{n}": n for n in range(1000)}}, version=1000, time_ms=250_000)
