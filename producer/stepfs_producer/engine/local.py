@@ -92,7 +92,7 @@ class LocalEngine:
         """There is no other machine."""
 
     async def up(self) -> None:
-        """Return once a worker has come up."""
+        """Return once a worker has come up, or has died at its start."""
         await self._up.wait()
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
@@ -183,8 +183,7 @@ class LocalEngine:
             await self._context.run_sync(self._preload, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as error:
             _log.info("a new worker died before it had a task: %s", error)
-        else:
-            self._up.set()
+        self._up.set()  # a task that finds none starts one
 
     async def _end_one(self) -> None:
         with suppress(trio_parallel.BrokenWorkerError):

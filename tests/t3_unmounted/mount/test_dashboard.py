@@ -53,10 +53,12 @@ def registry_of_a_run():
     waits.note(Cause.SOURCE, 1.0, "code")
     state = State("0" * 32, 0, {})
     conductor = SimpleNamespace(
-        loaders={}, waits=waits, tasks=SimpleNamespace(late=1, seconds=2.0, workers=2)
+        loaders={}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
     )
     return plan_metrics.registry_of(
-        plan_metrics.PlanMetrics({}, PlanTotals(state, state), conductor, SimpleNamespace(died=0))
+        plan_metrics.PlanMetrics(
+            {}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1)
+        )
     )
 
 

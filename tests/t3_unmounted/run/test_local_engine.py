@@ -209,3 +209,10 @@ async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is
             assert tasks.late == 0
             up.touch()
         assert engine.died == 0
+
+
+async def test_a_task_does_not_wait_for_workers_that_died_at_their_start() -> None:
+    async with local_engine(1, preload=end_this_worker) as engine:
+        tasks = Tasks(engine, 60)
+        with trio.fail_after(60):
+            assert await tasks.carry_out("a task", "", square, 3) == 9
