@@ -61,7 +61,7 @@ class PrimedNode:
         """How many of the steps were primed when they were opened; waits a little for each, as a trainer does."""
         found = 0
         for step in steps:
-            with trio.move_on_after(0.3):
+            with trio.move_on_after(1.5):
                 await until(lambda step=step: self.primed(step))
             found += self.primed(step)
             handle = self.slices.reads.open(self.world.entries[step], INDEX)
