@@ -80,7 +80,7 @@ class Assembly:
             self.slices,
             CommittedSteps(self.tree, log),
             window=options.prefetch_steps,
-            hinted=hinted_slices(options.ranks, self.ranks),
+            hinted=hinted_slices(options.ranks, self.ranks, options.files_of(log.identity.grid)),
             start=STEP_MAX,  # nothing is fetched before a step was opened or announced: the caller says where it begins
             guesses=not options.is_worker,
         )

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 from stepfs.background import generation
@@ -47,9 +47,13 @@ class _SplitLake(Lake):
 class StepDataset:
     """What rank `rank` reads in each step, from `start` on, decoded.
 
-    With `mesh`, or if a rank of the lake has several files, that is the list of its micro-batches in the order in which it
+    With `mesh`, or if a rank of the lake has a file for each micro-batch, that is the list of its micro-batches in the order in which it
     accumulates them: the same global batch whatever the number of data ranks. Files with several micro-batches (`.pt` and
     `.safetensors` of plans) are split for that, as `stepfs.torch.micro_batches` does.
+
+    Columns that a plan gave a file of their own (`file: own`) are joined in: an item is the same as without. A stage that needs
+    none of them says `files=()`, and none is fetched; `files="pixels"` reads that one alone. Files that are not decoded to
+    mappings of arrays come as a dict, each by its name, the rank's as "".
 
     With `stop` it is map-style: item i is step `start + i`, for any sampler. Without, it is iterable: the steps in order, to
     the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. Steps that are not committed yet are waited for, as in
@@ -146,13 +150,22 @@ class StepDataset:
 
     def _read(self, step: int) -> Any:
         ranks = self.lake.rank_map
-        files = [
-            self._decode(self.lake.read(step, self._rank, number, waits=True))
-            for number in range(len(ranks.units_of(self._rank)))
-        ]
+        files = [self._joined(step, number) for number in range(len(ranks.units_of(self._rank)))]
         if self.lake.options.mesh is None and ranks.grid.micro == 1:
             return files[0]
         return regrouped(files, ranks, self._rank)
+
+    def _joined(self, step: int, micro: int) -> Any:
+        """A micro-batch, or what holds several: its files, decoded, as one."""
+        read = self.lake.read
+        items = {
+            name: self._decode(read(step, self._rank, micro, name, waits=True)) for name in self.lake.files
+        }
+        if len(items) == 1:
+            return next(iter(items.values()))
+        if not all(isinstance(item, Mapping) for item in items.values()):
+            return items
+        return {name: value for item in items.values() for name, value in item.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_generation": -1}

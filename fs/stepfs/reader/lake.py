@@ -16,13 +16,14 @@ from typing import Any, Final, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
 from stepfs.data.prefetch.order_hint import Hint
-from stepfs.errors import ClosedError, NoSuchStepError, UsageError
+from stepfs.errors import ClosedError, NoSuchStepError
 from stepfs.format.arguments import check_integer
 from stepfs.format.grid.record import Grid
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import Step
 from stepfs.reader.assembly import Assembly
 from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
+from stepfs.reader.place import slice_at
 from stepfs.reader.sampler import Sampler
 from stepfs.reader.session import open_reader
 from stepfs.view.naming import STEP_MAX
@@ -57,6 +58,7 @@ class Lake:
         ranks: str | int | Iterable[int] | None = None,
         world: int | None = None,
         mesh: str | None = None,
+        files: str | Iterable[str] | None = None,
         steps: str | range | None = None,
         wait: str | float | None = None,
         group: str | None = None,
@@ -69,12 +71,13 @@ class Lake:
         """Open a lake. The words mean what they mean to `stepfs mount` (fs/OPERATIONS.md).
 
         `ranks`: what this process reads, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: the ranks, of which
-        several may read the same. `steps`: only these (`"A:B"`); those to come are waited for. `wait`: seconds that a step
-        beyond the newest is waited for; without it, it is a `NoSuchStepError` at once. `group`: the training run whose
-        checkpoints keep steps, registered here. `prefetch_steps`: a fixed number of steps to fetch ahead (0: none). `memory`: of
-        this reader, as `"2G"` or in bytes; by default a part of what is available. `deadline_s`: of every read and wait. `poll`:
-        the shortest interval between looks for new steps. `endpoint_url`: an S3-compatible server; else
-        `STEPFS_ENDPOINT_URL`, then AWS's own variables.
+        several may read the same. `files`: which files beside the ranks' (a plan's columns with `file: own`) this process reads,
+        by name; by default all, `()` for none. Others are not fetched ahead. `steps`: only these (`"A:B"`); those to come are
+        waited for. `wait`: seconds that a step beyond the newest is waited for; without it, it is a `NoSuchStepError` at
+        once. `group`: the training run whose checkpoints keep steps, registered here. `prefetch_steps`: a fixed number of steps
+        to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in bytes; by default a part of what is available.
+        `deadline_s`: of every read and wait. `poll`: the shortest interval between looks for new steps. `endpoint_url`: an
+        S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own variables.
 
         `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`.
         """
@@ -124,9 +127,11 @@ class Lake:
             lambda parts: partial(parts.wait_for, step, waits=True)
         )
 
-    def read(self, step: int, rank: int, micro: int | None = None, *, waits: bool = False) -> memoryview:
-        """As `lake[step][rank, micro]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
-        number, index = Step(check_integer(step, "step")), self._slice(rank, micro)
+    def read(
+        self, step: int, rank: int, micro: int | None = None, file: str = "", *, waits: bool = False
+    ) -> memoryview:
+        """As `lake[step][rank, micro, file]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
+        number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
         if not 0 <= number <= STEP_MAX:
             raise NoSuchStepError(f"step {number}: steps count from 0")
         return self._call(lambda parts: partial(parts.read, number, index, waits=waits))
@@ -156,6 +161,12 @@ class Lake:
     def micro_batches(self) -> int:
         """How many micro-batches each rank reads of a step, as `step[rank, 0]`, `step[rank, 1]` and so on."""
         return self.rank_map.micro_batches
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of each micro-batch that this process reads: "", the rank's, and the names of those beside it."""
+        grid = self.rank_map.grid
+        return tuple(grid.files[number] for number in self.options.files_of(grid))
 
     @property
     def first_step(self) -> Step:
@@ -193,9 +204,9 @@ class Lake:
     def __bool__(self) -> bool:
         return True  # also before the first step
 
-    def holds(self, step: int, rank: int, micro: int | None = None) -> bool:
+    def holds(self, step: int, rank: int, micro: int | None = None, file: str = "") -> bool:
         """Whether the payload is in memory, whole and verified."""
-        number, index = Step(check_integer(step, "step")), self._slice(rank, micro)
+        number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
 
         async def look(parts: Assembly) -> bool:
             return parts.slices.facts.holds(number, index)
@@ -247,20 +258,6 @@ class Lake:
         loop = self._loop
         if loop is None or not loop.is_here:
             self.options, self._owner = self.options.of_worker(workers), owner
-
-    def _slice(self, rank: int, micro: int | None) -> SliceIndex:
-        rank = check_integer(rank, "rank")
-        if not 0 <= rank < self.world:
-            raise NoSuchStepError(f"rank {rank}: this lake has ranks 0 to {self.world - 1}")
-        count = len(self.rank_map.units_of(rank))
-        if micro is None and count > 1:
-            raise UsageError(
-                f"rank {rank} reads {count} micro-batches: name one, from [{rank}, 0] to [{rank}, {count - 1}]"
-            )
-        micro = 0 if micro is None else check_integer(micro, "micro-batch")
-        if not 0 <= micro < count:
-            raise NoSuchStepError(f"micro-batch {micro}: rank {rank} has micro-batches 0 to {count - 1}")
-        return self.rank_map.slice_of(rank, micro)
 
     def _call(self, bind: Callable[[Assembly], Callable[[], Awaitable[T]]]) -> T:
         while True:

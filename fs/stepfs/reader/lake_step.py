@@ -10,11 +10,11 @@ from stepfs.errors import WrongTypeError
 class Payloads(Protocol):
     """`stepfs.reader.lake.Lake`."""
 
-    def read(self, step: int, rank: int, micro: int | None = None) -> memoryview: ...
+    def read(self, step: int, rank: int, micro: int | None = None, file: str = "") -> memoryview: ...
 
 
 class LakeStep(int):
-    """A step of a lake: its number, and `step[rank]` or `step[rank, micro]`, the bytes of each file.
+    """A step of a lake: its number, and `step[rank]`, `step[rank, micro]` or `step[rank, micro, "pixels"]`, the bytes of a file.
 
     For a tensor of numbers write `int(step)`. It has no length: with one, `torch.tensor([step])` would
     read every rank and make numbers of its bytes.
@@ -27,13 +27,14 @@ class LakeStep(int):
         step._lake = lake
         return step
 
-    def __getitem__(self, place: int | tuple[int, int]) -> memoryview:
-        """The payload of a rank, or of (rank, micro-batch) where a rank has several.
+    def __getitem__(self, place: int | tuple[int, int] | tuple[int, int, str]) -> memoryview:
+        """The payload of a rank, or of (rank, micro-batch) where a rank has several; with a third part, a file beside it.
 
         Read-only, contiguous, verified, valid as long as it is held.
 
-        `NoSuchStepError` for a rank or micro-batch that the lake does not have, `ReclaimedError` if the step has left the lake
-        meanwhile, `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within `deadline_s`.
+        `NoSuchStepError` for a rank, micro-batch or file that the lake does not have, `ReclaimedError` if the step has left the
+        lake meanwhile, `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within
+        `deadline_s`.
         """
         return self._lake.read(self, *place) if isinstance(place, tuple) else self._lake.read(self, place)
 

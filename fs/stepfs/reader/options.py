@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
-from stepfs.errors import RefusedError, UsageError, WrongTypeError
+from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.grid.record import Grid
 from stepfs.store.options import StoreOptions
@@ -92,6 +92,11 @@ def _memory(value: str | int) -> int:
     return size
 
 
+def _files(value: Iterable[str]) -> tuple[str, ...]:
+    listed = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    return tuple(check_text(name, "files", "pixels") for name in listed)
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """The word of `Lake(url, word=…)` for a field, and the check that makes the field's value of it."""
@@ -110,6 +115,7 @@ class LakeOptions:
     ranks: Annotated[tuple[int, ...], Word("ranks", _ranks)] = ()
     world: Annotated[int | None, Word("world", _world)] = None
     mesh: Annotated[str | None, Word("mesh", _text("mesh", "dp=4,tp=2"))] = None
+    files: Annotated[tuple[str, ...] | None, Word("files", _files)] = None  # beside the rank's; None: all
     steps: Annotated[range | None, Word("steps", _steps)] = None
     wait_s: Annotated[float | None, Word("wait", _wait)] = None
     group: Annotated[str | None, Word("group", _text("group", "pretrain"))] = None
@@ -137,11 +143,20 @@ class LakeOptions:
 
     def ranks_of(self, grid: Grid) -> RankMap:
         """What each rank reads of a lake. `UsageError` for what its grid cannot serve."""
-        if len(grid.files) > 1:
-            raise RefusedError(
-                f"a micro-batch of this lake is {len(grid.files)} files: read it through a mount"
-            )
         return rank_map(grid, world=self.world, mesh=self.mesh, splits=self.splits, spelt=as_keyword)
+
+    def files_of(self, grid: Grid) -> tuple[int, ...]:
+        """The numbers of the files that are read of each micro-batch. `UsageError` for a name that the lake does not have."""
+        beside = [name for name in grid.files if name]
+        for name in self.files or ():
+            if name not in beside:
+                has = f"has {', '.join(beside)} beside them" if beside else "has none"
+                raise UsageError(f"files names {name!r}: beside its ranks' files this lake {has}")
+        return tuple(
+            number
+            for number, name in enumerate(grid.files)
+            if not name or self.files is None or name in self.files
+        )
 
     @property
     def is_worker(self) -> bool:

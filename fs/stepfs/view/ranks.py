@@ -10,7 +10,7 @@ consecutive ranks are peers, and `--mesh pp=2,dp=4,tp=2`, the trainer's own devi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stepfs.errors import UsageError
@@ -46,9 +46,9 @@ class RankMap:
         """The slice of a file of micro-batch `micro` of a rank."""
         return self.grid.slice_of(self.units_of(rank)[micro], self._reader(rank) % self.grid.cp, file)
 
-    def slices_of(self, rank: int) -> list[SliceIndex]:
-        """All slices that a rank reads, in order."""
-        files = range(len(self.grid.files))
+    def slices_of(self, rank: int, files: Sequence[int] | None = None) -> list[SliceIndex]:
+        """The slices that a rank reads, in order: of these files, by default of all."""
+        files = range(len(self.grid.files)) if files is None else files
         return [
             self.slice_of(rank, micro, file) for micro in range(len(self.units_of(rank))) for file in files
         ]

@@ -10,6 +10,8 @@ from stepfs.view.naming import RANK_MAX, STEP_MAX
 from stepfs.view.ranks import RankMap
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepfs.format.snapshot import LogState
 
 
@@ -35,13 +37,15 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def hinted_slices(hinted: tuple[int, ...], ranks: RankMap) -> tuple[SliceIndex, ...]:
-    """The slices that these ranks (`--ranks`, ascending) read."""
+def hinted_slices(
+    hinted: tuple[int, ...], ranks: RankMap, files: Sequence[int] | None = None
+) -> tuple[SliceIndex, ...]:
+    """The slices that these ranks (`--ranks`, ascending) read: of these files, by default of all."""
     if hinted and hinted[-1] >= ranks.world:
         raise UsageError(
             f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})"
         )
-    return tuple(sorted({index for rank in hinted for index in ranks.slices_of(rank)}))
+    return tuple(sorted({index for rank in hinted for index in ranks.slices_of(rank, files)}))
 
 
 def check_steps(steps: range | None, state: LogState) -> None:

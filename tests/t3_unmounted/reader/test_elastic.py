@@ -14,7 +14,7 @@ from step_tasks import EXAMPLE
 from torch.utils.data import DataLoader
 
 from stepfs import Lake, StepDataset, StreamState
-from stepfs.errors import NoSuchStepError, RefusedError, UsageError
+from stepfs.errors import NoSuchStepError, UsageError
 from stepfs.format.grid.record import Grid
 from stepfs.torch import micro_batches
 from stepfs_producer import Producer
@@ -173,11 +173,8 @@ def test_files_that_cannot_be_split_are_read_whole_where_the_ranks_divide_them(t
     dataset.lake.close()
 
 
-def test_a_lake_is_refused_by_a_mesh_that_only_a_data_set_can_serve_and_a_step_of_several_files(tmp_path):
+def test_a_lake_is_refused_by_a_mesh_that_only_a_data_set_can_serve(tmp_path):
     url = (tmp_path / "lake").as_uri()
     planned(url, of_micro_batch=False)
     with pytest.raises(UsageError, match=r"^mesh='dp=6': .*StepDataset\(mesh=…\)"):
         Lake(url, mesh="dp=6")
-    lake_on_disk(f"{url}-files", slices=Grid(1, files=("", "pixels")), ext=".bin")
-    with pytest.raises(RefusedError, match="2 files: read it through a mount"):
-        Lake(f"{url}-files")
