@@ -6,6 +6,7 @@ that nobody looks at before the file is written, so whoever keeps it by referenc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -26,6 +27,11 @@ class ColumnSpec:
     dtype: str  # of numpy
     shape: tuple[int, ...]  # of a row
     own_file: bool = False  # it has a file beside the rank's
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def none(self) -> NDArray[Any]:
         """No row."""

@@ -42,7 +42,8 @@ class RunConfig:
     payloads: PayloadSpec
     steps_max: int | None = None  # of the plan, earlier runs included
     steps_per_second: float | None = None
-    held_bytes_max: int | None = None
+    held_bytes_max: int | None = None  # of samples ahead of the planner
+    rows_bytes_max: int | None = None  # of columns of the steps under way, with their copies
     give_up_after_s: float = 600.0
     ranks: tuple[int, ...] | None = None  # whose files are made; None: all
     workers_max: int | None = None  # to which their number follows the need; None: it stays
@@ -97,6 +98,7 @@ class Conductor:
             ranks=config.ranks,
             appended=self._appended,
             workers_max=config.workers_max or engine.workers,
+            rows_bytes_max=config.rows_bytes_max,
         )
 
     def stop(self) -> None:
@@ -149,13 +151,11 @@ class Conductor:
     async def _plan(self, state: State, building: trio.Nursery) -> EndReason:
         limit = self._config.steps_max
         while limit is None or state.step < limit:
-            planned = await self._planner.next(
-                state
-            )  # before there is room for it: planning is not waited for
+            planned = await self._planner.next(state)  # before there is room: it is not waited for
             if isinstance(planned, End):
                 self.reason = planned.reason
                 return EndReason.COMPLETE
-            await self._builder.wait_for_room()
+            await self._builder.wait_for_room(planned)
             state = planned.after
             groups = {name: loader.held.until(state.sources[name]) for name, loader in self.loaders.items()}
             self._builder.start(planned, groups, building)

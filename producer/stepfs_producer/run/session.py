@@ -33,7 +33,7 @@ from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libr
 from stepfs_producer.run.machines.needs import look_of
 from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
 from stepfs_producer.run.measured.bottleneck import Bottleneck
-from stepfs_producer.run.memory import Memory, memory_of
+from stepfs_producer.run.memory.bounds import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import (
     LocatedPlan,
@@ -224,14 +224,15 @@ class _RunSession:
         skip_log: SkipLog,
     ) -> tuple[Conductor, EndReason]:
         """Feed the producer until something ends it; everything appended is committed then."""
-        options, rules = self._options, prepared.compiled.rules
+        options, rules, memory = self._options, prepared.compiled.rules, self._memory_of(prepared)
         config = RunConfig(
             rules,
             self._as_worked(prepared),
             prepared.payloads,
             steps_max=options.limit_steps,
             steps_per_second=options.steps_per_second,
-            held_bytes_max=self._memory_of(prepared).held_bytes,
+            held_bytes_max=memory.held_bytes,
+            rows_bytes_max=memory.pending_bytes,
             give_up_after_s=GIVE_UP_AFTER_S,
             workers_max=self._workers_max if self._workers_max > engine.workers else None,
         )

@@ -3,8 +3,8 @@
 A step gets its seq by `append`, after its payloads have been made; or by a ticket, before: then the worker that makes it
 uploads it, and only its descriptor returns.
 
-At most `STEPS_PER_WORKER` steps per worker are under way, so a producer that has to wait (for trainers, for the store)
-stops the planner, and the planner stops the loaders.
+At most `STEPS_PER_WORKER` steps per worker are under way, fewer of many bytes, so a producer that has to wait (for
+trainers, for the store) stops the planner, and the planner stops the loaders.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.payloads.gather import StepSpans
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.pending import Ticket
-from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
+from stepfs_producer.run.memory.step_room import StepRoom
 from stepfs_producer.run.sample_buffer import Group, spans_of
 from stepfs_producer.run.workers.tasks import make_step
 from stepfs_producer.run.workers.upload import Destination, put_step
@@ -96,6 +97,7 @@ class StepBuilder:
         ranks: Sequence[int] | None,
         appended: Callable[[StepPlan], None],
         workers_max: int,
+        rows_bytes_max: int | None,
     ) -> None:
         assert ranks is None or not isinstance(sink, ByTicket), "a ticket is of a whole step"
         self._tasks = tasks
@@ -110,18 +112,18 @@ class StepBuilder:
         self._payload_bytes = 0  # of the newest step that was uploaded
         self._appended = appended
         steps = STEPS_PER_WORKER * workers_max
-        self._room = trio.Semaphore(steps)
+        self._room = StepRoom(steps, rows_bytes_max)
         self._sender, self._receiver = trio.open_memory_channel[_PendingStep](steps)
 
-    async def wait_for_room(self) -> None:
-        """Wait until one more step may be made."""
-        with self._waits.on(Cause.ROOM):
-            await self._room.acquire()
+    async def wait_for_room(self, plan: StepPlan) -> None:
+        """Wait until this step may be made, too."""
+        if self._sink is not None:
+            with self._waits.on(Cause.ROOM):
+                await self._room.take(self._row_bytes(plan))
 
     def start(self, plan: StepPlan, groups: Mapping[str, tuple[Group, ...]], nursery: trio.Nursery) -> None:
         """Make the step, which comes after those before it. `wait_for_room` was called."""
         if self._sink is None:
-            self._room.release()
             self._appended(plan)
             return
         making = _PendingStep(plan)
@@ -150,8 +152,7 @@ class StepBuilder:
                 await sink.append(
                     making.payloads, position=making.plan.after.position(), records=making.records
                 )
-            self._room.release()
-            self._appended(making.plan)
+            self._leave(making.plan)
 
     async def _reserve(self, producer: TicketIssuer) -> None:
         async for making in self._receiver:
@@ -174,8 +175,17 @@ class StepBuilder:
             now_s = trio.current_time()
             self._waits.note(Cause.WORKERS, now_s - max(making.reserved_s, self._settled_s))
             self._settled_s = now_s
-            self._room.release()
-            self._appended(making.plan)
+            self._leave(making.plan)
+
+    def _leave(self, plan: StepPlan) -> None:
+        """The step is in its place."""
+        self._room.give(self._row_bytes(plan))
+        self._appended(plan)
+
+    def _row_bytes(self, plan: StepPlan) -> int:
+        """Bytes of the rows that the step's columns have."""
+        rows = plan.spans[:, len(SPAN_COLUMNS) :].sum(axis=0).tolist()
+        return sum(count * column.row_bytes for count, column in zip(rows, self._spec.columns, strict=True))
 
     async def _keep_pace(self) -> None:
         """A pace is a limit, and lost time is not made up for."""

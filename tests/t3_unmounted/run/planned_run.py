@@ -14,6 +14,7 @@ import trio
 
 from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.failover import WORKERS_MAX
+from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
@@ -171,9 +172,10 @@ async def run(
     position: object = None,
     watching: RunCallbacks | None = None,
     ext: str = ".npy",
+    columns: tuple[ColumnSpec, ...] = (),
     **more,
 ) -> tuple[Conductor, EndReason]:
     state: State = Planner(chosen).begin(None if position is None else read_position(position))
-    running = RunConfig(chosen, sources, PayloadSpec(ext, True, 257, 258), **more)
+    running = RunConfig(chosen, sources, PayloadSpec(ext, True, 257, 258, columns=columns), **more)
     conductor = Conductor(running, engine, producer, watching or RunCallbacks())
     return conductor, await conductor.run(state)

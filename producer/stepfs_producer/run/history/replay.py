@@ -35,7 +35,7 @@ from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.replayed import ComparingSink, Comparison, Difference, Expected, WritingSink
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import kept_libraries, libraries
-from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.memory.bounds import memory_of
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.step_builder import StepSink
@@ -158,14 +158,14 @@ class _Run:
                 begin = Planner(prepared.compiled.rules).begin(stretch.before if state is None else state)
                 totals = PlanTotals(begin, begin)
                 workers = self._options.workers or len(os.sched_getaffinity(0))
+                memory = memory_of(None, prepared.compiled.rules, prepared.sources, workers)
                 config = RunConfig(
                     prepared.compiled.rules,
                     prepared.sources,
                     prepared.payloads,
                     steps_max=max(placed) + 1,
-                    held_bytes_max=memory_of(
-                        None, prepared.compiled.rules, prepared.sources, workers
-                    ).held_bytes,
+                    held_bytes_max=memory.held_bytes,
+                    rows_bytes_max=memory.pending_bytes,
                     give_up_after_s=GIVE_UP_AFTER_S,
                     ranks=self._options.ranks,
                 )

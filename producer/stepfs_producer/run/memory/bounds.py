@@ -1,7 +1,8 @@
 """How much memory a run uses: the least it needs, and how much it may hold ahead of the planner.
 
-Least: the largest block of every source and a group of it, the steps under way, and room for pending uploads. Samples
-held ahead and more pending uploads share the rest.
+Least: the largest block of every source and a group of it, the tokens of the steps under way, and room for pending
+payloads. Samples held ahead and more pending payloads share the rest. Rows of columns are bounded by both as soon as they
+are known: held ahead as measured, of steps under way as planned (`run/memory/step_room.py`).
 """
 
 from __future__ import annotations
