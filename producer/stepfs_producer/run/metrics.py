@@ -27,12 +27,14 @@ class PlanMetrics(Collector):
         totals: PlanTotals,
         conductor: Conductor,
         engine: Engine,
+        memory_bytes: int,
     ) -> None:
         """`info`: lake, producer id and plan."""
         self._info = dict(info)
         self._totals = totals
         self._conductor = conductor
         self._engine = engine
+        self._memory_bytes = memory_bytes
 
     def collect(self) -> Iterator[Metric]:
         totals = self._totals
@@ -63,6 +65,9 @@ class PlanMetrics(Collector):
         )
         yield GaugeMetricFamily(
             _PREFIX + "kept_bytes", "Bytes of results kept by workers", self._engine.kept_bytes
+        )
+        yield GaugeMetricFamily(
+            _PREFIX + "memory_limit_bytes", "Bytes that the run may use", self._memory_bytes
         )
         yield CounterMetricFamily(_PREFIX + "task_seconds", "Seconds that workers worked", tasks.seconds)
         yield GaugeMetricFamily(_PREFIX + "workers", "Tasks that run at a time", tasks.workers)

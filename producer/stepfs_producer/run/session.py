@@ -263,7 +263,7 @@ class _RunSession:
         from stepfs_producer.run.metrics import PlanMetrics, registry_of  # noqa: PLC0415
 
         info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
-        metrics = PlanMetrics(info, totals, conductor, engine)
+        metrics = PlanMetrics(info, totals, conductor, engine, self._memory_of(prepared).total)
         return scrape.served(
             options.metrics_port,
             registry_of(metrics),

@@ -52,12 +52,13 @@ def registry_of_a_run():
     waits = Waits()
     waits.note(Cause.SOURCE, 1.0, "code")
     state = State("0" * 32, 0, {})
+    loader = SimpleNamespace(held=SimpleNamespace(tokens=1, nbytes=1), block_bytes=1)
     conductor = SimpleNamespace(
-        loaders={}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
+        loaders={"code": loader}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
     )
     return plan_metrics.registry_of(
         plan_metrics.PlanMetrics(
-            {}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1)
+            {}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1), 1
         )
     )
 
@@ -96,6 +97,19 @@ def test_a_panel_asks_for_what_exists(panel):
             # A counter is rated, a histogram's buckets go through a quantile, a gauge is shown as it is.
             assert name.endswith(("_total", "_bucket")) == ("rate(" + name in target["expr"])
             assert name.endswith("_bucket") == ("histogram_quantile" in target["expr"])
+
+
+def test_what_says_how_a_run_ails_has_a_panel():
+    """Its losses, its memory and its waits; progress and shares are what `stepfs status` shows."""
+    shown = {name for panel in PANELS for target in panel["targets"] for name in asked(target["expr"])}
+    names = (
+        "workers_died_total",
+        "late_tasks_total",
+        "lost_bodies_total",
+        "kept_bytes",
+        "memory_limit_bytes",
+    )
+    assert {f"stepfs_produce_{name}" for name in (*names, "waited_seconds_total")} <= shown
 
 
 def test_the_variables_of_the_dashboard_exist():

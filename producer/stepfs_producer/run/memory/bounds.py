@@ -29,6 +29,7 @@ class Memory:
     """Bytes that a run may use for each purpose."""
 
     least: int
+    total: int
     held_bytes: int
     pending_bytes: int
 
@@ -57,7 +58,7 @@ def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...]
         total // 2 if rules.columns else min(_PENDING_MAX, total // 4)
     )  # rows may be a hundred times the tokens
     pending = min(max(pending_min, most), free)
-    return Memory(least, free - pending, pending)
+    return Memory(least, total, free - pending, pending)
 
 
 def _pending_min(step_tokens: int) -> int:
