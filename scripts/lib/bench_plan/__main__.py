@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import ROOT, Report
-from bench_plan import balance, columns, elastic, faults, history, loads, memory, mix, throughput, times, work
+from bench_plan import (
+    balance,
+    columns,
+    elastic,
+    endtoend,
+    faults,
+    history,
+    loads,
+    memory,
+    mix,
+    throughput,
+    times,
+    work,
+)
 from stepfs.cli.failure import reported
 
 PARTS = {
@@ -25,6 +38,7 @@ PARTS = {
     "late": work.late,
     "columns": columns.run,
     "loads": loads.run,
+    "endtoend": endtoend.run,
 }
 
 
