@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from bench.machine import BIN, let_go
 from bench.machine import run as run_command
@@ -134,7 +134,7 @@ def planned(
         let_go(mount)
 
 
-class Files(Dataset[dict[str, Any]]):
+class Files:
     """A rank's file of each step."""
 
     def __init__(self, mount: Path, rank: int, steps: int) -> None:
