@@ -5,7 +5,8 @@ the command ends, however it ends: there is no directory to be swept, and no sto
 again, so a file has a name that no other has, which is looked at after opening. Once written it is sealed.
 
 Arrays and `PickleBuffer`s lie in the file as they are, behind the pickle that names them, and are mapped without a copy.
-A small body needs no file: its bytes pass through the command, which does not look at them.
+A small body needs no file: its bytes pass through the command, which does not look at them. Where another store keeps
+bodies (`ray`), it has the same parts.
 
 Workers import this module, so nothing here may need trio.
 """
@@ -16,7 +17,7 @@ import fcntl
 import mmap
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -44,8 +45,14 @@ class Stored:
     sizes: tuple[int, ...] = ()
 
 
+class Given(NamedTuple):
+    """Stands for a body among the arguments of a pickled task: this one of those that come beside it."""
+
+    number: int
+
+
 class LostBodies(NamedTuple):
-    """Which arguments of a task are lost."""
+    """Which arguments of a task are lost, or which of the bodies beside it."""
 
     indices: tuple[int, ...]
 
@@ -78,10 +85,20 @@ def run_task(
     return head, _store(body, keep_in)
 
 
-def _store(body: object, keep_in: BodyFile | None) -> Stored:
+def parts_of(body: object) -> list[memoryview]:
+    """Its pickle, and the buffers that lie behind it."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(body, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
-    parts = [memoryview(head), *(buffer.raw() for buffer in buffers)]
+    return [memoryview(head), *(buffer.raw() for buffer in buffers)]
+
+
+def body_of(parts: Sequence[memoryview]) -> object:
+    """The body, of which arrays are views of its parts."""
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - written by a worker of this run
+
+
+def _store(body: object, keep_in: BodyFile | None) -> Stored:
+    parts = parts_of(body)
     if keep_in is None or sum(part.nbytes for part in parts) <= INLINE_BYTES_MAX:
         return Stored(pickle.dumps(body, protocol=pickle.HIGHEST_PROTOCOL))
     size = 0
@@ -117,7 +134,7 @@ def _load(stored: Stored) -> object:
     for size in stored.sizes:
         parts.append(mapped[begin : begin + size])
         begin += size + -size % _ALIGNMENT
-    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - written by a worker of this run
+    return body_of(parts)
 
 
 def _open(file: BodyFile, flags: int) -> int:

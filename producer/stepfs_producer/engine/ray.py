@@ -1,25 +1,28 @@
 """Workers on the machines of a Ray cluster, or of a Ray that this command starts and ends.
 
 A worker is an actor that Ray neither restarts nor gives a task twice, because `failover` does both.
+
+A body is the second of two objects that a task returns, not one that the worker puts: so the command owns it, and it
+outlives its worker. It stays in the memory of the worker's node, and is lost with the node; Ray fetches it to the node of a
+task that needs it. Ray itself sends a small one (100 KiB) along with the answer.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import trio
 
 from stepfs_producer.engine import ray_calls
 from stepfs_producer.engine.api import Kept, Look, Lost, UnfitNodesError, WorkerDied, spares_of
-from stepfs_producer.engine.bodies import run_task
-from stepfs_producer.engine.ray_calls import Actor, RayError
+from stepfs_producer.engine.bodies import Given, LostBodies
+from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
 from stepfs_producer.engine.reach import in_a_thread, line_of, options_of_init, refuse_unreachable
-from stepfs_producer.engine.returned import ReturnedBodies
 from stepfs_producer.engine.worker import begin_in_ray
 
 T = TypeVar("T")
@@ -28,6 +31,14 @@ H = TypeVar("H")
 LOOK_S: Final = 120.0  # that a node has to start a process and look around
 WAITED_S: Final = 15.0  # for workers, before it is told
 _AGAIN_S: Final = 1.0  # before a worker is started in place of one that did not come up
+
+
+class RayReference:
+    """A body in Ray's object store, until it is released."""
+
+    def __init__(self, stored: InStore, nbytes: int) -> None:
+        self.stored: InStore | None = stored
+        self.nbytes = nbytes
 
 
 class RayEngine:
@@ -49,7 +60,7 @@ class RayEngine:
         self._up, self._idle = trio.open_memory_channel[Actor](math.inf)
         self._why = ""
         self.died = 0  # workers, so far
-        self._bodies = ReturnedBodies()
+        self.kept_bytes = 0  # of bodies, now
 
     @property
     def workers(self) -> int:
@@ -63,10 +74,6 @@ class RayEngine:
     @property
     def spares(self) -> int:
         return spares_of(self._workers)
-
-    @property
-    def kept_bytes(self) -> int:
-        return self._bodies.nbytes
 
     async def admit(self, look: Look) -> None:
         """Start workers, unless `look` finds something missing on a node: `UnfitNodesError` has a line for each."""
@@ -87,8 +94,8 @@ class RayEngine:
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
         """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
-        result: T | WorkerDied | Lost = await self._carry_out(function, arguments, keep=False)
-        return result
+        result = await self._carry_out(function, arguments, keep=False)
+        return result if isinstance(result, WorkerDied | Lost) else cast("T", result[0])
 
     async def keep(
         self, function: Callable[..., tuple[H, object]], *arguments: object
@@ -97,21 +104,29 @@ class RayEngine:
         result = await self._carry_out(function, arguments, keep=True)
         if isinstance(result, WorkerDied | Lost):
             return result
-        return self._bodies.keep(*result)
+        (head, nbytes), stored = result
+        self.kept_bytes += nbytes
+        return Kept(head, RayReference(stored, nbytes))
 
     def release(self, reference: object) -> None:
         """Let the body go."""
-        self._bodies.release(reference)
+        assert isinstance(reference, RayReference)
+        if reference.stored is not None:
+            reference.stored = None
+            self.kept_bytes -= reference.nbytes
 
     async def _carry_out(
         self, function: Callable[..., Any], arguments: tuple[object, ...], *, keep: bool
-    ) -> Any:
-        given = self._bodies.resolved(arguments)
-        if isinstance(given, Lost):
-            return given
+    ) -> tuple[Any, InStore] | WorkerDied | Lost:
+        bodies = [one for one in arguments if isinstance(one, RayReference)]
+        if lost := tuple(body for body in bodies if body.stored is None):
+            return Lost(lost)
+        numbers = itertools.count()
+        given = tuple(Given(next(numbers)) if isinstance(one, RayReference) else one for one in arguments)
+        stored = [body.stored for body in bodies]
         actor = await self._idle.receive()
         try:
-            done, value = await ray_calls.run_in(actor, partial(run_task, keep=keep), function, given, None)
+            (done, value), kept = await ray_calls.run_in(actor, function, given, stored, keep=keep)
         except RayError as error:  # also if it died before: `_ask_idle` leaves few of these
             self.died += 1
             self._end(actor)
@@ -124,7 +139,9 @@ class RayEngine:
         self._up.send_nowait(actor)
         if not done:
             raise value
-        return value
+        if isinstance(value, LostBodies):
+            return Lost(tuple(bodies[index] for index in value.indices))
+        return value, kept
 
     def warm_spare(self) -> None:
         """Start a worker in place of one that was ended."""
@@ -161,7 +178,7 @@ class RayEngine:
                 await self._look_at(node_id, found)
                 if found:
                     raise UnfitNodesError("\n".join(found[node_id]))
-            done, value = await ray_calls.run_in(actor, begin_in_ray, self._preload)
+            (done, value), _ = await ray_calls.run_in(actor, begin_in_ray, (self._preload,))
         except RayError as error:
             self._why = f"the last one died at its start: {line_of(error)}"
             self._end(actor)

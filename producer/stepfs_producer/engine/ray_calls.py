@@ -1,17 +1,20 @@
 """Calls of Ray, as an engine of actors needs them: the only file that imports ray.
 
-Tasks and results cross as pickles, as to local workers: arrays that are views into Ray's memory would keep it occupied.
+Tasks and results cross as pickles, as to local workers; bodies lie in Ray's object store as they do in a local file, and
+are views of it while a task runs. References travel beside the pickle of their task: Ray counts only those it sees. They
+are in a list, because Ray would end a task whose own argument is lost without saying which.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 from stepfs.errors import MissingPackageError
+from stepfs_producer.engine.bodies import LostBodies
 from stepfs_producer.engine.reach import of_our_own, outcome_of, quiet, refusal_of
 from stepfs_producer.engine.worker import carried_out
 
@@ -19,7 +22,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is importe
 try:
     import ray
     from ray._private import worker as ray_worker
-    from ray.exceptions import RayError
+    from ray.exceptions import ObjectLostError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ModuleNotFoundError as missing:
     raise MissingPackageError(
@@ -28,6 +31,7 @@ except ModuleNotFoundError as missing:
 
 __all__ = [
     "Actor",
+    "InStore",
     "RayError",
     "Result",
     "connected",
@@ -41,6 +45,7 @@ __all__ = [
 ]
 
 Actor = Any  # a handle of ray's, whose classes it makes up
+InStore = Any  # an ObjectRef of the parts of a body, which are there as long as it is
 Result = tuple[bool, Any]  # whether the function returned, and what; or its exception
 
 
@@ -50,8 +55,22 @@ class _Worker:
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    def run(self, task: bytes) -> bytes:
-        return carried_out(task)
+    def run(self, task: bytes, bodies: list[InStore], keep: bool) -> tuple[bytes, list[pickle.PickleBuffer]]:
+        try:
+            found = ray.get(bodies)
+        except ObjectLostError:
+            lost = LostBodies(tuple(index for index, one in enumerate(bodies) if _lost(one)))
+            return pickle.dumps((True, lost)), []
+        answer, parts = carried_out(task, found, keep=keep)
+        return answer, list(map(pickle.PickleBuffer, parts))
+
+
+def _lost(body: InStore) -> bool:
+    try:
+        ray.get(body)
+    except ObjectLostError:
+        return True
+    return False
 
 
 _ACTOR: Final = ray.remote(_Worker).options(
@@ -109,16 +128,28 @@ async def where(actor: Actor) -> str:
     return str(await _result(actor.node.remote()))
 
 
-async def run_in(actor: Actor, function: Callable[..., object], *arguments: object) -> Result:
-    """Run `function(*arguments)` in a worker. `RayError` if it died."""
-    return _unpacked(await _result(actor.run.remote(pickle.dumps((function, arguments)))))
+async def run_in(
+    actor: Actor,
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+    bodies: Sequence[InStore] = (),
+    *,
+    keep: bool = False,
+) -> tuple[Result, InStore]:
+    """Run `function(*arguments)` in a worker; see `carried_out`. `RayError` if it died."""
+    task = pickle.dumps((function, arguments))
+    answer, body = actor.run.options(num_returns=2).remote(task, list(bodies), keep)
+    return _unpacked(await _result(answer)), body
 
 
 async def run_at(node_id: str, function: Callable[[], object]) -> Result:
     """Run a function on a node, beside its workers. `RayError` if it cannot be run there."""
     place = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    task = ray.remote(carried_out).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
-    return _unpacked(await _result(task.remote(pickle.dumps((function, ())))))
+    task = ray.remote(carried_out).options(
+        num_cpus=0, max_retries=0, num_returns=2, scheduling_strategy=place
+    )
+    answer, _ = task.remote(pickle.dumps((function, ())))
+    return _unpacked(await _result(answer))
 
 
 async def _result(reference: Any) -> Any:

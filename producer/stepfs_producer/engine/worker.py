@@ -21,8 +21,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
+from stepfs_producer.engine.bodies import Given, body_of, parts_of
+
+Buffer: TypeAlias = bytes | memoryview  # or whatever a store maps
 _STDERR: Final = 2
 _PIPE_BYTES: Final = 1 << 20  # the most that a user without rights gets
 
@@ -52,18 +55,37 @@ def begin_in_ray(preload: Callable[[], object]) -> None:
     preload()
 
 
-def carried_out(task: bytes) -> bytes:
-    """A pickled (function, arguments) → pickled (True, result), or (False, exception)."""
+def carried_out(
+    task: bytes, bodies: Sequence[Sequence[Buffer]] = (), *, keep: bool = False
+) -> tuple[bytes, list[memoryview]]:
+    """A pickled (function, arguments) → pickled (True, result), or (False, exception); and the parts of a body.
+
+    `bodies`: of the arguments that are `Given`. `keep`: the function returns (head, body), and (head, bytes of the body)
+    stands for the result.
+    """
     try:
         function, arguments = pickle.loads(task)  # noqa: S301 - of the command
-        return pickle.dumps((True, function(*arguments)))
+        found = [
+            body_of([memoryview(part) for part in bodies[one.number]]) if isinstance(one, Given) else one
+            for one in arguments
+        ]
+        result = function(*found)
+        if not keep:
+            return pickle.dumps((True, result)), []
+        head, body = result
+        parts = parts_of(body)
+        return pickle.dumps((True, (head, sum(part.nbytes for part in parts)))), parts
     except BaseException as error:  # noqa: BLE001 - it is raised where the task was submitted
-        try:
-            answer = pickle.dumps((False, error))
-            pickle.loads(answer)  # noqa: S301 - some classes of exceptions fail only here
-        except Exception:  # noqa: BLE001
-            return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
-        return answer
+        return _failed(error), []
+
+
+def _failed(error: BaseException) -> bytes:
+    try:
+        answer = pickle.dumps((False, error))
+        pickle.loads(answer)  # noqa: S301 - some classes of exceptions fail only here
+    except Exception:  # noqa: BLE001
+        return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+    return answer
 
 
 def preload(directory: str, modules: Sequence[str] = ()) -> None:
@@ -71,7 +93,6 @@ def preload(directory: str, modules: Sequence[str] = ()) -> None:
 
     What takes long to import would make a first task late.
     """
-    import stepfs_producer.engine.bodies  # noqa: PLC0415
     import stepfs_producer.payloads.encode  # noqa: PLC0415
     import stepfs_producer.payloads.gather  # noqa: PLC0415
     import stepfs_producer.sources.reading  # noqa: PLC0415

@@ -46,13 +46,14 @@ async def open_engine(
         source.transform.call or source.transform.tokenizer.file or ":" in source.spec.format
         for source in sources
     )
+    memory = None if given is None else memory_of(options.memory_bytes, rules, sources, given.most)
     async with ray_engine(
         address,
         None if given is None else given.least,
         most=None if given is None else given.most,
         preload=partial(preload, ".", prepared.compiled.modules),
         travelling=_travelling(directory, sources) if travels else nullcontext(),
-        store_bytes=0 if given is None else memory_of(None, rules, sources, given.most).least,
+        store_bytes=0 if memory is None else memory.least + memory.held_bytes,
         say=say,
     ) as engine:
         yield engine, engine.workers if given is None else given.most

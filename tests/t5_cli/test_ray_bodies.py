@@ -1,0 +1,97 @@
+"""Bodies of Ray's workers: they stay in Ray's store, outlive their worker, are told when they are lost, and are freed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from committed import committed
+from test_ray import PLAN, RAY_PYTHON, ROOT, cluster, ray_is_there  # noqa: F401 - a fixture
+
+SUPPORT = str(ROOT / "tests/support")
+STEPS = 6
+NUMBERS = 1 << 20
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def words(*arguments: object) -> list[str]:
+    given = ", ".join(repr(str(one)) for one in arguments)
+    return [str(RAY_PYTHON), "-c", f"import ray_bodies; ray_bodies.main({given})"]
+
+
+def look(*arguments: object) -> dict:
+    done = subprocess.run(
+        words(*arguments),
+        env={**os.environ, "PYTHONPATH": SUPPORT},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_body_stays_outlives_its_worker_and_is_freed() -> None:
+    found = look("life")
+    assert found["in store"] == [True] * 4
+    assert 4 * 8 * NUMBERS <= found["bytes"] < 4 * 8 * NUMBERS + 4096
+    assert found["through the command"] < 16_384
+    assert found["total"] == found["total after them"] == 4 * NUMBERS
+    assert "read-only" in found["overwritten"]
+    assert found["died"] == [True] * 3
+    assert found["small"] == [False, NUMBERS + 10]
+    assert found["released"]
+    assert found["left"] == [0, 0]
+
+
+def test_a_hundredth_of_the_steps_passes_through_the_command(tmp_path: Path) -> None:
+    (tmp_path / "prose.txt").write_text(
+        "".join(f"prose {number} " + "y" * (1500 + number * 31 % 900) + "\n" for number in range(4000))
+    )
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        PLAN.replace("sequence_length: 128, micro_batch_tokens: 512", "sequence_length: 4096, "
+                     "micro_batch_tokens: 131072").replace(', transform: "my_plan_code_beside:render"', "")
+    )  # fmt: skip
+    lakes = [f"file://{tmp_path}/lake-{workers}" for workers in (1, 2)]
+    limit = ("--limit-steps", STEPS)
+    counts = [
+        look("run", plan, lake, "--engine", "ray", "--workers", workers, *limit)
+        for workers, lake in enumerate(lakes, 1)
+    ]
+    steps = [committed(lake) for lake in lakes]
+    assert steps[0] == steps[1]
+    size = sum(len(payload) for _, payloads in steps[0] for payload in payloads)
+    for found in counts:
+        assert found["code"] == 0
+        assert 0 < found["through the command"] < 0.01 * size
+
+
+@pytest.mark.slow
+def test_bodies_of_a_lost_node_are_told_and_no_others() -> None:
+    there = f"1,PYTHONPATH={SUPPORT}"
+    with (
+        cluster(there, f"2,PYTHONPATH={SUPPORT}") as (address, lose),
+        subprocess.Popen(
+            words("node_lost", address),
+            env={**os.environ, "PYTHONPATH": SUPPORT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "kept\n"
+        lose(1)
+        process.stdin.write("lost\n")
+        process.stdin.flush()
+        found = json.loads(process.communicate(timeout=200)[0])
+    assert found["exactly those there"]
+    assert found["others"]
+    assert found["seconds"] < 60
