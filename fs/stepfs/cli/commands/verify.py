@@ -78,17 +78,12 @@ def verify(
 
 
 async def _repair(lake: str, store_options: StoreOptions) -> str | None:
-    from stepfs.cli.target import opened_store, watched_store
+    from stepfs.cli.target import opened_store, origin_stores
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.origins import OriginStores
     from stepfs.lake.verify.repair import repair_control
 
-    async with opened_store(lake, store_options) as store:
-        origins = OriginStores(store, lambda url: watched_store(url, store_options.for_origin()))
-        try:
-            return await repair_control(store, await open_lake(store), origins)
-        finally:
-            await origins.aclose()
+    async with opened_store(lake, store_options) as store, origin_stores(store, store_options) as origins:
+        return await repair_control(store, await open_lake(store), origins)
 
 
 async def _verify(
