@@ -90,7 +90,7 @@ async def origin_stores(store: Store, options: StoreOptions) -> AsyncIterator[Or
 
 @asynccontextmanager
 async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[LineageReader]:
-    """What reads the spans of a lake, with its log."""
+    """A reader of the spans of a lake, with its log."""
     from stepfs.lake.lineage import LineageReader
     from stepfs.torch.process import TorchProcess
 

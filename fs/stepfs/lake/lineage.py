@@ -1,4 +1,4 @@
-"""The spans of a step's slices, each read whole and verified, for those who ask where tokens came from."""
+"""The spans of a step's slices, each read whole and verified: they tell where tokens came from."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Store(Protocol):
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         """Upload the concatenation of `parts` under a name that no other writer uses; retried, durable on return.
 
-        `crc32c`: that of the concatenation, if the caller knows it; a store that verifies what arrives uses it.
+        `crc32c`: that of the concatenation, if the caller knows it; a store that verifies arriving bytes uses it.
         """
         ...
 

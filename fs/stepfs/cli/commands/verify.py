@@ -89,7 +89,7 @@ async def _repair(lake: str, store_options: StoreOptions) -> str | None:
 async def _verify(
     lake: str, as_json: bool, store_options: StoreOptions, content: bool
 ) -> tuple[Verification, list[str], bool]:
-    """What was found, what to do, and whether all that somebody still reads is sound."""
+    """The damage, lines with remedies, and whether every object that is still read is sound."""
     from stepfs.cli.target import opened_store
     from stepfs.lake.identity import open_lake
     from stepfs.lake.verify.advice import advice, is_passed

@@ -64,8 +64,8 @@ async def verify_lake(
     """Check all steps that are live now. Never raises `CorruptError`: the result lists damage.
 
     Steps that are reclaimed meanwhile count as no damage. An unreadable object is damaged if other objects of its
-    store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a
-    slice that is not what this check asks for is damage, too.
+    store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a slice
+    that fails this check is damage, too.
     """
     stores = {0: log.store}
     for number, origin in enumerate(log.state.origins, start=1):

@@ -48,5 +48,6 @@ def _provider() -> AzureCredentialProvider | None:
         from obstore.auth.azure import AzureCredentialProvider  # noqa: PLC0415 - half a second
     except ImportError:
         return None
-    logging.getLogger("azure.identity").setLevel(logging.ERROR)  # twenty lines for what our error says in one
+    # Our own error sums up its twenty lines.
+    logging.getLogger("azure.identity").setLevel(logging.ERROR)
     return AzureCredentialProvider()

@@ -94,7 +94,7 @@ class CloudStore:
         try:
             return await self._get(key, fetch, lambda: target.done, data=True)
         finally:
-            target.abandon()  # whatever ended the wait: a thread may still be reading
+            target.abandon()  # after any end of the wait: a thread may still be reading
             self._requests.count(bytes_read=target.done)
 
     async def create(self, key: str, body: bytes) -> Put:
@@ -162,7 +162,7 @@ class CloudStore:
 
         def next_page(client: Client) -> Sequence[ObjectMeta]:
             nonlocal stream
-            begun, stream = stream, None  # one that broke is begun anew behind what it gave
+            begun, stream = stream, None  # a broken listing begins anew behind its last row
             begun = begun or obstore.list(client, directory, offset=offset or None, chunk_size=rows_max)
             page = next(begun, ())
             stream = begun

@@ -130,7 +130,7 @@ class S3Store:
         try:
             return await self._get(key, fetch, target, data=True)
         finally:
-            target.abandon()  # whatever ended the wait: a thread may still be reading
+            target.abandon()  # after any end of the wait: a thread may still be reading
             self._add(read=target.done)
 
     async def create(self, key: str, body: bytes) -> Put:
@@ -265,7 +265,7 @@ class S3Store:
     async def _get(
         self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
     ) -> T | None:
-        """The result of `fetch`, called again for what is left of a body that did not arrive whole; None: absent. A
+        """The result of `fetch`, called again for the rest of a body that did not arrive whole; None: absent. A
         request that no answer began is not repeated: the client has already done so."""
         for attempt in range(_ATTEMPTS_MAX):
             before = answered.answers

@@ -30,7 +30,7 @@ TEXTS: Final = "stepfs.record_texts"  # entry points of packages that can read r
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be shown. `micro` counts in the rank, or in the file of a mount."""
+    """The wanted spans. `micro` counts in the rank, or in the file of a mount."""
 
     lake: str
     options: StoreOptions
@@ -42,7 +42,7 @@ class Wanted:
 
     @classmethod
     def of_path(cls, path: str, options: StoreOptions, micro: int | None, token: int | None) -> Wanted:
-        """Of a step or a file of a mount: its inode says which, under whatever name."""
+        """The spans of a step or a file of a mount, which its inode identifies under any name."""
         from stepfs.view.inodes import SliceFile, StepDirectory, node_of
 
         full = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow `latest` of a mount that hangs)
