@@ -79,13 +79,16 @@ async def opened_log(lake: str, options: StoreOptions) -> AsyncIterator[LogReade
 @asynccontextmanager
 async def origin_stores(store: Store, options: StoreOptions) -> AsyncIterator[OriginStores]:
     """The stores of the lakes that `store`'s lake was forked from; `options` are those of the lake itself."""
+    import trio
+
     from stepfs.lake.origins import OriginStores
 
     origins = OriginStores(store, lambda url: watched_store(url, options.for_origin()))
     try:
         yield origins
     finally:
-        await origins.aclose()
+        with trio.CancelScope(shield=True):
+            await origins.aclose()
 
 
 @asynccontextmanager
