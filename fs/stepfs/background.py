@@ -67,7 +67,7 @@ class _Call(Generic[T]):
         try:
             with self._scope:
                 self.end((await self._run(),))
-            self.end(ClosedError("taken back"))  # nobody waits for its outcome, unless it has one
+            self.end(ClosedError("taken back"))  # no caller waits for its outcome, unless it has one
         except Exception as error:  # noqa: BLE001 - the waiting thread gets it
             self.end(error)
 
@@ -97,8 +97,8 @@ class BackgroundLoop(Generic[P]):
         closed: str,
         owner: int | None = None,
     ) -> None:
-        """Start, and return once the parts are open. Raises what opening raised. `name`: the thread's. `closed`: what a
-        call is told behind the end. `owner`: a process; once it has ended, the loop ends, and every call raises
+        """Start, and return once the parts are open. Raises the error of opening. `name`: the thread's. `closed`: the
+        message of calls after the end. `owner`: a process; once it has ended, the loop ends, and every call raises
         `ClosedError`."""
         self.generation = _generation
         self._owner, self._closed = owner, closed

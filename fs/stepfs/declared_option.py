@@ -20,9 +20,7 @@ class Opt:
     flag: str
     help: str
     metavar: str | None = None
-    parse: Callable[[str], Any] | None = (
-        None  # from text to the field's value; None: as the field's type says
-    )
+    parse: Callable[[str], Any] | None = None  # from text to the field's value; None: by the field's type
     given: str | None = None
     least: int | None = None
     most: int | None = None

@@ -7,7 +7,7 @@ Every class has the exit code that the command lines document, so the command li
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class StepfsError(Exception):
@@ -114,3 +114,28 @@ def leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
+
+
+# "Do not restart" first, then damage, then errors for a person to decide; a retry helps only with the last.
+_MOST_SEVERE_FIRST: Final = (
+    FencedError,
+    CorruptError,
+    RefusedError,
+    AbsentError,
+    UsageError,
+    StoreUnreachableError,
+)
+
+
+def severity(error: StepfsError) -> int:
+    """0 is the most severe."""
+    ranks = [rank for rank, kind in enumerate(_MOST_SEVERE_FIRST) if isinstance(error, kind)]
+    return ranks[0] if ranks else len(_MOST_SEVERE_FIRST)
+
+
+def leading_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception in the group that decides how a program continues, to be raised alone."""
+    found = leaves(group)
+    interruptions = [leaf for leaf in found if isinstance(leaf, KeyboardInterrupt)]
+    known = [leaf for leaf in found if isinstance(leaf, StepfsError)]
+    return interruptions[0] if interruptions else min(known, key=severity) if known else found[0]

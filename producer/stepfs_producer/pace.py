@@ -112,9 +112,7 @@ class Pacer:
         self._locked_out = False  # since the last win
         self._draw = draw
         self._exposures: deque[float] = deque(maxlen=EXPOSURES_KEPT)
-        self._seen: tuple[float, int] | None = (
-            None  # time and version of the last measurement of the others' rate
-        )
+        self._seen: tuple[float, int] | None = None  # time and version of the last look at the others' rate
         self._versions_per_s = 0.0
         self._turn_version = 0  # of the own last commit, or the head when this producer started
         self._age = 0  # versions since then

@@ -182,7 +182,7 @@ class Tickets:
         return self._with_new_key(self._found(ticket).item)
 
     def take(self, ticket: Ticket, tgb: Descriptor) -> Item:
-        """The append that this descriptor settles; it is settled from now on. `UsageError` says what does not fit."""
+        """The append that this descriptor settles; it is settled from now on. `UsageError` names the mismatch."""
         found = self._found(ticket)
         why = next(_misfits(found, tgb), None)
         if why is not None:
@@ -208,7 +208,7 @@ class Tickets:
 
 
 def _misfits(found: _Open, tgb: Descriptor) -> Iterator[str]:
-    """What does not fit. Only the first one makes sense."""
+    """Mismatches. Only the first one makes sense."""
     item = found.item
     if tgb.key not in found.keys or tgb.origin:
         yield f"it names {tgb.key}, which is no key of it"

@@ -21,16 +21,16 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import trio
 
-from stepfs.cli.failure import announce, leading_error
-from stepfs.errors import UsageError
+from stepfs.errors import UsageError, leading_error
 from stepfs.format.arguments import parse_size
 from stepfs.store.options import StoreOptions
 from stepfs_producer.plan.packages import plan_packages
@@ -90,11 +90,11 @@ class Plan(schema.Plan):
             seal=seal,
             store_options=StoreOptions(endpoint_url),
         )
-        stopping = Stopping(announce)
+        stopping = Stopping(_say)
         in_main = threading.current_thread() is threading.main_thread()
         with stopping if in_main else nullcontext():
             place = LocatedPlan(self, held_out=holdout)
-            result = _finished(partial(run_plan, place, options, stopping, say=announce))
+            result = _finished(partial(run_plan, place, options, stopping, say=_say))
         if stopping.exit_code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if stopping.requested:
@@ -113,6 +113,11 @@ class Plan(schema.Plan):
             raise UsageError(f"steps={steps}: use at least 1")
         place = LocatedPlan(self, held_out=holdout)
         return _finished(partial(simulate_plan, place, steps, workers)).document()
+
+
+def _say(line: str) -> None:
+    with suppress(OSError, RuntimeError):  # RuntimeError: a signal's handler in the middle of another line
+        sys.stderr.write(f"stepfs_producer: {line}\n")
 
 
 def _finished(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:

@@ -44,6 +44,10 @@ BREACHES = {
         ("stepfs_producer.unnamed", ""),
     ],
     "writing knows nothing of mounts": [("stepfs_producer.cli.mounts", "stepfs.mount")],
+    "no library stands on a command": [
+        ("stepfs_producer.run.prints", "stepfs.cli.failure"),
+        ("stepfs_producer.plan.opens", "stepfs.cli"),
+    ],
     "preparing data knows nothing of committing": [
         (f"stepfs_producer.{room}.commits", "stepfs_producer.commit")
         for room in ("payloads", "plan", "sources", "transforms")

@@ -247,7 +247,7 @@ def test_an_advance_is_damaged_wherever_its_reclaimer_was_killed() -> None:
         await repaired(world)
         reader = await LogReader.open(process(world, "stranger"), world.identity)
         assert reader.first_live_step <= NEED
-        assert not (await verify_lake(reader, origin_store=lambda _: process(world, "none"))).errors
+        assert not (await verify_lake(reader, origins=OriginStores(reader.store, pytest.fail))).errors
         firsts.add(reader.first_live_step)
         await group(world, "run").add(Step(LAST), keep=1)
         assert (await clean(world)).first_live_step == LAST

@@ -46,7 +46,7 @@ def test_an_advance_and_the_checkpoint_before_it_are_both_lost(spoil: Spoil) -> 
         done = await repair(world)
         reader = await LogReader.open(process(world, "stranger"), world.identity)
         assert reader.first_live_step == NEED, done
-        assert not (await verify_lake(reader, origin_store=lambda _: process(world, "none"))).errors
+        assert not (await verify_lake(reader, origins=OriginStores(reader.store, pytest.fail))).errors
         assert (await list_groups(process(world, "look"), world.identity))["run"].need == NEED
         assert "1 to 2" in done
 

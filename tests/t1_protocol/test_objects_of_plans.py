@@ -12,6 +12,7 @@ from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.lake.fork import fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
@@ -38,7 +39,7 @@ def test_listings_and_plans_survive_a_reclaim_and_are_no_damage() -> None:
         for key, data in kept.items():
             assert await store.get(key) == data
         reader = await LogReader.open(store, identity)
-        assert not (await verify_lake(reader, origin_store=lambda url: store)).errors
+        assert not (await verify_lake(reader, origins=OriginStores(store, lambda _: store))).errors
         assert not await verify_metadata(store, identity)
         child = FaultyStore(ObjectMap(), actor="child")
         await fork(

@@ -13,6 +13,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.repair import repair_control
 
@@ -46,7 +47,7 @@ def test_a_trainer_a_producer_and_a_reclaimer_inside_any_await_of_a_repair(damag
     async def is_whole(world: World) -> None:
         reader = await LogReader.open(process(world, "stranger"), world.identity)
         assert reader.first_live_step == LAST
-        assert not (await verify_lake(reader, origin_store=lambda _: process(world, "none"))).errors
+        assert not (await verify_lake(reader, origins=OriginStores(reader.store, pytest.fail))).errors
         record = await group(world, "run").read()
         assert record is not None
         assert record.kept == (LAST,)

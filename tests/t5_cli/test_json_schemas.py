@@ -14,6 +14,8 @@ PAGE = json_schemas.FOLDER.with_name("JSON.md").read_text()
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
 LINK = re.compile(r"^\[schemas/([a-z-]+)\.json\]\(schemas/\1\.json\)$", re.MULTILINE)
 
+OTHER = re.compile(r"as\s+in\s+\*([^*]+)\*")
+
 
 @pytest.fixture
 def lake(file_url: str) -> str:
@@ -36,9 +38,9 @@ def test_a_schema_is_one_has_the_number_and_only_names_that_the_page_explains(na
     assert schema["properties"]["schema"] == {"const": 1}
     assert "schema" in schema["required"]
     (text,) = [text for text in SECTIONS.values() if f"[schemas/{name}.json]" in text]
-    explained = set(re.findall(r"`([a-z_0-9]+)`", text)) | {"schema"}
-    if "`producers` as above" in text:
-        explained |= set(re.findall(r"`([a-z_0-9]+)`", SECTIONS["stepfs status LAKE"]))
+    explained = {"schema"}
+    for explaining in (text, *(SECTIONS[other] for other in OTHER.findall(text))):
+        explained |= set(re.findall(r"`([a-z_0-9]+)`", explaining))
     assert json_schemas.fields(name) <= explained
 
 

@@ -16,6 +16,7 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.tail import read_versions
+from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify import metadata
 from stepfs.lake.verify.lake import verify_lake
@@ -146,7 +147,7 @@ def test_what_is_reclaimed_meanwhile_is_no_damage(intact, tmp_path):
         store = open_store(lake.as_uri())
         log = await LogReader.open(store, await open_lake(store))
         reclaim_to(lake, rottenlake.STEPS - 2)  # and with it an index segment
-        found = await verify_lake(log, origin_store=open_store)
+        found = await verify_lake(log, origins=OriginStores(log.store, open_store))
         await store.aclose()
         return found
 

@@ -29,9 +29,8 @@ class Difference:
     adds: frozenset[Step]  # of these, the ones that may be recorded
     barred: frozenset[Step] = _NOTHING  # entries that may be checkpoints: kept if they are
     drops_wait: bool = False  # this look may be older than a reclaim
-    reconciles: bool = (
-        False  # the record may lack a checkpoint that exists, without a change since the last look
-    )
+    # The record may lack a checkpoint that exists, without a change since the last look.
+    reconciles: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -22,16 +22,7 @@ from typing import Final, TextIO
 import typer
 
 from stepfs.cli.columns import printable
-from stepfs.errors import (
-    AbsentError,
-    CorruptError,
-    FencedError,
-    RefusedError,
-    StepfsError,
-    StoreUnreachableError,
-    UsageError,
-    leaves,
-)
+from stepfs.errors import StepfsError, leaves, severity
 from stepfs.interruption import listen
 
 EXIT_FAILURE: Final = 1
@@ -40,16 +31,6 @@ EXIT_PIPE: Final = 141
 _running = "stepfs"
 _STDOUT: Final = 1
 _STDERR: Final = 2
-
-# "Do not restart" first, then damage, then errors for a person to decide; a retry helps only with the last.
-_MOST_SEVERE_FIRST: Final = (
-    FencedError,
-    CorruptError,
-    RefusedError,
-    AbsentError,
-    UsageError,
-    StoreUnreachableError,
-)
 _CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
 
 
@@ -102,7 +83,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     found = leaves(error)
     known = [leaf for leaf in found if isinstance(leaf, StepfsError)]
     if known:
-        worst = min(known, key=_severity)
+        worst = min(known, key=severity)
         text = str(worst) or type(worst).__name__
         return worst.exit_code, text if worst.several_lines else text.replace("\n", "?")
     unknown = [leaf for leaf in found if not isinstance(leaf, OSError)]
@@ -116,19 +97,6 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(first_leaf, BrokenPipeError):
         return EXIT_PIPE, ""
     return EXIT_FAILURE, _os_error_line(first_leaf)
-
-
-def leading_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception in the group that decides how a program goes on, for those who raise it alone."""
-    found = leaves(group)
-    interruptions = [leaf for leaf in found if isinstance(leaf, KeyboardInterrupt)]
-    known = [leaf for leaf in found if isinstance(leaf, StepfsError)]
-    return interruptions[0] if interruptions else min(known, key=_severity) if known else found[0]
-
-
-def _severity(error: StepfsError) -> int:
-    ranks = [rank for rank, kind in enumerate(_MOST_SEVERE_FIRST) if isinstance(error, kind)]
-    return ranks[0] if ranks else len(_MOST_SEVERE_FIRST)
 
 
 def _interrupted(error: BaseException) -> bool:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from stepfs.errors import AbsentError, UsageError
 
 if TYPE_CHECKING:
+    from stepfs.lake.lineage import LineageReader
     from stepfs.lake.log.reader import LogReader
+    from stepfs.lake.origins import OriginStores
     from stepfs.store.api import Store
     from stepfs.store.options import StoreOptions
 
@@ -72,6 +74,32 @@ async def opened_log(lake: str, options: StoreOptions) -> AsyncIterator[LogReade
 
     async with opened_store(lake, options) as store:
         yield await LogReader.open(store, await open_lake(store))
+
+
+@asynccontextmanager
+async def origin_stores(store: Store, options: StoreOptions) -> AsyncIterator[OriginStores]:
+    """The stores of the lakes that `store`'s lake was forked from; `options` are those of the lake itself."""
+    import trio
+
+    from stepfs.lake.origins import OriginStores
+
+    origins = OriginStores(store, lambda url: watched_store(url, options.for_origin()))
+    try:
+        yield origins
+    finally:
+        with trio.CancelScope(shield=True):
+            await origins.aclose()
+
+
+@asynccontextmanager
+async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[LineageReader]:
+    """A reader of the spans of a lake, with its log."""
+    from stepfs.lake.lineage import LineageReader
+    from stepfs.torch.process import TorchProcess
+
+    async with opened_log(lake, options) as log, origin_stores(log.store, options) as origins:
+        with TorchProcess() as by_torch:
+            yield LineageReader(log, origins, by_torch)
 
 
 def _as_url(directory: str) -> str:

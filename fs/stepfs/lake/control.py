@@ -1,4 +1,4 @@
-"""The control sequence: who needs what, and what may go, one record after another.
+"""The control sequence: the needs of groups, and the floor, one record after another.
 
 `control/<n>` is dense, created if absent, never deleted and never overwritten. Every change of a group and every advance
 of the floor reads the newest record, decides on it alone (`decisions`) and creates the next one; if another writer took
@@ -127,7 +127,7 @@ class Control:
         return known if newest is None else newest
 
     async def change(self, request: Request) -> ControlRecord:
-        """Make the lake's newest record say what is requested, and return it.
+        """Bring the lake's newest record into the requested state, and return it.
 
         Raises what `decide` refuses, and then nothing was written. `StoreUnreachableError` if the store does not
         answer: the change may have landed, or may land later; the next call settles that first.
@@ -145,7 +145,7 @@ class Control:
                 if await self._take(number + 1, following):
                     return following
                 fenced = True
-                # Before the look, not behind it: a decision that waits loses its slot to whoever does not.
+                # Before the look, not behind it: a decision that waits loses its slot to a writer that does not.
                 await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt + 1, 8)))
                 await self.refresh(listed=True)
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")

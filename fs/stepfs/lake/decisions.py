@@ -1,4 +1,4 @@
-"""What each change makes of the newest control record: pure, and the only place that decides.
+"""The record that each change makes of the newest control record: pure, and the only place that decides.
 
 `decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception,
 and then nothing was written. The caller creates record `number + 1`; if another writer has taken it, it decides again

@@ -5,7 +5,7 @@ group carries the fork's place and cut, so that a killed fork is found (unfinish
 *origin* commit and the snapshot that belongs to it. Its identity is written last, and only after a look that the group
 still stands, so a half-made or undone fork is no lake. Steps before STEP keep the parent's numbers: a checkpoint from
 before the spike resumes in the fork. Producers continue at their seq and position in the snapshot, and do not produce
-again what `skip` and `until` leave out; in the fork of a damaged parent they produce what followed its last good commit.
+again what `skip` and `until` leave out; in the fork of a damaged parent they produce the steps after its last good commit.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ async def _fill(
     *,
     clock: Clock,
 ) -> LogState:
-    """Write the fork's segments, origin commit and snapshot; everything but what makes it a lake."""
+    """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake."""
     first_live = parent.first_live_step
     first_segment = SegmentIndex(first_live // SEGMENT_STEPS)
     base = genesis(lake_id, parent.identity.slices)

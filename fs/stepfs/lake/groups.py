@@ -1,6 +1,6 @@
 """Consumer groups: which durable checkpoints a training run keeps, and so which steps it may still need.
 
-Each verb is one request on the control sequence (`control`); `decisions` defines what it changes. There are no leases: a
+Each verb is one request on the control sequence (`control`); `decisions` defines the changes. There are no leases: a
 group counts until it is retired (COMMIT.md, hazard 10).
 """
 

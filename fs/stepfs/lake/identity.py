@@ -79,7 +79,7 @@ async def open_lake(store: Store) -> LakeIdentity:
 
 
 def payload_schema(identity: LakeIdentity, url: str) -> PayloadSchema | None:
-    """What the lake's slices hold; None if it does not say.
+    """The schema of the lake's slices; None without one.
 
     `NewerFormatError` if a newer stepfs must tell, `CorruptError` for a schema that no stepfs writes.
     """

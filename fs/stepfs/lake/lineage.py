@@ -1,4 +1,4 @@
-"""The spans of a step's slices, each read whole and verified, for those who ask where tokens came from."""
+"""The spans of a step's slices, each read whole and verified: they tell where tokens came from."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class LineageReader:
     """Spans of the steps of one lake, of forks' origins, too."""
 
     def __init__(self, log: LogReader, origins: OriginStores, by_torch: ByTorch) -> None:
-        self._log = log
+        self.log = log
         self._origins = origins
-        self._by_torch = by_torch
+        self.by_torch = by_torch
 
     async def spans(
         self, entry: StepEntry, slices: Sequence[SliceIndex], take: Callable[[SliceIndex, Spans], None]
@@ -40,7 +40,7 @@ class LineageReader:
 
         `UsageError` for a lake without spans, `CorruptError` for other bytes than were committed.
         """
-        store, key = self._origins.of(entry.tgb, self._log.state), entry.tgb.key
+        store, key = self._origins.of(entry.tgb, self.log.state), entry.tgb.key
         for group in _joined([(index, entry.tgb.slice(index)) for index in slices]):
             begin = group[0][1].offset
             data = memoryview(bytearray(max(ref.offset + ref.length for _, ref in group) - begin))
@@ -61,7 +61,7 @@ class LineageReader:
 
         what = f"step {entry.step}, slice {index}"
         try:
-            return read_spans(self._log.identity.ext, payload, self._by_torch)
+            return read_spans(self.log.identity.ext, payload, self.by_torch)
         except NoSpansError as error:
             raise UsageError(
                 f"{what}: {error}; lineage is in the .safetensors, .pt and .tar files that `stepfs-produce run` makes"

@@ -1,4 +1,4 @@
-"""What a planned producer keeps in its lake beside steps, as readers find it: plan texts, listings, positions.
+"""The objects of a planned producer in its lake beside steps, as readers find it: plan texts, listings, positions.
 
 The names of texts and listings are their digests. Positions are in commits, one behind the last step of each.
 """

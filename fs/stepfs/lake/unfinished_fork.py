@@ -3,7 +3,7 @@
 The group `fork:<id>` is registered with the place and the cut of the fork before anything is written there. Without a
 clock it cannot be known whether that fork still runs. It need not be known: creating the one `lake.msgpack` finishes a
 fork. Once another lake holds that slot, the fork can never be finished. Undoing retires the group *first*: a slow forker
-looks at it before it creates the identity, finds it gone, and removes what it wrote meanwhile. Rejected: an id derived
+looks at it before it creates the identity, finds it gone, and removes the objects it wrote meanwhile. Rejected: an id derived
 from parent and URL. A fork that is dropped and made again must be another lake (hazard 7).
 """
 

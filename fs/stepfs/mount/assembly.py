@@ -274,5 +274,5 @@ def store_of(options: MountOptions, url: str, silence: Silence | None = None) ->
 
 
 def ranks_of(options: MountOptions, identity: LakeIdentity) -> RankMap:
-    """The rank map of this lake under these options; refuses what cannot be served."""
+    """The rank map of this lake under these options; refuses options that cannot be served."""
     return rank_map(identity.grid, world=options.world, mesh=options.mesh)

@@ -4,7 +4,7 @@
     json  {"time": "2025-11-21T09:12:44.120Z", "level": "WARNING", "logger": …, "message": …, "step": 7, "rank": 1}
 
 Facts come as `extra={"step": …}` of a log call; only the names below are used. Text that looks like a credential is
-removed from the finished line, whatever its origin: a library's error may quote its arguments.
+removed from the finished line, of any origin: a library's error may quote its arguments.
 
 A trainer that retries a damaged file makes thousands of failures a second, and the first line describes them all. A log
 call opts in with `extra={"alike": key}`: of lines with one key there is one a minute, with the number of those left

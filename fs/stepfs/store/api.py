@@ -13,6 +13,7 @@ and never start with it.
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -55,15 +56,20 @@ class Counts:
     bytes_read: int = 0
     bytes_written: int = 0
     throttled: int = 0  # "slow down" answers, also those that a retry made good
-    keys: MutableSequence[tuple[str, str]] | None = field(
-        default=None
-    )  # (verb, key) trace, when a test sets a list
+    keys: MutableSequence[tuple[str, str]] | None = None  # (verb, key) trace, when a test sets a list
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def note(self, verb: str, *keys: str) -> None:
         """Count one request of `verb` ('get', 'create', 'put', 'list', 'delete'); only a delete names several keys."""
-        setattr(self, verb, getattr(self, verb) + 1)
+        self.add(**{verb: 1})
         if self.keys is not None:
             self.keys.extend((verb, key) for key in keys)
+
+    def add(self, **counts: int) -> None:
+        """Add to the counts, from any thread."""
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
 
     @property
     def requests(self) -> int:
@@ -97,7 +103,7 @@ class Store(Protocol):
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         """Upload the concatenation of `parts` under a name that no other writer uses; retried, durable on return.
 
-        `crc32c`: that of the concatenation, if the caller knows it; a store that verifies what arrives uses it.
+        `crc32c`: that of the concatenation, if the caller knows it; a store that verifies arriving bytes uses it.
         """
         ...
 

@@ -70,18 +70,12 @@ def _cloud_store(url: str, scheme: str, rest: str, options: StoreOptions, silenc
     prefix = prefix.strip("/") and check_key(prefix.strip("/"))
     try:  # obstore takes a tenth of a second, and comes with an extra
         from stepfs.store.cloud.cloud_store import CloudStore  # noqa: PLC0415
+        from stepfs.store.cloud.providers import azure_place, google_place  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             f"{scheme}:// needs the package obstore, which is not installed: pip install 'stepfs[{words.extra}]'"
         ) from error
-    if scheme == "az":
-        from stepfs.store.cloud.azure import azure_place  # noqa: PLC0415
-
-        place = azure_place(account, bucket, prefix)
-    else:
-        from stepfs.store.cloud.google import google_place  # noqa: PLC0415
-
-        place = google_place(bucket, prefix)
+    place = azure_place(account, bucket, prefix) if scheme == "az" else google_place(bucket, prefix)
     return CloudStore(place, data_threads=options.connections, silence=silence)
 
 

@@ -1,4 +1,4 @@
-"""How a store is reached: what a lake's URL does not say. Credentials are no part of it; they come from the environment."""
+"""How a store is reached, beside the lake's URL. Credentials are no part of it; they come from the environment."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options of every kind of store; each kind ignores what it has no use for. The one place to add another."""
+    """Options of every kind of store; each kind ignores options that it does not know. The one place to add another."""
 
-    endpoint_url: str | None = (
-        None  # an S3-compatible server; None: the AWS chain decides (AWS_ENDPOINT_URL_S3, …)
-    )
+    endpoint_url: str | None = None  # an S3-compatible server; None: the AWS chain decides
     connections: int | None = None  # ranged reads under way at a time; None: the store's own limit
-    of_origin: bool = (
-        False  # not the lake of the command line: the server of its own profile beats `endpoint_url`
-    )
+    of_origin: bool = False  # a fork's parent: the server of its own profile beats `endpoint_url`
 
     def at_endpoint(self, endpoint_url: str | None) -> StoreOptions:
         """These options, at that server unless they name one."""

@@ -97,7 +97,7 @@ async def _examine(store: Store, checks: Mapping[_Examination, Callable[[str], l
             report.checks.append(await check(store, prefix))
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 10.0), suppress(StepfsError):
-                await store.delete(keys(prefix))  # what the check found is the news
+                await store.delete(keys(prefix))  # the check's result matters more
         if not report.checks[-1].passed:
             break  # further checks would only repeat it
     report.server = str(getattr(store, "server", ""))

@@ -97,4 +97,4 @@ class ReadTarget:
                 with suppress(AttributeError, OSError, RuntimeError, ValueError):
                     self._end()
         with self._filling:
-            pass  # what is being written is written now
+            pass  # the piece that was being written is complete now

@@ -1,4 +1,4 @@
-"""The environment variables that stores of any kind read: for a diagnosis elsewhere, and for what no log may show."""
+"""The environment variables that stores of any kind read: for a diagnosis elsewhere, and for the secrets that no log may show."""
 
 from __future__ import annotations
 

@@ -21,7 +21,14 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 SAY_AFTER_S: Final = 5.0
 GIVE_UP_AFTER_S: Final = 60.0  # and up to 20 s more for a create, which always reports its outcome
-_NAP_S: Final = 0.001  # a clock may not move by what is left when differences were rounded
+_NAP_S: Final = 0.001  # a clock may not move by a rounded difference
+
+
+def unwatched() -> Silence:
+    """For a store whose callers set deadlines of their own."""
+    silence = Silence(lambda _: None)
+    silence.end()
+    return silence
 
 
 class Silence:

@@ -1,7 +1,7 @@
 """The names of a step's files: `rank-00003.pt`, and of a rank with several `rank-00003.micro-0000.pixels.pt`.
 
-One directory holds them all, so a rank that sorts its own names has them in the order in which it accumulates. A name says
-who reads a file, and that differs from mesh to mesh; the inode says which slice it is, and that never does.
+One directory holds them all, so a rank that sorts its own names has them in the order in which it accumulates. A name
+tells the reader of a file, which differs from mesh to mesh; the inode says which slice it is, and that never does.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class RankMap:
     def units_of(self, rank: int) -> range:
         """The units that a rank reads, in the order in which it accumulates them; 0 ≤ rank < world.
 
-        Units at the ends are read by a neighbour, too, where the data ranks do not divide them: for who can split them.
+        Units at the ends are read by a neighbour, too, where the data ranks do not divide them: for readers that can split them.
         """
         data, units = self._reader(rank) // self.grid.cp, self.grid.units
         return range(data * units // self.data_ranks, -(-(data + 1) * units // self.data_ranks))

@@ -50,7 +50,6 @@ def replay(
         to=to,
         directory=plan_dir,
         workers=workers,
-        store_options=StoreOptions(endpoint_url),
     )
-    if code := replay_and_report(options, as_json=as_json):
+    if code := replay_and_report(options, StoreOptions(endpoint_url), as_json=as_json):
         raise typer.Exit(code)

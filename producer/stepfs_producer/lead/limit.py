@@ -60,14 +60,13 @@ class Lead:
         self._look_at_s = float("-inf")  # time of the next look, at the earliest
         self._trusted_until_s = float("-inf")
         self._pause_s = LOOK_S_MIN
-        self._moves: object = (
-            None  # what a hold waits for: the group and its need, or the bytes that reclaim deleted
-        )
+        # A hold waits for a change of it: the group and its need, or the bytes that reclaim deleted.
+        self._moves: object = None
         self._still_since_s = float("-inf")  # since then neither that nor this producer has moved
         self._held = False
         self._said = False
         self._said_long = False
-        self._is_full = False  # what holds is `live_bytes_max`
+        self._is_full = False  # held by `live_bytes_max`
         self._fork_mean_at = -1  # version
         self._fork_mean_bytes = 0.0
 

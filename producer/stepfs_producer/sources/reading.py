@@ -45,7 +45,7 @@ def read_block(spec: SourceSpec, task: BlockTask) -> Block:
 
 
 def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | None:
-    """The record at `offset` of a fragment's file, by itself, whatever run it is of; None if none begins there."""
+    """The record at `offset` of a fragment's file, by itself, of any run; None if none begins there."""
     every = replace(spec, holdout=Fraction(0), shard=(0, 1))
     stored = format_of(spec).records(spec, fragment)
     found = [raw for raw in takewhile(lambda raw: raw.offset <= offset, stored) if raw.offset == offset]

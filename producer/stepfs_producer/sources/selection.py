@@ -35,7 +35,7 @@ def is_of_this_run(spec: SourceSpec, value: bytes | Tokens) -> bool:
 
 
 def is_held_out(value: bytes | Tokens, share: Fraction) -> bool:
-    """Whether a record is on the side of the holdout, whatever its epoch and place."""
+    """Whether a record is on the side of the holdout, in any epoch and place."""
     return _hash(value, _HOLDOUT) * share.denominator < share.numerator << 64
 
 

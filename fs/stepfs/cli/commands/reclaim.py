@@ -81,13 +81,11 @@ class _Options:
 async def _reclaim(lake: str, store_options: StoreOptions, options: _Options) -> None:
     import trio
 
-    from stepfs.cli.target import opened_store, watched_store
+    from stepfs.cli.target import opened_store, origin_stores
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.origins import OriginStores
     from stepfs.lake.reclaim.run import Reclaimer
 
-    async with opened_store(lake, store_options) as store:
-        origins = OriginStores(store, lambda url: watched_store(url, store_options.for_origin()))
+    async with opened_store(lake, store_options) as store, origin_stores(store, store_options) as origins:
         reclaimer: Reclaimer | None = None
         while True:
             try:

@@ -122,16 +122,11 @@ async def _of_file(wanted: _Wanted, _options: StoreOptions) -> _Shown:
 
 
 async def _of_lake(wanted: _Wanted, options: StoreOptions) -> _Shown:
-    from stepfs.cli.target import opened_log, watched_store
-    from stepfs.lake.origins import OriginStores
+    from stepfs.cli.target import opened_log, origin_stores
 
     lake, options = lake_of(wanted.target, options)
-    async with opened_log(lake, options) as log:
-        origins = OriginStores(log.store, lambda url: watched_store(url, options.for_origin()))
-        try:
-            return await _shown(await _slice(log, lake, origins, wanted), wanted)
-        finally:
-            await origins.aclose()
+    async with opened_log(lake, options) as log, origin_stores(log.store, options) as origins:
+        return await _shown(await _slice(log, lake, origins, wanted), wanted)
 
 
 async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Wanted) -> _Payload:

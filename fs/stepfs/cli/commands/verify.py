@@ -78,23 +78,18 @@ def verify(
 
 
 async def _repair(lake: str, store_options: StoreOptions) -> str | None:
-    from stepfs.cli.target import opened_store, watched_store
+    from stepfs.cli.target import opened_store, origin_stores
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.origins import OriginStores
     from stepfs.lake.verify.repair import repair_control
 
-    async with opened_store(lake, store_options) as store:
-        origins = OriginStores(store, lambda url: watched_store(url, store_options.for_origin()))
-        try:
-            return await repair_control(store, await open_lake(store), origins)
-        finally:
-            await origins.aclose()
+    async with opened_store(lake, store_options) as store, origin_stores(store, store_options) as origins:
+        return await repair_control(store, await open_lake(store), origins)
 
 
 async def _verify(
     lake: str, as_json: bool, store_options: StoreOptions, content: bool
 ) -> tuple[Verification, list[str], bool]:
-    """What was found, what to do, and whether all that somebody still reads is sound."""
+    """The damage, lines with remedies, and whether every object that is still read is sound."""
     from stepfs.cli.target import opened_store
     from stepfs.lake.identity import open_lake
     from stepfs.lake.verify.advice import advice, is_passed
@@ -148,7 +143,7 @@ async def _found(
     lake: str, as_json: bool, store_options: StoreOptions, opened: list[LogReader], content: bool
 ) -> Verification:
     """All damage. `opened` receives the log if a reader reaches its head."""
-    from stepfs.cli.target import opened_store, watched_store
+    from stepfs.cli.target import opened_store, origin_stores
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.verify.lake import Damage, Verification, verify_lake
@@ -158,7 +153,10 @@ async def _found(
     result, found = Verification(), []
     try:
         with TorchProcess() as by_torch:
-            async with opened_store(lake, store_options) as store:
+            async with (
+                opened_store(lake, store_options) as store,
+                origin_stores(store, store_options) as origins,
+            ):
                 identity = await open_lake(store)
                 check = _content_check(identity, lake, by_torch) if content else None
                 found = await verify_metadata(store, identity)
@@ -166,12 +164,7 @@ async def _found(
                 opened.append(log)
                 total = log.state.next_step - log.first_live_step
                 with _progress(total, quiet=as_json) as advance:
-                    result = await verify_lake(
-                        log,
-                        origin_store=lambda url: watched_store(url, store_options.for_origin()),
-                        progress=advance,
-                        content=check,
-                    )
+                    result = await verify_lake(log, origins=origins, progress=advance, content=check)
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
         if code != CorruptError.exit_code and not found:

@@ -1,1 +1,1 @@
-"""What the files of a step are for: the grid of a lake, and the mesh of a trainer that reads them."""
+"""The purpose of a step's files: the grid of a lake, and the mesh of a trainer that reads them."""

@@ -37,7 +37,7 @@ class Grid:
 
     @property
     def units(self) -> int:
-        """The micro-batches of a step: what data ranks divide among themselves, whatever their number."""
+        """The micro-batches of a step: the units that data ranks, of any number, divide among themselves."""
         return self.ranks * self.micro
 
     def slice_of(self, unit: int, piece: int = 0, file: int = 0) -> SliceIndex:
@@ -57,7 +57,7 @@ class Grid:
         return {"ranks": self.ranks, "micro": self.micro, "cp": self.cp, "files": list(self.files)}
 
     def __str__(self) -> str:
-        """`4 slices`, and of what where they are not one for each rank."""
+        """`4 slices`, and their meaning where they are not one for each rank."""
         counts = (("micro-batches", self.micro), ("cp", self.cp), ("files", len(self.files)))
         factors = "".join(f" × {what} {count}" for what, count in counts if count > 1)
         slices = f"{self.slices} slice" + "s" * (self.slices != 1)

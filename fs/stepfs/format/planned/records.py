@@ -33,5 +33,5 @@ class NoText:
 
 
 # Plan text, listings of its sources, parts, directory of the plan's file → the record of each part, whole.
-# Never another text than the one that was tokenised: whoever answers compares the tokens.
+# Never another text than the one that was tokenised: the answerer compares the tokens.
 RecordTexts = Callable[[str, Mapping[str, Listing], Sequence[RecordPart], str], Sequence[str | NoText]]

@@ -15,7 +15,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError
+from stepfs.errors import AbsentError, RefusedError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
@@ -23,7 +23,7 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.log.quiet import EVERY_S, Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
-from stepfs.lake.sequence import Mine, SlotLost, take_slot
+from stepfs.lake.sequence import SlotLost, settled, take_slot
 
 _QUIET_TIMES_MAX: Final = 4
 _RETRY_S: Final = 0.02
@@ -104,17 +104,12 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], 
             continue  # the slot that shows it done is a reclaimed one, taken again
         commit = replace(commit, control=max(reader.control.number, 0))
         body = rehearsed(reader.head, commit)
-        outcome = await take_slot(
-            reader.store, numbered(log_prefix(reader.identity.lake_id), commit.version), body
-        )
+        key = numbered(log_prefix(reader.identity.lake_id), commit.version)
+        outcome = settled(await take_slot(reader.store, key, body), reader.store, "run it again to see")
         if isinstance(outcome, SlotLost):
             if not outcome.taken:
                 reader.doubt()
             continue
-        if not isinstance(outcome, Mine):
-            raise StoreUnreachableError(
-                f"{reader.store.url}: the store stopped answering; run it again to see"
-            )
         reader.extend(commit, body)
         if await reader.confirm():
             return True

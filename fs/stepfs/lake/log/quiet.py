@@ -2,10 +2,10 @@
 
 Why. An attempt is lost if another commit lands between its head and its create. A writer whose attempt takes longer
 than the gaps between the others' commits never wins, however often it tries: beside one producer that commits every
-30 ms, a producer at 100 ms a request could not even start. So those who win leave a gap now and then.
+30 ms, a producer at 100 ms a request could not even start. So the winners leave a gap now and then.
 
 Model. *Log time* is the `time` of the newest commit, continued by the reader's own clock: `ahead` is the greatest
-difference between the two that this writer has seen. Everybody who has seen the same commits agrees on it to within a
+difference between the two that this writer has seen. All writers that have seen the same commits agree on it to within a
 round trip, whatever the wall clocks say. A quiet time is the first `QUIET_S` of every `EVERY_S` of log time. In it a
 producer keeps silent, unless
 
@@ -16,7 +16,7 @@ producer keeps silent, unless
 So an attempt of less than 3 s, with what it has to read before, gets through every 30 s. The price is a tenth of the
 time for streams without gaps, and a batch that waits up to 3 s longer. A stream with gaps of 3 s pays nothing.
 
-A producer that is alone in the log keeps silent, too. Those who need it most, a newcomer and an operator, are not in the
+A producer that is alone in the log keeps silent, too. Those with the greatest need, a newcomer and an operator, are not in the
 log, and any way to announce oneself would cost every commit a request, to save one batch in ten a wait of 3 s.
 
 Clocks shift quiet times and nothing else. If the log's time stands still, because everybody is silent or because a clock

@@ -105,7 +105,7 @@ class Reclaimer:
             try:
                 report = await self._round(dry_run=dry_run, orphans=orphans)
             except (CorruptError, ReclaimedError):
-                # Our view may be stale: another reclaimer deletes what we read, and all snapshots may be newer than
+                # Our view may be stale: another reclaimer deletes objects that we read, and all snapshots may be newer than
                 # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
                 # Nor does a state from a record of progress have the segments that a killed producer did not write: that
                 # was no look yet.

@@ -1,1 +1,1 @@
-"""Reading a whole lake back against what its log says, for `stepfs verify` and for audits in tests."""
+"""Reading a whole lake back against its log, for `stepfs verify` and for audits in tests."""

@@ -20,15 +20,13 @@ from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
 from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.tgb_check import TgbCheck
-from stepfs.store.api import Store
 
 WINDOW_BYTES: Final = 8 << 20
 TASKS: Final = 4
 _UNREAD_MAX: Final = 2 * TASKS  # objects in a row; beyond that the store is at fault
 _ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with errors
-
-OriginStore = Callable[[str], Store]  # the URL of a fork's parent → its store
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +55,19 @@ class Verification:
 async def verify_lake(
     log: LogReader,
     *,
-    origin_store: OriginStore,
+    origins: OriginStores,
     progress: Callable[[Verification], None] | None = None,
     content: PayloadCheck | None = None,
 ) -> Verification:
     """Check all steps that are live now. Never raises `CorruptError`: the result lists damage.
 
     Steps that are reclaimed meanwhile count as no damage. An unreadable object is damaged if other objects of its
-    store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a
-    slice that is not what this check asks for is damage, too.
+    store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a slice
+    that fails this check is damage, too.
     """
-    stores = {0: log.store}
-    for number, origin in enumerate(log.state.origins, start=1):
-        stores[number] = origin_store(origin.url)
-    scan = _Scan(log, stores, progress or (lambda _: None), content)
-    try:
-        await scan.run(log.first_live_step, log.state.next_step)
-        await scan.retry()
-    finally:
-        with trio.CancelScope(shield=True):
-            for number, store in stores.items():
-                if number:
-                    await store.aclose()
+    scan = _Scan(log, origins, progress or (lambda _: None), content)
+    await scan.run(log.first_live_step, log.state.next_step)
+    await scan.retry()
     result = scan.result
     if result.errors and await log.confirm():
         live = log.first_live_step
@@ -93,14 +82,14 @@ class _Scan:
     def __init__(
         self,
         log: LogReader,
-        stores: dict[int, Store],
+        origins: OriginStores,
         progress: Callable[[Verification], None],
         content: PayloadCheck | None,
     ) -> None:
         self._content = content
         self.result = Verification()
         self._log = log
-        self._stores = stores
+        self._origins = origins
         self._progress = progress
         self._unread: list[StepEntry] = []
         self._unread_in_a_row = 0
@@ -123,7 +112,7 @@ class _Scan:
         window = memoryview(bytearray(WINDOW_BYTES))
         for entry in self._unread:
             try:
-                damages = await _verify_object(self._stores[entry.tgb.origin], entry, window, self._content)
+                damages = await self._verify_object(entry, window)
             except (RefusedError, StoreUnreachableError) as error:
                 if entry.tgb.origin not in self._answered:
                     raise
@@ -155,9 +144,7 @@ class _Scan:
         async with receive:
             async for entry in receive:
                 try:
-                    damages = await _verify_object(
-                        self._stores[entry.tgb.origin], entry, window, self._content
-                    )
+                    damages = await self._verify_object(entry, window)
                 except (RefusedError, StoreUnreachableError):
                     self._unread.append(entry)
                     self._unread_in_a_row += 1
@@ -168,33 +155,30 @@ class _Scan:
                 self._answered.add(entry.tgb.origin)
                 self._seen(entry, damages)
 
+    async def _verify_object(self, entry: StepEntry, window: memoryview) -> list[Damage]:
+        """One TGB, front to back."""
+        tgb, store = entry.tgb, self._origins.of(entry.tgb, self._log.state)
+        check = TgbCheck(tgb, content=self._content)
+        offset = 0
+        while offset < tgb.size:
+            size = min(len(window), tgb.size - offset)
+            try:
+                got = await store.read_into(tgb.key, offset, window[:size])
+            except UsageError as error:  # the log names an invalid key
+                return [Damage(entry.step, None, tgb.key, str(error))]
+            if got is None:
+                return [Damage(entry.step, None, tgb.key, "the object is missing")]
+            await trio.to_thread.run_sync(check.feed, window[:got])
+            if got < size:
+                return [
+                    Damage(entry.step, None, tgb.key, f"the object ends at byte {offset + got} of {tgb.size}")
+                ]
+            offset += got
+        return [Damage(entry.step, index, tgb.key, problem) for index, problem in check.finish()]
+
     def _seen(self, entry: StepEntry, damages: list[Damage]) -> None:
         self.result.steps += 1
         self.result.slices += entry.tgb.slices
         self.result.payload_bytes += entry.tgb.payload_bytes
         self.result.damaged(*damages)
         self._progress(self.result)
-
-
-async def _verify_object(
-    store: Store, entry: StepEntry, window: memoryview, content: PayloadCheck | None
-) -> list[Damage]:
-    """One TGB, front to back."""
-    tgb = entry.tgb
-    check = TgbCheck(tgb, content=content)
-    offset = 0
-    while offset < tgb.size:
-        size = min(len(window), tgb.size - offset)
-        try:
-            got = await store.read_into(tgb.key, offset, window[:size])
-        except UsageError as error:  # the log names an invalid key
-            return [Damage(entry.step, None, tgb.key, str(error))]
-        if got is None:
-            return [Damage(entry.step, None, tgb.key, "the object is missing")]
-        await trio.to_thread.run_sync(check.feed, window[:got])
-        if got < size:
-            return [
-                Damage(entry.step, None, tgb.key, f"the object ends at byte {offset + got} of {tgb.size}")
-            ]
-        offset += got
-    return [Damage(entry.step, index, tgb.key, problem) for index, problem in check.finish()]

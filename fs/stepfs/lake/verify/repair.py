@@ -1,4 +1,4 @@
-"""`verify --repair`: a record after a damaged newest control record, from the one before and what the store shows.
+"""`verify --repair`: a record after a damaged newest control record, from the one before and the objects in the store.
 
 The damaged record was one change. If a group changed, that change is lost, and is reported. If a reclaimer gave steps up,
 it may have deleted some: their data or their log versions are gone, and nothing up to the last of them can be promised.
@@ -60,7 +60,7 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
     first_live = max(first_live, await _first_held_step(reader, origins, end))
     groups = {name: _clipped(group, first_live) for name, group in base.groups.items()}
     repaired = successor(damaged, replace(base, first_live_step=first_live, groups=groups))
-    if first_live < repaired.need:  # whatever the lost change was: a reclaimer's grace begins anew
+    if first_live < repaired.need:  # any change may be lost: a reclaimer's grace begins anew
         repaired = replace(repaired, minima=((damaged + 1, first_live), (damaged + 2, repaired.need)))
     if not await control.take(damaged + 1, repaired):
         raise faster
@@ -131,7 +131,7 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step
             entries = []
         for entry in entries:
             if entry.tgb.origin:
-                continue  # nothing of what the fork itself has written: `_first_held_step`
+                continue  # none of the fork's own objects: `_first_held_step`
             if entry.tgb.key in present:
                 begun.add(entry.producer_id)
             elif entry.step < base.need or entry.producer_id not in begun:

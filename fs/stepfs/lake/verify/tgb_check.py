@@ -27,7 +27,7 @@ _EMPTY: Final = crc32c(b"")
 class TgbCheck:
     """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
 
-    `content`: what each slice must be; None accepts any bytes.
+    `content`: the check of each slice; None accepts any bytes.
     """
 
     def __init__(self, tgb: Descriptor, *, content: PayloadCheck | None = None) -> None:

@@ -1,7 +1,7 @@
 """Open directories: pure memory, resumable at any entry, stable while steps come and go.
 
 An entry's id is a function of its name, and listings are in order of ids, so a reader that comes back with an id
-continues right behind it, whatever changed meanwhile. The range of steps is fixed when a listing starts from the
+continues right behind it, in spite of changes meanwhile. The range of steps is fixed when a listing starts from the
 beginning: one `ls` shows one moment.
 """
 

@@ -92,7 +92,7 @@ class Guardian:
         return False
 
     async def ended(self) -> None:
-        """Return when somebody has killed the guardian that was started."""
+        """Return when the guardian that was started has been killed."""
         assert self._process is not None
         descriptor = os.pidfd_open(self._process.pid)
         try:

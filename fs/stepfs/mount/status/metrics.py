@@ -77,7 +77,7 @@ class MountCollector(Collector):
         lag: Histogram,
         info: Mapping[str, str],
     ) -> None:
-        """`waits`: what readers waited for → how long; `lag`: from commit to sight; `info`: constant labels that tell this
+        """`waits`: seconds that readers waited, by cause; `lag`: from commit to sight; `info`: constant labels that tell this
         mount from others.
         """
         self._meter = meter

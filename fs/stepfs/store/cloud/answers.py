@@ -1,5 +1,5 @@
-"""What a failed request means. obstore tells classes, not codes, and not the same ones in each version; but the text of
-an error holds the server's status and body. So the text decides, and what it does not say is unknown: a create that may
+"""The meaning of a failed request. obstore tells classes, not codes, and not the same ones in each version; but the text of
+an error holds the server's status and body. So the text decides, and anything else is unknown: a create that may
 have happened, an object that may be there.
 
 object_store resends a 307 by itself, and 409 and 412 may be answers to its own first attempt. Both cost time, not
@@ -40,7 +40,7 @@ _THROTTLED_CODES: Final = {"RequestRateTooHigh", "ServerBusy", "SlowDown", "TooM
 
 
 class Verdict(enum.Enum):
-    """What an answer, or none, says of the request."""
+    """The meaning of an answer, or of none."""
 
     EXISTS = enum.auto()
     CONFLICT = enum.auto()  # a 409 that decides nothing
@@ -110,7 +110,7 @@ def read_answer(text: str) -> Answer:
 
 
 def unusable(text: str) -> Answer:
-    """What made a client impossible: settings, of which nothing is quoted."""
+    """The reason why no client can be made: wrong settings, of which nothing is quoted."""
     said = _QUOTED.sub("…", text.partition("\n\nDebug source:")[0])
     return Answer(Verdict.EXPIRED, " ".join(said.split())[:300])
 

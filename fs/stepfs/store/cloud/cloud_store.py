@@ -72,7 +72,7 @@ class CloudStore:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
         found = await self._get(key, fetch, bytes)
-        self._requests.count(bytes_read=len(found or b""))
+        self.counts.add(bytes_read=len(found or b""))
         return found
 
     async def read_into(
@@ -94,14 +94,14 @@ class CloudStore:
         try:
             return await self._get(key, fetch, lambda: target.done, data=True)
         finally:
-            target.abandon()  # whatever ended the wait: a thread may still be reading
-            self._requests.count(bytes_read=target.done)
+            target.abandon()  # after any end of the wait: a thread may still be reading
+            self.counts.add(bytes_read=target.done)
 
     async def create(self, key: str, body: bytes) -> Put:
         name = self._name(key)
 
         def send(client: Client) -> None:
-            self._requests.count(bytes_written=len(body))
+            self.counts.add(bytes_written=len(body))
             self._check(obstore.put(client, name, body, mode="create", use_multipart=False))
 
         try:
@@ -128,7 +128,7 @@ class CloudStore:
         def copied(piece: bytes) -> bytes:
             if abandoned.is_set():
                 raise AbandonedReadError  # the views may have changed before they were copied
-            self._requests.count(bytes_written=len(piece))
+            self.counts.add(bytes_written=len(piece))
             return piece
 
         def send(client: Client) -> None:
@@ -137,7 +137,7 @@ class CloudStore:
                 return
             cuts = ((view, start) for view in views for start in range(0, len(view), _PART_BYTES))
             pieces = (copied(bytes(view[start : start + _PART_BYTES])) for view, start in cuts)
-            self._requests.count(put=-(-size // _PART_BYTES))
+            self.counts.add(put=-(-size // _PART_BYTES))
             obstore.put(client, name, pieces, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
         try:
@@ -162,7 +162,7 @@ class CloudStore:
 
         def next_page(client: Client) -> Sequence[ObjectMeta]:
             nonlocal stream
-            begun, stream = stream, None  # one that broke is begun anew behind what it gave
+            begun, stream = stream, None  # a broken listing begins anew behind its last row
             begun = begun or obstore.list(client, directory, offset=offset or None, chunk_size=rows_max)
             page = next(begun, ())
             stream = begun

@@ -1,4 +1,4 @@
-"""Where a lake lies in a cloud, and what its clients have in common."""
+"""The place of a lake in a cloud, and the common settings of its clients."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     Client = AzureStore | GCSStore
 
 _CONNECT_S: Final = 5.0
-_IDLE_S: Final = 10.0  # what lies between may forget a connection that rests, without a word
-_REQUEST_S: Final = 3600.0  # what ends a request is a silent server, not a long body
+_IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently
+_REQUEST_S: Final = 3600.0  # a silent server ends a request, a long body does not
 _users: Final[set[int]] = set()  # this process, or those it was forked from, once one has made a client
 
 

@@ -16,7 +16,7 @@ from stepfs.store.api import Counts
 from stepfs.store.cloud.answers import PASSING, Answer, Verdict, explain, read_answer, unusable
 from stepfs.store.cloud.place import Place
 from stepfs.store.rights import Rights
-from stepfs.store.silence import Silence
+from stepfs.store.silence import Silence, unwatched
 
 if TYPE_CHECKING:
     from stepfs.store.cloud.place import Client
@@ -67,11 +67,10 @@ class Requests:
         self._threads = trio.CapacityLimiter(data_threads or _DATA_THREADS_MAX)
         self._control_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
         self._commit_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
-        self._lock = threading.Lock()
         self._making = threading.Lock()
-        self._silence = silence
+        self._silence = silence or unwatched()
         self.rights = Rights(is_expired=_is(Verdict.EXPIRED), is_forbidden=_is(Verdict.FORBIDDEN))
-        self.sign_of_life = silence.note_sign_of_life if silence is not None else lambda: None
+        self.sign_of_life = self._silence.note_sign_of_life
 
     async def call(
         self,
@@ -93,8 +92,7 @@ class Requests:
             except BaseError as error:  # settings that make no sense, in a text that may quote them
                 raise RequestError(unusable(str(error))) from None
             try:
-                with self._lock:
-                    self._counts.note(verb, *keys)
+                self._counts.note(verb, *keys)
                 return work(client)
             except (BaseError, FileNotFoundError) as error:
                 raise self._failed(str(error)) from error
@@ -105,7 +103,7 @@ class Requests:
         url, advice = self._place.url, self._place.words.check_network
         for number in range(_ATTEMPTS_MAX):
             try:
-                result = await (run() if self._silence is None else self._silence.watch(url, run, advice))
+                result = await self._silence.watch(url, run, advice)
             except RequestError as error:
                 if once or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
                     raise
@@ -126,7 +124,7 @@ class Requests:
         answer = read_answer(text)
         if answer.status:
             self.sign_of_life()
-        self.count(throttled=answer.verdict is Verdict.THROTTLED)
+        self._counts.add(throttled=answer.verdict is Verdict.THROTTLED)
         return RequestError(answer)
 
     def explained(self, error: RequestError, verb: str, key: str, doing: str = "") -> StepfsError:
@@ -134,12 +132,6 @@ class Requests:
         passing = self.rights.passing(error, verb, key)
         doing = f"{doing or verb} {key or 'the lake'}"
         return explain(error.answer, self._place.url, doing, self._place.words, passing=passing)
-
-    def count(self, **counts: int) -> None:
-        """Add to the counts, from any thread."""
-        with self._lock:
-            for name, count in counts.items():
-                setattr(self._counts, name, getattr(self._counts, name) + count)
 
     def close(self) -> None:
         """Drop all connections."""

@@ -1,4 +1,4 @@
-"""What users set for Google and Azure: names and advice, without obstore, for every room that speaks of them."""
+"""The settings of users for Google and Azure: names and advice, without obstore, for every room that speaks of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Words:
 
     form: str  # of a URL
     extra: str
-    container: str  # what holds the objects
+    container: str  # the cloud's word for a bucket
     check_network: str
     check_keys: str
 

@@ -38,7 +38,7 @@ class StoreClock:
         try:
             with urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
                 said = answer.headers["Date"]
-        except HTTPError as error:  # what a store says to a stranger
+        except HTTPError as error:  # the usual answer to an unsigned request
             said = error.headers["Date"]
         except (OSError, HTTPException):
             return None

@@ -5,7 +5,7 @@ success (hazard 2). `commit` sends exactly once and waits longer than the queue 
 server (4 s). `data` retries requests that may be sent twice and gives up on a silent connection early. Threads have
 three budgets, so that following the log or reading the floor never waits for bytes: creates, other control requests,
 and data (bodies of uploads and ranged reads). `data` pools as many connections as control and data threads can use.
-Beside it `direct` reads plain ranges; what it needs to know of the set-up it learns from requests of `data`.
+Beside it `direct` reads plain ranges; it learns the set-up from requests of `data`.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Clients:
 
 
 def _tls(ca_bundle: Any) -> SSLContext:
-    """What a server is verified by, as botocore does it. `ca_bundle`: a file, or None for the usual authorities."""
+    """The context that verifies a server, as botocore makes it. `ca_bundle`: a file, or None for the usual authorities."""
     context: SSLContext = create_urllib3_context()
     context.load_verify_locations(get_cert_path(ca_bundle or True))
     return context

@@ -3,7 +3,7 @@
 botocore spends milliseconds of CPU on a request; a data range needs none of that. It stays the truth all the same: its last
 successful GET shows the address, the path and the region, its credentials sign, and all but a plain 206 with the whole
 range is asked again through it. So errors, redirects, regions, retries, set-ups that this room does not know (a proxy,
-SigV4A, S3 Express, somebody's own signer) stay what they are. A body that breaks is continued by it, too.
+SigV4A, S3 Express, a user's own signer) keep their behaviour. A body that breaks is continued by it, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stepfs.store.read_target import ReadTarget
 from stepfs.store.s3.errors import is_throttled
 
 CONNECT_S: Final = 5.0
-_IDLE_S: Final = 10.0  # what lies between may forget a connection that rests, without a word
+_IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently
 _HEAD_BYTES_MAX: Final = 16 << 10
 _DOUBTS_MAX: Final = 8
 _NO_BODY: Final = hashlib.sha256(b"").hexdigest()
@@ -186,7 +186,7 @@ def _signing_key(secret: str, day: str, region: str) -> bytes:
 
 
 def _answer(connection: socket.socket) -> tuple[bytes, bytes]:
-    """The head of the answer, in lower case, and what of the body came with it."""
+    """The head of the answer, in lower case, and the first bytes of the body."""
     buffer, got, end = bytearray(_HEAD_BYTES_MAX), 0, -1
     while end < 0:
         count = connection.recv_into(memoryview(buffer)[got:])

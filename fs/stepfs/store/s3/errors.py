@@ -55,7 +55,7 @@ _TRANSIENT_CODES: Final = {
     "Throttling",
     "ThrottlingException",
     "TooManyRequestsException",
-}  # whatever the status
+}  # with any status
 _THROTTLED_CODES: Final = {
     "RequestLimitExceeded",
     "RequestThrottled",
@@ -215,7 +215,7 @@ def explain(error: Exception, url: str, doing: str, *, passing: bool = False) ->
 
 
 def _lasting(error: Exception) -> str:
-    """What no renewed credentials change, and what does; '' for another error."""
+    """The remedy for an error that renewed credentials do not change; '' for another error."""
     said = f"({code_of(error)})"
     if is_archived(error):
         return f"the object is archived {said}; restore it with the store's own tool"

@@ -14,7 +14,7 @@ from botocore.configprovider import ConfiguredEndpointProvider
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a client takes from a profile. The environment of other servers beats none of it; None: not set there."""
+    """The settings that a client takes from a profile. The environment of other servers beats none of it; None: not set there."""
 
     session: Session
     profile: str | None = None  # of the URL; None: the AWS chain's, whose settings botocore finds by itself

@@ -39,7 +39,7 @@ from stepfs.store.s3.errors import (
 from stepfs.store.s3.listing import page_entries
 from stepfs.store.s3.settings import CHECK_NETWORK
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, byte_views, encryption
-from stepfs.store.silence import Silence
+from stepfs.store.silence import Silence, unwatched
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2RequestTypeDef
@@ -86,18 +86,17 @@ class S3Store:
             data_threads=data_threads or DATA_THREADS_MAX,
             on_request=self._count,
             on_server=self._see,
-            on_throttled=lambda: self._add(throttled=1),
+            on_throttled=lambda: self.counts.add(throttled=1),
         )
         self._threads = trio.CapacityLimiter(data_threads or DATA_THREADS_MAX)
         self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._sending = threading.local()  # verb and keys of the call that this thread runs
-        self._lock = threading.Lock()
         self._rights = Rights(
             is_expired=is_expired, is_forbidden=lambda error: is_forbidden(error) and not is_skewed(error)
         )
-        self._silence = silence
-        self._sign_of_life = silence.note_sign_of_life if silence is not None else lambda: None
+        self._silence = silence or unwatched()
+        self._sign_of_life = self._silence.note_sign_of_life
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         name = self._name(key)
@@ -107,7 +106,7 @@ class S3Store:
             return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
 
         found = await self._get(key, fetch, answered)
-        self._add(read=len(found or b""))
+        self.counts.add(bytes_read=len(found or b""))
         return found
 
     async def read_into(
@@ -130,8 +129,8 @@ class S3Store:
         try:
             return await self._get(key, fetch, target, data=True)
         finally:
-            target.abandon()  # whatever ended the wait: a thread may still be reading
-            self._add(read=target.done)
+            target.abandon()  # after any end of the wait: a thread may still be reading
+            self.counts.add(bytes_read=target.done)
 
     async def create(self, key: str, body: bytes) -> Put:
         name = self._name(key)
@@ -253,7 +252,7 @@ class S3Store:
         control = self._commit_threads if verb == "create" else self._control_threads
         limiter = self._threads if data else control
         run = partial(trio.to_thread.run_sync, labelled, limiter=limiter, abandon_on_cancel=abandon)
-        result = await (run() if self._silence is None else self._silence.watch(self.url, run, CHECK_NETWORK))
+        result = await self._silence.watch(self.url, run, CHECK_NETWORK)
         if verb != "delete":  # a delete has an answer for each key
             self._rights.prove(verb, keys)
         return result
@@ -265,7 +264,7 @@ class S3Store:
     async def _get(
         self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
     ) -> T | None:
-        """The result of `fetch`, called again for what is left of a body that did not arrive whole; None: absent. A
+        """The result of `fetch`, called again for the rest of a body that did not arrive whole; None: absent. A
         request that no answer began is not repeated: the client has already done so."""
         for attempt in range(_ATTEMPTS_MAX):
             before = answered.answers
@@ -285,15 +284,9 @@ class S3Store:
         return self._prefix + check_key(key)
 
     def _count(self, operation: str, headers: Mapping[str, Any]) -> None:
-        with self._lock:
-            self.counts.note(*self._sending.label)
-            if operation in _SENDS_BODY:
-                self.counts.bytes_written += int(headers.get("Content-Length") or 0)
-
-    def _add(self, *, read: int = 0, throttled: int = 0) -> None:
-        with self._lock:
-            self.counts.bytes_read += read
-            self.counts.throttled += throttled
+        self.counts.note(*self._sending.label)
+        if operation in _SENDS_BODY:
+            self.counts.add(bytes_written=int(headers.get("Content-Length") or 0))
 
     def _see(self, server: str) -> None:
         self.server = server or self.server

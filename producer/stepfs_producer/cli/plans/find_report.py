@@ -10,13 +10,10 @@ from functools import partial
 import trio
 
 from stepfs.cli.columns import printable, table
-from stepfs.cli.target import opened_log, watched_store
+from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs.lake.lineage import LineageReader
-from stepfs.lake.origins import OriginStores
 from stepfs.store.options import StoreOptions
-from stepfs.torch.process import TorchProcess
 from stepfs_producer.run.history.find import Asked, Holder, NotHeld, find_record
 
 Found = Sequence[Holder | NotHeld]
@@ -36,13 +33,8 @@ def find_report(
 
 
 async def _found(lake: str, options: StoreOptions, asked: Asked) -> Found:
-    async with opened_log(lake, options) as log:
-        origins = OriginStores(log.store, lambda url: watched_store(url, options))
-        try:
-            with TorchProcess() as by_torch:
-                return await find_record(log, LineageReader(log, origins, by_torch), asked)
-        finally:
-            await origins.aclose()
+    async with opened_lineage(lake, options) as reader:
+        return await find_record(reader.log, reader, asked)
 
 
 def _document(lake: str, asked: Asked, found: Found) -> str:

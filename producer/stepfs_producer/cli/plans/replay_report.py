@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Final
 
 import trio
@@ -13,21 +12,28 @@ import typer
 
 from stepfs.cli.columns import printable
 from stepfs.cli.failure import announce
+from stepfs.cli.target import opened_lineage
 from stepfs.errors import StepfsError
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs.store.options import StoreOptions
 from stepfs_producer.cli.plans.run_report import showing_plan
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
 
 _LINES_MAX: Final = 20
 
 
-def replay_and_report(options: ReplayOptions, *, as_json: bool) -> int:
+def replay_and_report(options: ReplayOptions, store_options: StoreOptions, *, as_json: bool) -> int:
     """The exit code."""
-    done = trio.run(partial(replay, options, progress=showing_plan))
+    done = trio.run(_replayed, options, store_options)
     for line in _trouble(done):
         announce(printable(line))
     typer.echo(json.dumps(_document(done), ensure_ascii=False) if as_json else _line(done))
     return StepfsError.exit_code if done.found.different else 0
+
+
+async def _replayed(options: ReplayOptions, store_options: StoreOptions) -> Replay:
+    async with opened_lineage(options.lake, store_options) as reader:
+        return await replay(options, reader, progress=showing_plan)
 
 
 def _document(done: Replay) -> dict[str, Any]:

@@ -15,15 +15,10 @@ from pathlib import Path
 
 import trio
 
-from stepfs.cli.target import opened_log, watched_store
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.ids import Epoch, Step
 from stepfs.lake.lineage import LineageReader
-from stepfs.lake.log.reader import LogReader
-from stepfs.lake.origins import OriginStores
 from stepfs.lake.planned import kept_listing, kept_plan
-from stepfs.store.options import StoreOptions
-from stepfs.torch.process import TorchProcess
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import find_modules_in, preload
 from stepfs_producer.plan.file.digest import plan_of_text
@@ -54,7 +49,6 @@ class ReplayOptions:
     to: Path | None = None  # write them there; None: compare them
     directory: str = "."  # of the plan's file
     workers: int | None = None
-    store_options: StoreOptions = field(default_factory=StoreOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +85,14 @@ class _Stretch:
         return self.commits[-1].state
 
 
-async def replay(options: ReplayOptions, *, progress: Progress = show_nothing) -> Replay:
-    """Make the steps again. `AbsentError`, `RefusedError`, `UsageError` say what is missing for it."""
+async def replay(
+    options: ReplayOptions, reader: LineageReader, *, progress: Progress = show_nothing
+) -> Replay:
+    """Make the steps of the reader's lake again. `AbsentError`, `RefusedError`, `UsageError` say what is missing for it."""
     begun_s = time.monotonic()
     find_modules_in(options.directory)
-    async with opened_log(options.lake, options.store_options) as log:
-        origins = OriginStores(log.store, lambda url: watched_store(url, options.store_options))
-        try:
-            with TorchProcess() as by_torch:
-                run = await _Run.of(options, log, LineageReader(log, origins, by_torch), by_torch)
-                await run.carry_out(progress)
-        finally:
-            await origins.aclose()
+    run = await _Run.of(options, reader)
+    await run.carry_out(progress)
     run.result.seconds = time.monotonic() - begun_s
     return run.result
 
@@ -110,20 +100,12 @@ async def replay(options: ReplayOptions, *, progress: Progress = show_nothing) -
 class _Run:
     """One replay, under way."""
 
-    def __init__(
-        self,
-        options: ReplayOptions,
-        log: LogReader,
-        positions: Positions,
-        reader: LineageReader,
-        by_torch: TorchProcess,
-    ) -> None:
+    def __init__(self, options: ReplayOptions, positions: Positions, reader: LineageReader) -> None:
         self._options = options
-        self._log = log
+        self._log = reader.log
         self._positions = positions
         self._reader = reader
-        self._by_torch = by_torch
-        grid = log.identity.grid
+        grid = self._log.identity.grid
         each = grid.slices // grid.ranks
         wanted = range(grid.ranks) if options.ranks is None else options.ranks
         if wanted and max(wanted) >= grid.ranks:
@@ -131,13 +113,11 @@ class _Run:
                 f"--ranks names rank {max(wanted)}; the lake has {grid.ranks} data ranks, from 0 on"
             )
         self._slices = tuple(index for rank in wanted for index in range(rank * each, (rank + 1) * each))
-        self.result = Replay(options, log.identity.lake_id, positions.producer_id)
+        self.result = Replay(options, self._log.identity.lake_id, positions.producer_id)
 
     @classmethod
-    async def of(
-        cls, options: ReplayOptions, log: LogReader, reader: LineageReader, by_torch: TorchProcess
-    ) -> _Run:
-        producers = {(await log.entry(Step(step))).producer_id for step in options.steps}
+    async def of(cls, options: ReplayOptions, reader: LineageReader) -> _Run:
+        producers = {(await reader.log.entry(Step(step))).producer_id for step in options.steps}
         asked = f"steps {options.steps.start}:{options.steps.stop}"
         if options.producer_id is None and len(producers) > 1:
             raise UsageError(f"{asked} are of {', '.join(sorted(producers))}; choose one with --producer-id")
@@ -146,7 +126,7 @@ class _Run:
             raise AbsentError(
                 f"{asked}: none is of the producer {producer_id}; they are of {', '.join(sorted(producers))}"
             )
-        return cls(options, log, Positions(log, producer_id), reader, by_torch)
+        return cls(options, Positions(reader.log, producer_id), reader)
 
     async def carry_out(self, progress: Progress) -> None:
         state: State | None = None
@@ -185,7 +165,9 @@ class _Run:
         identity, to = self._log.identity, self._options.to
         if to is not None:
             return WritingSink(placed, self._slices, identity, to, self.result.found)
-        return ComparingSink(placed, self._slices, identity, self._reader, self._by_torch, self.result.found)
+        return ComparingSink(
+            placed, self._slices, identity, self._reader, self._reader.by_torch, self.result.found
+        )
 
     async def _stretches(self) -> list[_Stretch]:
         positions, wanted = self._positions, self._options.steps

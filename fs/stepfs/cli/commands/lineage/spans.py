@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepfs.cli.failure import announce
-from stepfs.cli.target import lake_of, opened_log, watched_store
+from stepfs.cli.target import lake_of, opened_lineage
 from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
@@ -30,7 +30,7 @@ TEXTS: Final = "stepfs.record_texts"  # entry points of packages that can read r
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be shown. `micro` counts in the rank, or in the file of a mount."""
+    """The wanted spans. `micro` counts in the rank, or in the file of a mount."""
 
     lake: str
     options: StoreOptions
@@ -42,7 +42,7 @@ class Wanted:
 
     @classmethod
     def of_path(cls, path: str, options: StoreOptions, micro: int | None, token: int | None) -> Wanted:
-        """Of a step or a file of a mount: its inode says which, under whatever name."""
+        """The spans of a step or a file of a mount, which its inode identifies under any name."""
         from stepfs.view.inodes import SliceFile, StepDirectory, node_of
 
         full = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow `latest` of a mount that hangs)
@@ -106,25 +106,17 @@ class Shown:
 async def shown_spans(wanted: Wanted, texts_below: str | None) -> Shown:
     """The spans; with `texts_below`, the directory of the plan's file, also their records."""
     from stepfs.format.planned.position import read_plan_position
-    from stepfs.lake.lineage import LineageReader
-    from stepfs.lake.origins import OriginStores
     from stepfs.lake.planned import commit_of
-    from stepfs.torch.process import TorchProcess
 
-    async with opened_log(wanted.lake, wanted.options) as log:
-        origins = OriginStores(log.store, lambda url: watched_store(url, wanted.options))
-        try:
-            newest = log.state.next_step - 1
-            if newest < log.first_live_step:
-                raise AbsentError(f"{wanted.lake}: has no step yet")
-            entry = await log.lone_entry(Step(newest if wanted.step is None else wanted.step))
-            with TorchProcess() as by_torch:
-                reader = LineageReader(log, origins, by_torch)
-                spans, parts = await _found(
-                    reader, entry, log.identity.grid, wanted, with_parts=texts_below is not None
-                )
-        finally:
-            await origins.aclose()
+    async with opened_lineage(wanted.lake, wanted.options) as reader:
+        log = reader.log
+        newest = log.state.next_step - 1
+        if newest < log.first_live_step:
+            raise AbsentError(f"{wanted.lake}: has no step yet")
+        entry = await log.lone_entry(Step(newest if wanted.step is None else wanted.step))
+        spans, parts = await _found(
+            reader, entry, log.identity.grid, wanted, with_parts=texts_below is not None
+        )
         producer = log.state.producers.get(entry.producer_id)
         standing = None if producer is None else read_plan_position(producer.position)
         commit = await commit_of(log.store, log.identity.lake_id, entry.version)
