@@ -21,6 +21,7 @@ from cloudservers import CloudServer
 from faultproxy import FaultProxy
 from hypothesis import settings
 from ownmounts import enter_own_mount_namespace
+from stubs3 import StubS3, stub_s3
 from trio.testing import MockClock
 
 # CI's examples are the same ones every time, so half of them lose little; other runs draw a hundred new ones.
@@ -151,6 +152,15 @@ def gs_url(google: CloudServer) -> str:
 def az_url(azurite: CloudServer) -> str:
     """A prefix nothing was written under, on Azurite."""
     return f"{azurite.home}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubS3]:
+    """An S3 server that answers what the test tells it to; pass its `endpoint_url` explicitly."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with stub_s3() as server:
+        yield server
 
 
 @pytest.fixture

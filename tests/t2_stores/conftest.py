@@ -11,6 +11,7 @@ import servers
 import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
 from faultproxy import FaultProxy
+from stubs3 import StubS3
 
 from stepfs.store.api import Store
 from stepfs.store.cloud.cloud_store import CloudStore
@@ -46,6 +47,14 @@ async def stores(request: pytest.FixtureRequest) -> AsyncIterator[list[Store]]:
 def store(stores: list[Store]) -> Store:
     """An empty store."""
     return stores[0]
+
+
+@pytest.fixture
+async def stubbed(stub: StubS3) -> AsyncIterator[S3Store]:
+    """A store whose server is `stub`."""
+    opened = S3Store(servers.BUCKET, "lake", endpoint_url=stub.endpoint_url)
+    yield opened
+    await opened.aclose()
 
 
 @pytest.fixture

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import servers
 from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError
-from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, calls, stub_s3, xml_error
+from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, calls, xml_error
 
 from stepfs.errors import ArchivedError, RefusedError, StoreUnreachableError
 from stepfs.lake import sequence
 from stepfs.store.api import Put
 from stepfs.store.s3.clients import Clients
-from stepfs.store.s3.s3_store import S3Store
 
 FORBIDDEN = xml_error(403, "AccessDenied")
 EXPIRED = xml_error(400, "ExpiredToken")
-
-
-@pytest.fixture
-def stub(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    with stub_s3() as server:
-        yield server
-
-
-@pytest.fixture
-async def store(stub):
-    opened = S3Store(servers.BUCKET, "lake", endpoint_url=stub.endpoint_url)
-    yield opened
-    await opened.aclose()
 
 
 def well(method, path):
@@ -42,8 +25,10 @@ def well(method, path):
 
 @pytest.mark.parametrize("refusal", [FORBIDDEN, EXPIRED], ids=["403", "expired token"])
 @pytest.mark.parametrize("verb", ["get", "read", "create", "put", "list", "delete"])
-async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refused(store, stub, verb, refusal):
-    call = calls(store)[verb]
+async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refused(
+    stubbed, stub, verb, refusal
+):
+    call = calls(stubbed)[verb]
     stub.answer = lambda _method, _path: refusal
     with pytest.raises(RefusedError, match="the server refuses these credentials"):
         await call()
@@ -57,16 +42,16 @@ async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refuse
 
 
 @pytest.mark.parametrize("verb", ["create", "put", "list", "delete"])
-async def test_a_right_elsewhere_or_to_do_something_else_proves_nothing(store, stub, verb):
+async def test_a_right_elsewhere_or_to_do_something_else_proves_nothing(stubbed, stub, verb):
     stub.answer = well
-    await store.get("x/log/1")
-    await calls(store, "x/data/p/1")[verb]()
+    await stubbed.get("x/log/1")
+    await calls(stubbed, "x/data/p/1")[verb]()
     stub.answer = lambda _method, _path: FORBIDDEN
     with pytest.raises(RefusedError):
-        await calls(store)[verb]()
+        await calls(stubbed)[verb]()
     stub.answer = lambda _method, _path: EXPIRED  # denies everything alike
     with pytest.raises(StoreUnreachableError, match="ExpiredToken"):
-        await calls(store)[verb]()
+        await calls(stubbed)[verb]()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +62,7 @@ async def test_a_right_elsewhere_or_to_do_something_else_proves_nothing(store, s
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_credentials_that_cannot_be_renewed_just_now_are_waited_for(store, stub, monkeypatch, error):
+async def test_credentials_that_cannot_be_renewed_just_now_are_waited_for(stubbed, stub, monkeypatch, error):
     def fail(*_arguments):
         raise error
 
@@ -86,27 +71,27 @@ async def test_credentials_that_cannot_be_renewed_just_now_are_waited_for(store,
         monkeypatch.setattr(Clients, "data", fail)
         monkeypatch.setattr(Clients, "commit", fail)
         with pytest.raises(StoreUnreachableError if proven else RefusedError, match=r"(no token|expired)"):
-            await store.get("x/log/1")
+            await stubbed.get("x/log/1")
         with pytest.raises(StoreUnreachableError if proven else RefusedError):
-            await store.create("x/log/1", b"x")
+            await stubbed.create("x/log/1", b"x")
         monkeypatch.setattr(Clients, "data", sound[0])
         monkeypatch.setattr(Clients, "commit", sound[1])
-        await store.get("x/log/1")
+        await stubbed.get("x/log/1")
 
 
-async def test_a_slot_that_was_refused_for_a_moment_is_undecided_not_given_up(store, stub):
+async def test_a_slot_that_was_refused_for_a_moment_is_undecided_not_given_up(stubbed, stub):
     stub.answer = well
-    assert await sequence.take_slot(store, "x/log/1", b"x") == sequence.Mine()
+    assert await sequence.take_slot(stubbed, "x/log/1", b"x") == sequence.Mine()
     stub.answer = lambda _method, _path: EXPIRED
-    outcome = await sequence.take_slot(store, "x/log/2", b"x")
+    outcome = await sequence.take_slot(stubbed, "x/log/2", b"x")
     assert isinstance(outcome, sequence.Unknown)
     assert "ExpiredToken" in outcome.why
 
 
 @pytest.mark.parametrize("page", [HTML_404, XHTML_404, EMPTY_404], ids=["html", "xhtml", "empty"])
-async def test_a_404_that_is_not_the_stores_is_not_absence(store, stub, page):
+async def test_a_404_that_is_not_the_stores_is_not_absence(stubbed, stub, page):
     stub.answer = lambda _method, _path: page
-    for verb, call in calls(store).items():
+    for verb, call in calls(stubbed).items():
         with pytest.raises(StoreUnreachableError, match="no S3 server's; look for a proxy"):
             await call()
         assert verb
@@ -121,10 +106,10 @@ async def test_a_404_that_is_not_the_stores_is_not_absence(store, stub, page):
     ],
     ids=["NoSuchKey", "NotFound", "request id"],
 )
-async def test_what_a_server_says_of_an_absent_key_is_absence(store, stub, answer):
+async def test_what_a_server_says_of_an_absent_key_is_absence(stubbed, stub, answer):
     stub.answer = lambda _method, _path: answer
-    assert await store.get("x/log/1") is None
-    assert await store.read_into("x/log/1", 0, memoryview(bytearray(1))) is None
+    assert await stubbed.get("x/log/1") is None
+    assert await stubbed.read_into("x/log/1", 0, memoryview(bytearray(1))) is None
 
 
 @pytest.mark.parametrize(
@@ -136,17 +121,17 @@ async def test_what_a_server_says_of_an_absent_key_is_absence(store, stub, answe
         ("ObjectAlreadyExists", Put.EXISTS),
     ],
 )
-async def test_a_409_that_means_taken_is_told_from_one_that_means_retry(store, stub, code, outcome):
+async def test_a_409_that_means_taken_is_told_from_one_that_means_retry(stubbed, stub, code, outcome):
     stub.answer = lambda _method, _path: xml_error(409, code)
-    assert await store.create("x/log/1", b"x") is outcome
+    assert await stubbed.create("x/log/1", b"x") is outcome
 
 
-async def test_an_archived_object_is_no_matter_of_credentials(store, stub):
+async def test_an_archived_object_is_no_matter_of_credentials(stubbed, stub):
     stub.answer = well
-    await store.get("x/data/1")
+    await stubbed.get("x/data/1")
     stub.answer = lambda _method, _path: xml_error(403, "InvalidObjectState")
     for verb in ("get", "read"):
         with pytest.raises(
             ArchivedError, match=r"archived \(InvalidObjectState\); restore it with the store's own"
         ):
-            await calls(store, "x/data/1")[verb]()
+            await calls(stubbed, "x/data/1")[verb]()

@@ -8,7 +8,7 @@ import boto3
 import pytest
 import servers
 import trio
-from stubs3 import EMPTY_404, HTML_404, Answer, stub_s3, xml_error
+from stubs3 import EMPTY_404, HTML_404, Answer, xml_error
 
 from stepfs.errors import RefusedError
 from stepfs.store.local.local_store import LocalStore
@@ -43,34 +43,19 @@ SILENT_ABOUT_IT = {
 }
 
 
-@pytest.fixture
-def stub(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    with stub_s3() as server:
-        yield server
-
-
-@pytest.fixture
-async def store(stub):
-    opened = S3Store(servers.BUCKET, "lake", endpoint_url=stub.endpoint_url)
-    yield opened
-    await opened.aclose()
-
-
-async def test_a_versioned_bucket_is_asked_once_and_says_so(store, stub):
+async def test_a_versioned_bucket_is_asked_once_and_says_so(stubbed, stub):
     stub.answer = lambda _method, _path: ENABLED
-    assert await keeps_versions(store)
+    assert await keeps_versions(stubbed)
     assert stub.requests == [("GET", f"/{servers.BUCKET}?versioning")]
 
 
 @pytest.mark.parametrize("answer", SILENT_ABOUT_IT.values(), ids=SILENT_ABOUT_IT.keys())
-async def test_what_is_no_clear_yes_is_no(store, stub, answer):
+async def test_what_is_no_clear_yes_is_no(stubbed, stub, answer):
     stub.answer = lambda _method, _path: answer
-    assert not await keeps_versions(store)
+    assert not await keeps_versions(stubbed)
 
 
-async def test_a_server_that_never_answers_is_not_waited_for(store, stub, monkeypatch):
+async def test_a_server_that_never_answers_is_not_waited_for(stubbed, stub, monkeypatch):
     monkeypatch.setattr(s3_store, "_ADVICE_S", 0.1)
     answered = trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -80,16 +65,16 @@ async def test_a_server_that_never_answers_is_not_waited_for(store, stub, monkey
         return ENABLED
 
     stub.answer = answer
-    assert not await keeps_versions(store)
+    assert not await keeps_versions(stubbed)
     answered.set()
 
 
-async def test_leave_to_ask_proves_no_right_to_read(store, stub):
+async def test_leave_to_ask_proves_no_right_to_read(stubbed, stub):
     stub.answer = lambda _method, _path: ENABLED
-    await keeps_versions(store)
+    await keeps_versions(stubbed)
     stub.answer = lambda _method, _path: xml_error(403, "AccessDenied")
     with pytest.raises(RefusedError, match="the server refuses these credentials"):
-        await store.get("lake.msgpack")
+        await stubbed.get("lake.msgpack")
 
 
 async def test_a_real_server_says_it_while_versioning_is_on(seaweed):

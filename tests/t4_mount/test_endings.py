@@ -10,19 +10,12 @@ import sys
 
 import pytest
 from endings import ENDINGS, assert_nothing_is_left
-from realmount import PATIENCE_S, STEPFS, clear, gone, make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, stepfs, until
 
 from stepfs.mount.daemon import LOG_BYTES_MAX
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.umount import unmount
 from stepfs.mount.unmount import unmount_and_wait
-
-
-@pytest.fixture
-def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 3)
-    return file_url
 
 
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT", "umount -l"])

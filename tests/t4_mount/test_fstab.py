@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from realmount import PATIENCE_S, gone, make_lake, mounted, payload, produce
+from realmount import PATIENCE_S, gone, mounted, payload
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.umount import unmount
@@ -29,13 +29,6 @@ def helper():
     yield
     INSTALLED.unlink()
     os.close(directory)
-
-
-@pytest.fixture
-def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 3)
-    return file_url
 
 
 def mount8(tmp_path, *arguments):

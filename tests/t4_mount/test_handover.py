@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rawmount import mount_with_descriptor
-from realmount import PATIENCE_S, STEPFS, gone, make_lake, payload, produce, stepfs
+from realmount import PATIENCE_S, STEPFS, gone, payload, stepfs
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.passed_fd import descriptor_of
@@ -23,13 +23,6 @@ UNPRIVILEGED = [
     "--inh-caps=-all",
     "--no-new-privs",
 ]
-
-
-@pytest.fixture
-def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 3)
-    return file_url
 
 
 @pytest.fixture

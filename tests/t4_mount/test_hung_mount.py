@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rawmount import mount_with_descriptor
-from realmount import PATIENCE_S, change_constants, clear, make_lake, produce, stepfs, until
+from realmount import PATIENCE_S, change_constants, clear, stepfs, until
 
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.abort import abort_mount
@@ -34,13 +34,6 @@ def hung(tmp_path):
         abort_mount(str(directory), at.mount_id)
         clear(directory, None)
     os.close(descriptor)
-
-
-@pytest.fixture
-def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 3)
-    return file_url
 
 
 def hanging_reader(directory):

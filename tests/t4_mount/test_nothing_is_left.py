@@ -11,18 +11,11 @@ import pytest
 import servers
 import trio
 from endings import ENDINGS, assert_nothing_is_left, nodes_of, save
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, running, until
+from realmount import PATIENCE_S, mounted, payload, running, until
 
 from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
-
-
-@pytest.fixture
-def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 3)
-    return file_url
 
 
 def kept_by(lake, group):

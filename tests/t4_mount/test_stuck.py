@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-from realmount import PATIENCE_S, clear, make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, clear, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -86,13 +85,6 @@ class Serving:
 def blocks(process, number):
     [mask] = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
     return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-@pytest.fixture
-def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 3)
-    return file_url
 
 
 def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp_path):

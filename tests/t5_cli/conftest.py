@@ -6,7 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from lakes import SLICES, commit, stepfs
 from planned_lake import ONE_PLAN_STEPS, made
+
+
+@pytest.fixture
+def lake(file_url: str) -> str:
+    """Five steps by two producers."""
+    assert stepfs("init", file_url, "--slices", SLICES).code == 0
+    commit(file_url, range(3))
+    commit(file_url, range(3, 5), producer_id="tok-1")
+    return file_url
 
 
 @pytest.fixture

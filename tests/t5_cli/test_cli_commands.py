@@ -10,7 +10,7 @@ import time
 import crc32c
 import pytest
 import trio
-from lakes import SLICES, commit, payloads, stepfs
+from lakes import SLICES, payloads, stepfs
 
 from stepfs.format.ids import Step
 from stepfs.format.node import NodeRecord
@@ -19,15 +19,6 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
-
-
-@pytest.fixture
-def lake(file_url: str) -> str:
-    """Five steps by two producers."""
-    assert stepfs("init", file_url, "--slices", SLICES).code == 0
-    commit(file_url, range(3))
-    commit(file_url, range(3, 5), producer_id="tok-1")
-    return file_url
 
 
 def register_group(url: str, name: str, *next_steps: int) -> None:

@@ -9,15 +9,6 @@ import pytest
 from lakes import SLICES, commit, payloads, stepfs
 
 
-@pytest.fixture
-def lake(file_url: str) -> str:
-    """Five steps by two producers."""
-    assert stepfs("init", file_url, "--slices", SLICES).code == 0
-    commit(file_url, range(3))
-    commit(file_url, range(3, 5), producer_id="tok-1")
-    return file_url
-
-
 def data_files(url: str) -> list[Path]:
     return sorted(Path(url.removeprefix("file://")).rglob("*.tgb"))
 

@@ -6,20 +6,12 @@ import re
 
 import pytest
 from lakes import SLICES, stepfs
-from stubs3 import ABSENT, Answer, stub_s3
+from stubs3 import ABSENT, Answer
 
 from stepfs.store.local.local_store import LocalStore
 
 STATE = b"<VersioningConfiguration><Status>%s</Status></VersioningConfiguration>"
 NOTE = "the bucket keeps versions: each mount with a group adds up to 8,640 a day"
-
-
-@pytest.fixture
-def stub(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    with stub_s3() as server:
-        yield server
 
 
 @pytest.mark.parametrize(("status", "notes"), [(b"Enabled", 1), (b"Suspended", 0)])

@@ -18,9 +18,9 @@ from stepfs.store.options import StoreOptions
 from torture.planned.audit import Piece, read_lake
 from torture.planned.corpus import Corpus, write_corpus
 
-STEPS = 300
+STEPS = 220
 SEED = 11
-RECORDS = 40  # that are looked for
+RECORDS = 12  # that are looked for
 
 
 @dataclass(frozen=True)

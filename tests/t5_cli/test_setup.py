@@ -1,0 +1,58 @@
+"""scripts/setup, with a Python that only notes what it is asked for: two of them in one checkout take turns."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tools
+from realmount import until
+
+PYTHON = """\
+#!/usr/bin/env bash
+case "$*" in
+    "-m venv --clear .venv") mkdir -p .venv/bin; echo "$PWD/.venv" >.venv/bin/activate
+        cp "$0" .venv/bin/python; cp "$0" .venv/bin/stepfs ;;
+    *"venv --clear --without-pip .venv/ray") mkdir -p .venv/ray/lib/python3/site-packages ;;
+    "-m pip "*) echo "$*" >>calls; until [ -e open ]; do sleep 0.01; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Path]:
+    for name in ("scripts/setup", "tests/support/azurite", "pyproject.toml", "constraints.lock.txt"):
+        copy = shutil.copytree if (tools.ROOT / name).is_dir() else shutil.copy
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(tools.ROOT / name, tmp_path / name)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("python", PYTHON), ("npm", "#!/bin/sh\n")):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    yield tmp_path
+    (tmp_path / "open").touch()  # nothing waits for a test that failed
+
+
+def setup(checkout: Path, output: Path) -> subprocess.Popen[bytes]:
+    environment = {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "PYTHON": str(checkout / "bin/python")}
+    with output.open("wb") as said:
+        return subprocess.Popen(
+            [checkout / "scripts/setup"], env={**os.environ, **environment}, stdout=said, stderr=said
+        )
+
+
+def test_a_second_one_waits_for_the_first_and_finds_nothing_to_do(checkout: Path) -> None:
+    calls, outputs = checkout / "calls", [checkout / "first", checkout / "second"]
+    first = setup(checkout, outputs[0])
+    until(calls.exists, outputs[0].read_text, within_s=20)
+    second = setup(checkout, outputs[1])
+    until(lambda: "\n" in outputs[1].read_text(), "the second one is silent", within_s=20)
+    (checkout / "open").touch()
+    assert (first.wait(60), second.wait(60)) == (0, 0), outputs[0].read_text()
+    assert outputs[1].read_text() == "setup: waiting for another one in this checkout\n"
+    asked = calls.read_text().splitlines()
+    assert len(asked) == len(set(asked)) == 3
