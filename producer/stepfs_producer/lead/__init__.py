@@ -1,1 +1,1 @@
-"""`max_lead`: how far a producer may run ahead of the slowest consumer group, asked seldom."""
+"""Waiting for trainers that are behind, and for reclaim: `max_lead` and `max_live_bytes`."""

@@ -1,1 +1,1 @@
-"""Which bytes a corpus consists of, in an order that every process agrees on: `listing`."""
+"""The files of a corpus: found, listed, and read as records in the order of an epoch."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stepfs_producer.plan.file.checks import position_bytes
-from stepfs_producer.plan.file.digest import micro_batch_tokens, mix_of, plan_digest, stages_of, with_defaults
+from stepfs_producer.plan.file.digest import micro_batch_tokens, mix_of, plan_digest, stages_of
 from stepfs_producer.plan.file.schema import Plan, Stage
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.run.compile import grid_of, schedule_of
@@ -101,8 +101,3 @@ def _tokens(mix: tuple[MixShares, ...], steps: int, step_tokens: int) -> dict[st
                 slope = (after.shares[name] - begin) / (after.step - entry.step)
             total[name] += begin * span + slope * span * (span - 1) / 2
     return {name: int(share * step_tokens) for name, share in total.items()}
-
-
-def declared_epochs(plan: Plan) -> dict[str, Fraction | None]:
-    """How often each source may be read; None: without end."""
-    return {name: source.epochs for name, source in with_defaults(plan).items()}
