@@ -1,1 +1,1 @@
-"""Workers: `api` is the face of an engine and repeats tasks whose worker died, `local` has processes of this machine."""
+"""Workers: `api` is the face of an engine, `local` one of processes, `ray` one of a cluster; `failover` repeats tasks."""

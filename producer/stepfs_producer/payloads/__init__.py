@@ -1,1 +1,1 @@
-"""The arrays of a rank's file (`rank_arrays`), and its bytes (`encode`). See PAYLOADS.md."""
+"""The arrays of a rank's file (`rank_arrays`, `columns`), and its bytes (`encode`). See PAYLOADS.md."""

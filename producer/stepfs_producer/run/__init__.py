@@ -1,1 +1,1 @@
-"""A running plan: `conductor` plans, `loading` brings samples in, `building` turns step plans into payloads."""
+"""A planned run: `session` opens it, `conductor` plans, `source_loader` brings samples in, `step_builder` makes steps."""

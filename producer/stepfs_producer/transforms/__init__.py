@@ -1,1 +1,2 @@
-"""Records → samples: `tokenize`, `model_tokenizer` turn text into token ids; `user` calls a function of the user's."""
+"""Records → samples: `tokenize`, `model_tokenizer` turn text into token ids; `images` makes patches,
+`user` calls a function of the user's."""
