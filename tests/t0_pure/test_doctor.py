@@ -11,7 +11,7 @@ from stepfs.data.memory.available import cgroup_limit
 from stepfs.doctor import environment, limits, mounts
 from stepfs.doctor.finding import Level
 from stepfs.doctor.versions import Library
-from stepfs.mount.host import mountpoint
+from stepfs.mount.host import dead_mount
 from stepfs.mount.host.mountinfo import Mounted, source_of
 
 
@@ -126,7 +126,7 @@ def answers(monkeypatch):
         "stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
         "alive": ["status.json"],
     }
-    monkeypatch.setattr(mountpoint, "list_within", lambda directory: found[directory.parent.name])
+    monkeypatch.setattr(dead_mount, "list_within", lambda directory: found[directory.parent.name])
     return found
 
 

@@ -14,9 +14,9 @@ from lakes import commit, stepfs
 from stepfs import control_files
 from stepfs.doctor.mounts import check_alive, check_directory
 from stepfs.errors import RefusedError, StepfsError
-from stepfs.mount.host import mountpoint
+from stepfs.mount.host import dead_mount, mountpoint
+from stepfs.mount.host.dead_mount import Health, MountHealth
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted
-from stepfs.mount.host.mountpoint import Health, MountHealth
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_mount_point_in_use(
         raise PermissionError(errno.EPERM, "not yours")
 
     monkeypatch.setattr(mountpoint, "mount_at", mounted_on)
-    monkeypatch.setattr(mountpoint, "check_health", lambda *_: MountHealth(health))
+    monkeypatch.setattr(dead_mount, "check_health", lambda *_: MountHealth(health))
     monkeypatch.setattr(mountpoint, "clear_dead", may_not)
     with pytest.raises(RefusedError) as raised:
         mountpoint.prepare(awkward)

@@ -15,8 +15,8 @@ from stepfs.command_hint import command
 from stepfs.control_files import ANSWER_S, answer_within
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
+from stepfs.mount.host.dead_mount import Health, check_health, give_up_command, list_within
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
-from stepfs.mount.host.mountpoint import Health, check_health, give_up_command, list_within
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:

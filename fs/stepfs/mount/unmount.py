@@ -18,8 +18,8 @@ from typing import Any, Final
 from stepfs.control_files import read_config, read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.mount.daemon import log_file
+from stepfs.mount.host.dead_mount import clear_dead, is_dead
 from stepfs.mount.host.mountinfo import FSTYPE, mount_at, real_directory
-from stepfs.mount.host.mountpoint import clear_dead, is_dead
 from stepfs.mount.host.procfs import process_start
 from stepfs.mount.host.umount import unmount
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepfs.errors import AbsentError, RefusedError
-from stepfs.mount.host import cache_directory, mountinfo, mountpoint
+from stepfs.mount.host import cache_directory, dead_mount, mountinfo, mountpoint
 from stepfs.mount.host.sysfs import tune
 
 LAKE, OTHER = "a" * 32, "b" * 32
@@ -101,8 +101,8 @@ def test_bad_mount_points_say_what_to_do(tmp_path):
 
 
 def test_a_listing_that_fails_or_hangs_is_told_apart(tmp_path):
-    assert mountpoint.list_within(tmp_path) == []
-    error = mountpoint.list_within(tmp_path / "none")
+    assert dead_mount.list_within(tmp_path) == []
+    error = dead_mount.list_within(tmp_path / "none")
     assert isinstance(error, OSError)
     assert error.errno == errno.ENOENT
 
