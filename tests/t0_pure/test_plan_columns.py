@@ -24,7 +24,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
 from stepfs_producer.plan.state import SourceState
-from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
+from stepfs_producer.plan.step import SPAN_COLUMNS, End, StepPlan
 from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of
 
 
@@ -93,6 +93,14 @@ def planned(**more) -> tuple[StepPlan, list[int], list[list[int]]]:
     plan = planner.next(planner.begin(), {"s": Ahead([piece(tokens, rows)], ended=True)})
     assert isinstance(plan, StepPlan)
     return plan, tokens, rows
+
+
+def test_a_plan_that_ends_because_nothing_fits_says_so() -> None:
+    planner = Planner(rules({"s": 1}, columns=("pixels",), lengths={0: 16}, ranks=1, micro_batch_tokens=16))
+    ended = planner.next(planner.begin(), {"s": Ahead([piece([20, 30], [[1], [2]])], ended=True)})
+    assert ended == End(
+        "every source is exhausted; its last 50 tokens were of records longer than a row, and dropped"
+    )
 
 
 def test_spans_carry_the_rows_of_their_records_and_a_record_with_rows_is_one_span() -> None:

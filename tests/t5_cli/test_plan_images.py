@@ -217,6 +217,8 @@ def test_a_bad_image_stops_the_plan_or_is_skipped_and_counted(tmp_path) -> None:
         r"bad record: source pictures, 0/2\.tar at \d+: the field jpg holds no readable JPEG or PNG", done.err
     )
     assert "too many records could not be decoded" in done.err.splitlines()[-1]
+    tried = produce("simulate", plan, "--steps", 2, "--workers", 1)
+    assert (tried.code, tried.err.splitlines()) == (4, done.err.splitlines()), "without a lake as well"
     plan.write_text(plan.read_text().replace("images: jpg,", "images: jpg, on_error: skip,"))
     done = produce("run", plan, lake, "--workers", 1, "--accept-changes", "--json")
     assert done.code == 0, done.err

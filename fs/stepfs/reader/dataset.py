@@ -47,9 +47,9 @@ class _SplitLake(Lake):
 class StepDataset:
     """What rank `rank` reads in each step, from `start` on, decoded.
 
-    With `mesh`, or if a rank of the lake has a file for each micro-batch, that is the list of its micro-batches in the order in
-    which it accumulates them: the same global batch whatever the number of data ranks. Files with several micro-batches (`.pt`
-    and `.safetensors` of plans) are split for that, as `stepfs.torch.micro_batches` does.
+    With `mesh`, or if a rank of the lake has a file for each micro-batch, that is the list of its micro-batches in the order
+    in which it accumulates them: the same global batch whatever the number of data ranks. Files with several micro-batches
+    (`.pt` and `.safetensors` of plans) are split for that, as `stepfs.torch.micro_batches` does.
 
     Columns that a plan gave a file of their own (`file: own`) are joined in: an item is the same as without. A stage that needs
     none of them says `files=()`, and none is fetched; `files="pixels"` reads that one alone. Files that are not decoded to

@@ -74,7 +74,9 @@ class Planner:
         if isinstance(live, Need):
             return live
         if not any(live):
-            return End("every source is exhausted")
+            lost = sum(int(one.lost.sum()) for one in samples)
+            why = f"; its last {lost} tokens were of records longer than a row, and dropped" if lost else ""
+            return End(f"every source is exhausted{why}")
         return self._plan(state, samples, *self._weights(state, shares, live), length)
 
     def _weights(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -215,6 +215,17 @@ def _measures(totals: PlanTotals) -> Mapping[str, Any]:
             for one in totals.bad[:_BAD_SHOWN]
         ],
     }
+
+
+@contextmanager
+def bad_records_named(totals: PlanTotals, say: Callable[[str], None]) -> Iterator[None]:
+    """An error comes behind the bad records that were met: one may be its reason."""
+    try:
+        yield
+    except Exception:
+        for line in totals.bad_lines():
+            say(f"bad record: {line}")
+        raise
 
 
 def callbacks_of(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunCallbacks:

@@ -46,6 +46,7 @@ from stepfs_producer.run.results import (
     PlanTotals,
     Progress,
     RunResult,
+    bad_records_named,
     callbacks_of,
     show_nothing,
     totals_from,
@@ -133,12 +134,8 @@ class _RunSession:
                 key = skips_key(*incarnation)
                 await keep_libraries(store, *incarnation)
                 skip_log = SkipLog(store, key, totals)
-                try:
+                with bad_records_named(totals, self._say):
                     conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log)
-                except Exception:
-                    for line in totals.bad_lines():  # one may be the reason
-                        self._say(f"bad record: {line}")
-                    raise
                 logged = await skip_log.write()
             sealed = options.seal and ending is EndReason.COMPLETE
             if sealed:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 from collections import Counter
 from fractions import Fraction
 from functools import partial
@@ -18,6 +20,7 @@ from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs_producer.engine import failover
+from stepfs_producer.engine.local import local_engine
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
@@ -108,6 +111,25 @@ def test_marks_groups_late_answers_and_lost_bodies_do_not_show(corpus, seed, wor
         assert trio.run(steps, engine, corpus, chosen) == expected
     assert bool(engine.replaced) == bool(spares), "tasks were late, and one of two workers came second"
     assert losses < 0.2 or engine.lost
+
+
+async def test_processes_of_this_machine_that_are_killed_make_the_same_steps(corpus) -> None:
+    """P2: any engine; Ray's is compared in `t5_cli/test_ray.py`."""
+    chosen = rules(MIX, micro_batch_tokens=256)
+    expected = await steps(HereEngine(0, workers=1), corpus, chosen)
+    async with local_engine(2) as engine, trio.open_nursery() as nursery:
+
+        async def kill() -> None:
+            for _ in range(2):  # a third one by the same task would end the run
+                pid = await engine.submit(os.getpid)
+                assert isinstance(pid, int)
+                os.kill(pid, signal.SIGKILL)
+                await engine.submit(os.getpid)
+
+        nursery.start_soon(kill)
+        assert await steps(engine, corpus, chosen) == expected
+        nursery.cancel_scope.cancel()
+    assert engine.died
 
 
 async def test_a_run_continues_from_any_position(corpus) -> None:
