@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import ROOT, Report
-from bench_plan import balance, columns, elastic, faults, history, loads, memory, mix, throughput, times, work
+from bench_plan import (
+    balance,
+    columns,
+    elastic,
+    engines,
+    faults,
+    history,
+    loads,
+    memory,
+    mix,
+    throughput,
+    times,
+    work,
+)
 from stepfs.cli.failure import reported
 
 PARTS = {
@@ -23,6 +36,9 @@ PARTS = {
     "replay": history.replay,
     "cost": work.cost,
     "late": work.late,
+    "references": engines.references,
+    "tickets": engines.tickets,
+    "ray": engines.ray,
     "columns": columns.run,
     "loads": loads.run,
 }
