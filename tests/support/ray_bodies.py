@@ -77,6 +77,10 @@ def overwrite(body: dict[str, Any]) -> None:
     body["numbers"][0] = 2
 
 
+def sleep_but_on(node_id: str) -> None:
+    time.sleep(0.2 if ray.get_runtime_context().get_node_id() == node_id else 600)
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -117,6 +121,9 @@ async def life() -> dict[str, object]:
             found["overwritten"] = str(error)
         deaths = [await engine.submit(die) for _ in range(engine.workers + engine.spares)]
         found["died"] = [isinstance(one, WorkerDied) for one in deaths]
+        found["without their machine"] = [
+            not one.with_machine for one in deaths if isinstance(one, WorkerDied)
+        ]
         found["total after them"] = await engine.submit(total, *references)
         with trio.move_on_after(0.5):
             await engine.submit(time.sleep, 600)
@@ -139,8 +146,17 @@ async def node_lost(address: str) -> dict[str, object]:
         while len({one.head for one in kept}) < 2:
             kept += [await keep(engine, NUMBERS) for _ in range(2)]
         references = [one.reference for one in kept]
-        os.write(1, b"kept\n")
-        await trio.to_thread.run_sync(sys.stdin.readline)
+        deaths: list[object] = []
+
+        async def sleep() -> None:
+            deaths.append(await engine.submit(sleep_but_on, here))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(engine.workers + engine.spares):
+                nursery.start_soon(sleep)
+            await trio.sleep(1)
+            os.write(1, b"kept\n")
+            await trio.to_thread.run_sync(sys.stdin.readline)
         began_s = time.monotonic()
         answer: object = None
         while not isinstance(answer, Lost):
@@ -151,6 +167,7 @@ async def node_lost(address: str) -> dict[str, object]:
         lost = {id(one) for one in answer.references}
         return {
             "seconds": took_s,
+            "with their machine": [one.with_machine for one in deaths if isinstance(one, WorkerDied)],
             "exactly those there": lost == there,
             "others": await engine.submit(total, *stay) == NUMBERS * len(stay),
         }

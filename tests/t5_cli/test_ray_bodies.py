@@ -44,6 +44,7 @@ def test_a_body_stays_outlives_its_worker_and_is_freed() -> None:
     assert found["total"] == found["total after them"] == 4 * NUMBERS
     assert "read-only" in found["overwritten"]
     assert found["died"] == [True] * 3
+    assert any(found["without their machine"]), "on a busy machine Ray may not say it in time"
     assert found["small"] == [False, NUMBERS + 10]
     assert found["released"]
     assert found["left"] == [0, 0]
@@ -82,6 +83,7 @@ def test_bodies_of_a_lost_node_are_told_and_no_others() -> None:
             env={**os.environ, "PYTHONPATH": SUPPORT},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         ) as process,
     ):
@@ -91,7 +93,11 @@ def test_bodies_of_a_lost_node_are_told_and_no_others() -> None:
         lose(1)
         process.stdin.write("lost\n")
         process.stdin.flush()
-        found = json.loads(process.communicate(timeout=200)[0])
+        out, err = process.communicate(timeout=200)
+    assert err == "", "losses are ours to tell"
+    found = json.loads(out.splitlines()[-1])
     assert found["exactly those there"]
+    assert found["with their machine"]
+    assert all(found["with their machine"])
     assert found["others"]
     assert found["seconds"] < 60

@@ -56,9 +56,13 @@ class Kept(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """The worker ended before its task did; the same task may be given to another one."""
+    """The worker ended before its task did; the same task may be given to another one.
+
+    `with_machine`: its machine is lost, or cannot be reached, which is seldom the task's fault.
+    """
 
     reason: str
+    with_machine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

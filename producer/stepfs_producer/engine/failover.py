@@ -2,10 +2,12 @@
 result is the same.
 
 A worker that dies may have been killed, or may have been killed by its task: out of memory, a fault in a library. So a
-task gets three workers. A worker may also hang, for a reason of its own or of its task, and nobody would ever say so: a
-task that is late, beside others of its kind, is given to a spare worker as well; if that is late, too, to another in its
-place. The first answer wins, and the other worker is ended, which is no death. An error of the operating system or of a
-store is never a property of the data, so it is waited out; any other error of a task ends the run.
+task gets three workers. A machine may be lost at any time, and seldom by a task; but one that takes all memory may take
+machine after machine, so it gets eight of them. A worker may also hang, for a reason of its own or of its task, and
+nobody would ever say so: a task that is late, beside others of its kind, is given to a spare worker as well; if that is
+late, too, to another in its place. The first answer wins, and the other worker is ended, which is no death. An error of
+the operating system or of a store is never a property of the data, so it is waited out; any other error of a task ends
+the run.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ H = TypeVar("H")
 _log = logging.getLogger("stepfs.producer")
 
 WORKERS_MAX: Final = 3  # that one task may cost
+MACHINES_MAX: Final = 8
 LATE_S_MIN: Final = 5.0
 LATE_TIMES_MEAN: Final = 10  # of the tasks of its kind and source
 _KEPT: Final = 0.9  # weight of the mean so far when another task is done
@@ -37,6 +40,36 @@ _KEPT: Final = 0.9  # weight of the mean so far when another task is done
 
 class WorkersDiedError(StepfsError):
     """A task killed every worker that it was given to."""
+
+
+class MachinesLostError(StepfsError):
+    """Every machine that a task was given to was lost."""
+
+
+class _Deaths:
+    """Of the workers of one task."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._workers = 0
+        self._machines = 0
+
+    def note(self, death: WorkerDied) -> None:
+        """One more; `WorkersDiedError` and `MachinesLostError` if it is too many."""
+        self._workers += not death.with_machine
+        self._machines += death.with_machine
+        end = "Nothing was committed beyond the steps before it"
+        if self._workers == WORKERS_MAX:
+            raise WorkersDiedError(
+                f"{self._what}: {self._workers} workers died of it in a row ({death.reason}). Is the memory too small, or "
+                f"does a library fail on these records? {end}"
+            )
+        if self._machines == MACHINES_MAX:
+            raise MachinesLostError(
+                f"{self._what}: {self._machines} machines were lost under it in a row ({death.reason}). Are nodes taken away, "
+                f"or does it take all of their memory? {end}"
+            )
+        _log.info("%s: its worker died, another one takes over", self._what)
 
 
 class PerAttempt:
@@ -97,7 +130,8 @@ class Tasks:
         """The result of `function(*arguments)`. `what` names the task in messages; `source` is empty for steps.
 
         A `KeptBody` among the arguments is held meanwhile, and made again if it is lost. `WorkersDiedError` after three
-        workers died of it; `StoreUnreachableError` when its store was silent too long.
+        workers died of it, `MachinesLostError` after eight machines were lost; `StoreUnreachableError` when its store was
+        silent too long.
         """
         return await self._repeated(
             what, partial(self._first_answer, what, source, function, keep=False), arguments
@@ -131,7 +165,7 @@ class Tasks:
         self, what: str, answer: Callable[..., Awaitable[T | WorkerDied | Lost]], arguments: Sequence[object]
     ) -> T:
         backoff = Backoff(what, self._give_up_after_s)
-        died = 0
+        deaths = _Deaths(what)
         with ExitStack() as held:
             for argument in arguments:
                 if isinstance(argument, KeptBody):
@@ -148,16 +182,10 @@ class Tasks:
                 if isinstance(result, Lost):
                     self._note_lost(result, arguments)
                     _log.info("%s: it lacks bodies that are lost, and are made again", what)
-                elif not isinstance(result, WorkerDied):
-                    return result
+                elif isinstance(result, WorkerDied):
+                    deaths.note(result)
                 else:
-                    died += 1
-                    if died == WORKERS_MAX:
-                        raise WorkersDiedError(
-                            f"{what}: {died} workers died of it in a row ({result.reason}). Is the memory too small, or "
-                            "does a library fail on these records? Nothing was committed beyond the steps before it"
-                        )
-                    _log.info("%s: its worker died, another one takes over", what)
+                    return result
 
     async def culprit(
         self, first: int, last: int, function: Callable[..., tuple[object, object]], *arguments: object

@@ -56,6 +56,7 @@ class RayEngine:
         self._first = trio.Event()  # worker is up
         self._seen: set[str] = set()  # nodes
         self._actors: set[Actor] = set()
+        self._node_of: dict[Actor, str] = {}  # of those that are up
         self._starting: set[Actor] = set()  # those of them that are not up yet
         self._up, self._idle = trio.open_memory_channel[Actor](math.inf)
         self._why = ""
@@ -129,10 +130,11 @@ class RayEngine:
             (done, value), kept = await ray_calls.run_in(actor, function, given, stored, keep=keep)
         except RayError as error:  # also if it died before: `_ask_idle` leaves few of these
             self.died += 1
+            with_node = ray_calls.lost_with_node(error, self._node_of[actor])
             self._end(actor)
             self._ask_idle()
             self._fit()
-            return WorkerDied(line_of(error))
+            return WorkerDied(line_of(error), with_machine=with_node)
         except BaseException:
             self._end(actor)
             raise
@@ -167,11 +169,12 @@ class RayEngine:
     def _end(self, actor: Actor) -> None:
         self._actors.discard(actor)
         self._starting.discard(actor)
+        self._node_of.pop(actor, None)
         ray_calls.end(actor)
 
     async def _start(self, actor: Actor) -> None:
         try:
-            node_id = await ray_calls.where(actor)
+            self._node_of[actor] = node_id = await ray_calls.where(actor)
             await self._admitted.wait()
             if node_id not in self._seen:  # it joined later
                 found: dict[str, list[str]] = {}

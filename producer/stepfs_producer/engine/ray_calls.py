@@ -19,10 +19,13 @@ from stepfs_producer.engine.reach import of_our_own, outcome_of, quiet, refusal_
 from stepfs_producer.engine.worker import carried_out
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported
+os.environ.setdefault(
+    "RAY_BACKEND_LOG_LEVEL", "fatal"
+)  # else it tells on stderr that bodies are lost, as errors
 try:
     import ray
     from ray._private import worker as ray_worker
-    from ray.exceptions import ObjectLostError, RayError
+    from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ModuleNotFoundError as missing:
     raise MissingPackageError(
@@ -37,6 +40,7 @@ __all__ = [
     "connected",
     "cpus",
     "end",
+    "lost_with_node",
     "nodes",
     "run_at",
     "run_in",
@@ -105,6 +109,11 @@ def nodes() -> dict[str, str]:
         for node in ray.nodes()
         if node["Alive"] and node["Resources"].get("CPU")
     }
+
+
+def lost_with_node(error: RayError, node_id: str) -> bool:
+    """Whether an actor on that node died with it: where a node is left, it says how its actor ended, within a second."""
+    return isinstance(error, ActorUnavailableError) or node_id not in nodes()
 
 
 def cpus() -> tuple[int, int]:

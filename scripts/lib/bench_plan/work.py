@@ -41,8 +41,8 @@ sources:
   {sources}
 mix: {{{mix}}}
 """
-_COSTLY = "costly: {format: jsonl, files: costly/, transform: 'slow:costly'}"
-_TEXT = "text: {format: jsonl, files: text/}"
+COSTLY = "costly: {format: jsonl, files: costly/, transform: 'slow:costly'}"
+TEXT = "text: {format: jsonl, files: text/}"
 
 
 def cost(report: Report, *, quick: bool) -> None:
@@ -50,7 +50,7 @@ def cost(report: Report, *, quick: bool) -> None:
     steps = 60 if quick else 150
     with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
         directory = Path(name)
-        plan = _plan(directory, {"costly": _COSTLY, "text": _TEXT}, "costly: 5, text: 95", costly_s=0.2)
+        plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.2)
         took_s = {}
         digests = set()
         for workers in (2, 8):
@@ -58,7 +58,7 @@ def cost(report: Report, *, quick: bool) -> None:
             _run(plan, lake, workers, steps)
             found = read_lake(lake)
             took_s[workers] = found.times_s[-1] - found.times_s[0]
-            digests.add(_digest(found))
+            digests.add(digest(found))
     if len(digests) > 1:
         raise SystemExit("bench_plan: the number of workers shows in the steps")
     report.figures["cost"] = {"seconds": took_s, "load": load()}
@@ -78,11 +78,11 @@ def late(report: Report, *, quick: bool) -> None:
     steps = 400 if quick else 1200
     with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
         directory = Path(name)
-        plan = _plan(directory, {"costly": _COSTLY, "text": _TEXT}, "costly: 5, text: 95", costly_s=0.02)
+        plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.02)
         stops, lakes = 0, {}
         for kind in ("undisturbed", "stopped"):
             words = [
-                *_command(plan, directory / kind, 2, steps),
+                *command(plan, directory / kind, 2, steps),
                 "--steps-per-second",
                 str(_STEPS_PER_SECOND),
             ]
@@ -95,7 +95,7 @@ def late(report: Report, *, quick: bool) -> None:
             if process.returncode:
                 raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
             lakes[kind] = read_lake(directory / kind)
-    if _digest(lakes["undisturbed"]) != _digest(lakes["stopped"]):
+    if digest(lakes["undisturbed"]) != digest(lakes["stopped"]):
         raise SystemExit("bench_plan: a stopped worker changed or lost a step")
     longest, undisturbed = max(lakes["stopped"].gaps_s()), max(lakes["undisturbed"].gaps_s())
     report.figures["late"] = {"stops": stops, "gaps_s": lakes["stopped"].gaps_s(), "load": load()}
@@ -129,7 +129,7 @@ def _state(pid: int) -> str:
         return "Z"
 
 
-def _plan(directory: Path, sources: dict[str, str], mix: str, *, costly_s: float = 0.0) -> Path:
+def write_plan(directory: Path, sources: dict[str, str], mix: str, *, costly_s: float = 0.0) -> Path:
     draw = random.Random(5)
     letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
     for name in sources:
@@ -144,16 +144,16 @@ def _plan(directory: Path, sources: dict[str, str], mix: str, *, costly_s: float
     return path
 
 
-def _command(plan: Path, lake: Path, workers: int, steps: int) -> list[str]:
+def command(plan: Path, lake: Path, workers: int, steps: int) -> list[str]:
     words = [str(BIN / "stepfs-produce"), "run", str(plan), lake.as_uri(), "--workers", str(workers)]
     return [*words, "--limit-steps", str(steps)]
 
 
 def _run(plan: Path, lake: Path, workers: int, steps: int) -> None:
-    done = subprocess.run(_command(plan, lake, workers, steps), stdout=subprocess.DEVNULL, check=False)
+    done = subprocess.run(command(plan, lake, workers, steps), stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {done.returncode}")
 
 
-def _digest(lake: Lake) -> str:
+def digest(lake: Lake) -> str:
     return hashlib.sha256("".join(lake.digests).encode()).hexdigest()

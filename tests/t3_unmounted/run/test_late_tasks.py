@@ -9,7 +9,13 @@ import trio
 
 from stepfs.errors import UsageError
 from stepfs_producer.engine.api import WorkerDied
-from stepfs_producer.engine.failover import LATE_S_MIN, LATE_TIMES_MEAN, Tasks
+from stepfs_producer.engine.failover import (
+    LATE_S_MIN,
+    LATE_TIMES_MEAN,
+    MachinesLostError,
+    Tasks,
+    WorkersDiedError,
+)
 
 HANGS = float("inf")
 
@@ -132,6 +138,28 @@ async def test_when_both_die_it_is_one_death_of_the_task(autojump_clock) -> None
     died = {number: WorkerDied("killed") for number in range(4)}
     engine = TimedEngine([6, 3, 6, 3, 1], answers=died)
     assert await Tasks(engine, 600).carry_out("it", "code", work) == 4
+
+
+@pytest.mark.parametrize(
+    ("deaths", "ended_by"),
+    [
+        ("mmmmmmm", None),
+        ("mmmwmmwm", None),
+        ("mmwmmwmw", WorkersDiedError),
+        ("mmmmwmwmmm", MachinesLostError),
+    ],
+)
+async def test_a_lost_machine_is_not_charged_as_a_worker(autojump_clock, deaths: str, ended_by) -> None:
+    """w: a worker died; m: its machine was lost."""
+    died = {number: WorkerDied("killed", with_machine=one == "m") for number, one in enumerate(deaths)}
+    engine = TimedEngine([1] * (len(deaths) + 1), answers=died)
+    task = Tasks(engine, 600).carry_out("it", "code", work)
+    if ended_by is None:
+        assert await task == len(deaths)
+    else:
+        with pytest.raises(ended_by, match=r"^it: \d (workers|machines) .*\(killed\)"):
+            await task
+        assert len(engine.began) == len(deaths)
 
 
 async def test_an_error_is_an_answer(autojump_clock) -> None:

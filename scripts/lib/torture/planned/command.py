@@ -59,7 +59,7 @@ class Command:
     def kill_workers(self, draw: random.Random, *, all_of_them: bool) -> bool:
         """SIGKILL to one worker, or to all with the spare. Returns whether there was one."""
         assert self.process is not None
-        workers = workers_of(self.process.pid)
+        workers = workers_of(self.process.pid) or self._actors()
         for worker in workers if all_of_them else draw.sample(workers, min(1, len(workers))):
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
@@ -73,14 +73,21 @@ class Command:
 
     def remnants(self) -> list[str]:
         """Processes that any incarnation left behind."""
+        return [f"{pid} {_command_line(pid).decode()[:100]}" for pid in self._marked()]
+
+    def _marked(self) -> list[int]:
         mark = f"{_MARK}={self.log}".encode()
-        left = []
+        found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with suppress(OSError):
                     if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        left.append(f"{entry.name} {(entry / 'cmdline').read_bytes().decode()[:100]}")
-        return left
+                        found.append(int(entry.name))
+        return found
+
+    def _actors(self) -> list[int]:
+        """Of a Ray that the command started; they are no children of it."""
+        return [pid for pid in self._marked() if _command_line(pid).startswith(b"ray::_Worker")]
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

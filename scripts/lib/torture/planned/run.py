@@ -29,7 +29,7 @@ from torture.server import Server
 
 _GLANCE_S = 0.02
 _SETTLE_S = 600.0
-_KILL_LIMIT_S = 20.0  # of wall clock per kill before a run gives up
+_KILL_LIMIT_S = {"local": 20.0, "ray": 60.0}  # of wall clock per kill before a run gives up
 _SERVER_BACK_S = (0.0, 3.0)
 _ALL_WORKERS = 0.25  # of the kills of workers
 _TERM_SHARE = 0.1  # of the kills come with a SIGTERM behind them
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     console = Console(stderr=True, highlight=False)
-    directory = Path(tempfile.mkdtemp(prefix="stepfs-torture-"))
+    directory = Path(tempfile.mkdtemp(prefix="torture-"))  # short: Ray's sockets lie below it
     held = False
     try:
         for name in [name for name in os.environ if name.startswith(("AWS_", "STEPFS_"))]:
@@ -100,9 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _prepared(stack: ExitStack, directory: Path, options: argparse.Namespace) -> PlannedRun:
     server = None
     lake = (directory / "lake").as_uri()
-    for name in ("corpus", "tmp"):
+    for name in ("corpus", "t"):
         (directory / name).mkdir()
-    environment = {"STEPFS_LOG_DIR": str(directory / "logs"), "TMPDIR": str(directory / "tmp")}
+    environment = {"STEPFS_LOG_DIR": str(directory / "logs"), "TMPDIR": str(directory / "t")}
     if options.store == "s3":
         server = stack.enter_context(
             Server(directory / "seaweedfs", seed=options.seed, probabilities=options.proxy)
@@ -111,18 +111,25 @@ def _prepared(stack: ExitStack, directory: Path, options: argparse.Namespace) ->
         environment |= server.environment()
         os.environ.update(server.environment())
     corpus = write_corpus(directory / "corpus", options.seed)
-    words = [str(BIN / "stepfs-produce"), "run", str(corpus.plan), lake, "--workers", str(options.workers)]
-    words += ["--steps-per-second", str(options.rate)]
+    words = _words(options, corpus, lake, "--engine", options.engine, "--steps-per-second", str(options.rate))
     command = Command(words, directory / "command.log", environment)
     stack.callback(command.end)
     return PlannedRun(options, directory, corpus, command, lake, server)
+
+
+def _words(options: argparse.Namespace, corpus: Corpus, lake: str, *more: str) -> list[str]:
+    program = [str(BIN / "stepfs-produce")]
+    if options.engine == "ray":
+        main = "from stepfs_producer.cli import main; main()"
+        program = [str(BIN.parent / "ray/bin/python"), "-c", main]  # scripts/setup makes it
+    return [*program, "run", str(corpus.plan), lake, "--workers", str(options.workers), *more]
 
 
 def _torment(run: PlannedRun, draw: random.Random) -> None:
     roles = ["worker", "worker", "command", *(["server"] if run.server else [])]
     kills = [roles[index % len(roles)] for index in range(run.options.kills)]
     draw.shuffle(kills)
-    deadline = time.monotonic() + 60 + len(kills) * max(_KILL_LIMIT_S, run.options.every)
+    deadline = time.monotonic() + 60 + len(kills) * max(_KILL_LIMIT_S[run.options.engine], run.options.every)
     run.tend_until("the first step", lambda: _steps(run) > 0, _SETTLE_S)
     next_at = time.monotonic()
     while kills:
@@ -176,9 +183,8 @@ def _compare(run: PlannedRun) -> None:
     limit = str(_steps(run) + _STEPS_MORE)
     undisturbed = (run.directory / "undisturbed").as_uri()
     for lake in (run.lake, undisturbed):
-        words = [str(BIN / "stepfs-produce"), "run", str(run.corpus.plan), lake]
-        done = subprocess.run(
-            [*words, "--workers", str(run.options.workers), "--limit-steps", limit],
+        done = subprocess.run(  # by local workers
+            _words(run.options, run.corpus, lake, "--limit-steps", limit),
             capture_output=True,
             text=True,
             timeout=_SETTLE_S,
@@ -190,10 +196,14 @@ def _compare(run: PlannedRun) -> None:
             return
     run.audit = audit_planned(run.corpus, read_lake(run.lake), read_lake(undisturbed))
     deadline = time.monotonic() + 10
-    while (left := run.command.remnants()) and time.monotonic() < deadline:
+    while (left := _left(run)) and time.monotonic() < deadline:
         time.sleep(_GLANCE_S)
-    left += [str(path) for path in (run.directory / "tmp").iterdir()]
     run.faults += [f"left behind: {what}" for what in left]
+
+
+def _left(run: PlannedRun) -> list[str]:
+    """Behind any incarnation."""
+    return [*run.command.remnants(), *map(str, (run.directory / "t").iterdir())]
 
 
 def _steps(run: PlannedRun) -> int:
@@ -209,6 +219,7 @@ def _report(run: PlannedRun, faults: list[str], wall_s: float, console: Console)
     figures = {
         "seed": run.options.seed,
         "store": run.options.store,
+        "engine": run.options.engine,
         "held": not faults,
         "kills": dict(run.killed),
         "endings": dict(run.command.endings),
@@ -242,6 +253,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=60, help="of workers, command, server (default 60)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--store", choices=["s3", "file"], default="s3")
+    parser.add_argument(
+        "--engine", choices=["local", "ray"], default="local", help="whose workers are killed (default local)"
+    )
     parser.add_argument("--proxy", default="", help="troubles with probabilities (s3 only; default: none)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rate", type=float, default=10.0, help="steps per second (default 10)")

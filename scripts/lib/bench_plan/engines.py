@@ -1,0 +1,124 @@
+"""What passes through the command, which should carry metadata alone; and what Ray costs beside local workers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+from bench.report import Report, at_most, load
+from bench_plan.faults import read_lake
+from bench_plan.work import COSTLY, TEXT, command, digest, write_plan
+from quickstart.programs import BIN
+
+_STEP_TOKENS = 1 << 17  # of a rank: a step of 6 MB
+_SHARE = 0.01
+_SLOWER = 1.25
+_RAY = BIN.parent / "ray/bin/python"  # scripts/setup makes it
+
+
+def references(report: Report, *, quick: bool) -> None:
+    """On Ray: pickles of tasks and answers, and bodies that Ray sends along with an answer."""
+    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+        directory = Path(name)
+        words = command(_large_steps(directory), directory / "lake", 2, 30 if quick else 100)[1:]
+        given = ["run", *words[1:], "--engine", "ray"]
+        done = subprocess.run(
+            [str(_RAY), "-c", f"import ray_bodies; ray_bodies.main(*{given!r})"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        through = json.loads(done.stdout.splitlines()[-1])["through the command"]
+        share = through / _bytes_of(directory / "lake")
+    report.figures["references"] = {"share": share, "load": load()}
+    what = "Ray: bytes of tasks, answers and small bodies by those of the steps"
+    report.add(at_most(_SHARE, what, f"{share:.3%}", f"{through >> 10} KiB", share, ""))
+
+
+def tickets(report: Report, *, quick: bool) -> None:
+    """With local workers: what the command reads and writes, as the kernel counts it, from the first commit on."""
+    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+        directory = Path(name)
+        lake = directory / "lake"
+        words = command(_large_steps(directory), lake, 2, 60 if quick else 200)
+        seen: list[tuple[int, int]] = []  # bytes through the command, of steps, as commits come
+        commits = 1
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None:
+                if (
+                    found := len(list(lake.glob("*/log/*")))
+                ) > commits:  # at the end workers' bytes are added
+                    commits = found
+                    with suppress(OSError):
+                        seen.append((_read_and_written(process.pid), _bytes_of(lake)))
+                time.sleep(0.01)
+        if process.returncode:
+            raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
+    through, made = (last - first for first, last in zip(seen[0], seen[-1], strict=True))
+    share = through / made
+    report.figures["tickets"] = {"share": share, "load": load()}
+    what = "the command's reads and writes by the bytes of the steps, uploaded by workers"
+    report.add(at_most(_SHARE, what, f"{share:.3%}", f"{through >> 10} KiB", share, ""))
+
+
+def ray(report: Report, *, quick: bool) -> None:
+    """From first to last commit, in turns: starting is not compared."""
+    steps = 60 if quick else 300
+    took_s: dict[str, list[float]] = {"local": [], "ray": []}
+    digests = set()
+    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+        directory = Path(name)
+        plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 50, text: 50", costly_s=0.004)
+        for turn in range(1 if quick else 3):
+            for engine, found in took_s.items():
+                lake = directory / f"{engine}-{turn}"
+                words = command(plan, lake, 2, steps)[1:]
+                main = "from stepfs_producer.cli import main; main()"
+                done = subprocess.run(
+                    [str(_RAY), "-c", main, *words, "--engine", engine],
+                    stdout=subprocess.DEVNULL,
+                    check=False,
+                )
+                if done.returncode:
+                    raise SystemExit(
+                        f"bench_plan: a run with {engine} ended with exit code {done.returncode}"
+                    )
+                seen = read_lake(lake)
+                found.append(seen.times_s[-1] - seen.times_s[0])
+                digests.add(digest(seen))
+    if len(digests) > 1:
+        raise SystemExit("bench_plan: the engine shows in the steps")
+    report.figures["ray"] = {"seconds": took_s, "load": load()}
+    ratio = median(ray / local for ray, local in zip(took_s["ray"], took_s["local"], strict=True))
+    report.add(
+        at_most(
+            _SLOWER,
+            f"Ray by local workers, {steps} steps at 4 ms a record, first to last commit",
+            f"{median(took_s['ray']):.1f} s, all steps equal",
+            f"{median(took_s['local']):.1f} s",
+            ratio,
+            "×",
+        )
+    )
+
+
+def _large_steps(directory: Path) -> Path:
+    plan = write_plan(directory, {"text": TEXT}, "text: 100")
+    plan.write_text(plan.read_text().replace("tokens: 4096", f"tokens: {_STEP_TOKENS}"))
+    return plan
+
+
+def _read_and_written(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+
+
+def _bytes_of(lake: Path) -> int:
+    return sum(
+        path.stat().st_size for path in lake.rglob("*") if path.is_file() and "data" in path.parts[-3:-1]
+    )
