@@ -1,4 +1,4 @@
-"""What a test says to a lake's control sequence in place of a reclaimer, or of a store that rots."""
+"""A lake's control sequence, changed by a test in place of a reclaimer, or of a store that rots."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _PAGE = 1000
 
 
 class Double(BaseHTTPRequestHandler):
-    """One connection; what is stored is the class's, under one lock."""
+    """One connection. The stored objects belong to the class, under one lock."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

@@ -1,4 +1,4 @@
-"""Payloads of each format, and what a hostile writer makes of them."""
+"""Payloads of each format, and as a hostile writer changes them."""
 
 from __future__ import annotations
 

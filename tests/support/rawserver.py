@@ -24,7 +24,7 @@ class Reply:
 
 
 def wanted(head: bytes) -> bytes:
-    """The bytes of BODY that a request asks for."""
+    """The bytes of BODY in the range of a request."""
     found = _RANGE.search(head)
     return BODY[int(found[1]) : int(found[2]) + 1] if found else BODY
 
@@ -43,7 +43,7 @@ def part(
 
 
 def well(head: bytes) -> Reply:
-    """What a server does that has BODY under every key."""
+    """The answer of a server that has BODY under every key."""
     return Reply(part(head) + wanted(head))
 
 

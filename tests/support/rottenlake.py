@@ -99,7 +99,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def spoil(path: Path, how: str, chance: random.Random) -> bytes:
-    """Damage one object; returns what it was, for `restore`."""
+    """Damage one object; returns its bytes before, for `restore`."""
     body = path.read_bytes()
     path.unlink()
     if how == "flip":

@@ -16,5 +16,5 @@ def command(tool: str, *arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a tool needs to find its packages, and so does every program that it starts."""
+    """The environment in which a tool, and every program that it starts, finds its packages."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PATH)), **more}

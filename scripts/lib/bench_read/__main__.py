@@ -1,4 +1,4 @@
-"""Every row of "reads at memory speed", measured: ours, its bound, what it is measured against, and the limits."""
+"""Every row of "reads at memory speed", measured: ours, its bound, the side beside it, and the limits."""
 
 from __future__ import annotations
 

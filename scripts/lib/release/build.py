@@ -14,7 +14,7 @@ from stepfs.errors import StepfsError
 
 Target = Literal["sdist", "wheel"]
 _SUFFIX: Final = {"sdist": ".tar.gz", "wheel": ".whl"}
-# What must not matter: another time zone, language, order of sets and default permissions.
+# Circumstances that must not matter: another time zone, language, order of sets and default permissions.
 _OTHERWISE: Final = {"TZ": "Pacific/Chatham", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
 _OTHER_UMASK: Final = 0o077
 

@@ -55,7 +55,7 @@ def _from_store(order: dict[str, Any]) -> Callable[[Any], int]:
 
     config = Config(max_pool_connections=int(order["threads"]), response_checksum_validation="when_required")
     client = boto3.client("s3", endpoint_url=order["endpoint_url"], config=config)
-    client.head_bucket(Bucket=order["bucket"])  # the connection, and what the client learns first
+    client.head_bucket(Bucket=order["bucket"])  # the connection, and the client's first requests
 
     def read(sample: tuple[str, int, int]) -> int:
         key, offset, size = sample

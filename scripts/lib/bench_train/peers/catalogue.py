@@ -1,4 +1,4 @@
-"""Who takes part: packages, mounts and adapters of the peers. Imported in every environment, so it imports nothing."""
+"""The participants: packages, mounts and adapters of the peers. Imported in every environment, so it imports nothing."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Measurement:
         self.result = Result(peer.name, data.kind, ours=peer.ours, resumed_by=peer.resumes_by)
 
     def run(self) -> None:
-        """Fills `result`. What fails leaves its cells empty and a reason."""
+        """Fills `result`. A part that fails leaves its cells empty and a reason."""
         parts: tuple[Callable[[], None], ...] = (self._write, self._undisturbed, self._killed)
         for part in parts:
             try:
