@@ -4,8 +4,6 @@
 stretch to whoever is idle. So the long tests, those with a timeout of their own, begin each stretch in turn.
 """
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """What is found out when gs:// and az:// are opened: URLs, settings, credentials, and servers that cannot be trusted."""
 
-from __future__ import annotations
-
 import os
 import re
 import ssl

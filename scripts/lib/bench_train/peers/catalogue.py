@@ -1,7 +1,5 @@
 """The participants: packages, mounts and adapters of the peers. Imported in every environment, so it imports nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
