@@ -112,7 +112,7 @@ class Plan(schema.Plan):
         if steps < 1:
             raise UsageError(f"steps={steps}: use at least 1")
         place = LocatedPlan(self, held_out=holdout)
-        return _finished(partial(simulate_plan, place, steps, workers, say=announce)).document()
+        return _finished(partial(simulate_plan, place, steps, workers, say=_say)).document()
 
 
 def _say(line: str) -> None:

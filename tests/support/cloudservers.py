@@ -1,7 +1,5 @@
 """Servers of gs:// and az:// on loopback: the double of Google's XML interface, and Azurite (scripts/setup brings it)."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
@@ -33,7 +31,7 @@ class CloudServer:
     process: subprocess.Popen[bytes]
 
     def environment(self, endpoint_url: str | None = None) -> dict[str, str]:
-        """What a client needs to reach it, or a proxy before it."""
+        """Variables with which a client reaches it, or a proxy before it."""
         endpoint_url = endpoint_url or self.endpoint_url
         if self.home.startswith("gs:"):
             return {"GOOGLE_BASE_URL": endpoint_url, "GOOGLE_BEARER_TOKEN": "stepfs-test-token"}

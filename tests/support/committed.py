@@ -1,6 +1,4 @@
-"""What a lake holds, read from its objects."""
-
-from __future__ import annotations
+"""The contents of a lake, read from its objects."""
 
 import trio
 

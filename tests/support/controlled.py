@@ -1,6 +1,4 @@
-"""What a test says to a lake's control sequence in place of a reclaimer, or of a store that rots."""
-
-from __future__ import annotations
+"""A lake's control sequence, changed by a test in place of a reclaimer, or of a store that rots."""
 
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock

@@ -1,7 +1,5 @@
 """Stores that read from a raw server, with and beside botocore."""
 
-from __future__ import annotations
-
 from rawserver import BODY, RawServer, well
 
 from stepfs.errors import StepfsError
@@ -15,7 +13,7 @@ FIRST = 12345
 async def read(
     store: S3Store, first: int = FIRST, size: int = SIZE
 ) -> tuple[int | None, bytes] | tuple[type[StepfsError], str]:
-    """What a caller sees: the bytes, or the class and the line of the error."""
+    """The result for a caller: the bytes, or the class and the line of the error."""
     buffer = bytearray(size)
     try:
         got = await store.read_into(KEY, first, memoryview(buffer))

@@ -5,8 +5,6 @@ program for torture runs:
 `python tests/support/faultproxy.py UPSTREAM_PORT --seed 7 --probability 'lost response=0.01'`.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import socket
@@ -24,7 +22,7 @@ _HANG_S = 600.0
 
 @dataclass(frozen=True)
 class Trouble:
-    """What happens to one request; applied or not on the server, and what the client gets instead of its answer."""
+    """The fate of one request: applied or not on the server, and the client's substitute for its answer."""
 
     name: str
     forwarded: bool = True  # the server gets the request

@@ -4,8 +4,6 @@ Creates are conditional by `x-goog-if-generation-match: 0`; with `--lie` it igno
 gcp-storage-emulator does. Objects live in memory. A program: `python tests/support/googlexml.py PORT [--lie]`.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import threading
@@ -20,7 +18,7 @@ _PAGE = 1000
 
 
 class Double(BaseHTTPRequestHandler):
-    """One connection; what is stored is the class's, under one lock."""
+    """One connection. The stored objects belong to the class, under one lock."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

@@ -1,10 +1,8 @@
 """The schemas of `fs/schemas`, and whether a real document is one of them.
 
 A schema admits unknown fields, because documents grow. A test that compares with it must not: a field that a document
-has and its schema lacks is a field that nobody wrote down.
+has and its schema lacks is a field without a description.
 """
-
-from __future__ import annotations
 
 import json
 from functools import cache
@@ -48,7 +46,7 @@ def check(name: str, document: object) -> None:
 
 
 def fields(name: str) -> set[str]:
-    """Every name of a field that the schema knows, at any depth."""
+    """Every name of a field in the schema, at any depth."""
     return set(_fields(schema(name)))
 
 

@@ -4,8 +4,6 @@ Programs look at every mount of their namespace: `stepfs doctor`, `df`, a file m
 busy for that moment. Without this, tests that run beside each other would meet an EBUSY that none of them caused.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading
@@ -21,14 +19,14 @@ _MS_PRIVATE: Final = 1 << 18
 
 
 def enter_own_mount_namespace() -> bool:
-    """Whether this process, and what it starts from now on, sees its own mounts only."""
+    """Whether this process, and every process that it starts from now on, sees its own mounts only."""
     libc = ctypes.CDLL(None, use_errno=True)
     # A namespace belongs to a thread; /proc/self shows that of the main thread.
     if threading.current_thread() is not threading.main_thread() or libc.unshare(_CLONE_NEWNS) != 0:
         return False
     if libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:  # else unmounting would propagate
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "/")
-    for mounted in reversed(mounts()):  # copies of what others serve
+    for mounted in reversed(mounts()):  # copies of other processes' mounts
         if mounted.fstype == FSTYPE:
             unmount(Path(mounted.directory), lazy=True)
     return True

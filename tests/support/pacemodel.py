@@ -8,8 +8,6 @@ The made-up clock is the log's time, too. Waits do not count the log's quiet tim
 those add 3 s to a wait for each that it covers, however many producers there are.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Callable, Sequence
@@ -44,7 +42,7 @@ class Node:
 
 @dataclass
 class Result:
-    """What came of a run, its warm-up excluded."""
+    """The result of a run, its warm-up excluded."""
 
     nodes: list[Node]
     seconds: float
@@ -72,7 +70,7 @@ class Result:
         return sum(node.commits + node.lost for node in self.nodes) / self.measured_s
 
     def wait_s(self, share: float) -> float:
-        """A quantile of all waits from append to commit; what still waits at the end counts as if committed then."""
+        """A quantile of all waits from append to commit; batches that still wait at the end count as if committed then."""
         end_s = open_s(self.seconds)
         left = [end_s - open_s(since) for node in self.nodes if not node.gone for since in node.pending]
         found = sorted([*(wait for node in self.nodes for wait in node.waits), *left])
@@ -155,7 +153,7 @@ class Model:
         self.at(now + exposed_s, self.create, node, started_s, exposed_s, self.head, len(node.pending))
 
     def look(self, node: Node, now: float) -> None:
-        """What a producer learns from the head."""
+        """A producer's knowledge from the head."""
         recent_s = node.pacer.recent_ms / 1000
         others = [
             self.head - other.last_version

@@ -1,6 +1,4 @@
-"""Payloads of each format, and what a hostile writer makes of them."""
-
-from __future__ import annotations
+"""Payloads of each format, and as a hostile writer changes them."""
 
 import io
 import json

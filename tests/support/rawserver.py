@@ -1,7 +1,5 @@
 """A server that answers each request with the bytes a test gives it, be they HTTP or not, and counts connections."""
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl
@@ -24,7 +22,7 @@ class Reply:
 
 
 def wanted(head: bytes) -> bytes:
-    """The bytes of BODY that a request asks for."""
+    """The bytes of BODY in the range of a request."""
     found = _RANGE.search(head)
     return BODY[int(found[1]) : int(found[2]) + 1] if found else BODY
 
@@ -43,7 +41,7 @@ def part(
 
 
 def well(head: bytes) -> Reply:
-    """What a server does that has BODY under every key."""
+    """The answer of a server that has BODY under every key."""
     return Reply(part(head) + wanted(head))
 
 

@@ -1,11 +1,9 @@
 """Nodes of a Ray cluster on this machine, for tests: `python ray_cluster.py DIRECTORY NODE…`, run where ray is installed.
 
-NODE is the number of its CPUs, and what its environment has besides: `1` or `1,PYTHONPATH=/shadow`. The address of the
+NODE is the number of its CPUs, and further variables of its environment: `1` or `1,PYTHONPATH=/shadow`. The address of the
 cluster is written when all are up; each line on standard input is the number of a node that is lost there and then. The
 cluster ends with this process, also with a killed one.
 """
-
-from __future__ import annotations
 
 import os
 import sys

@@ -1,7 +1,5 @@
 """Real lakes, real mounts, through the doors users have: `Producer` and the `stepfs` command."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -131,7 +129,7 @@ def mounted(
     *options: str,
     allowed: list[str] | None = None,
 ) -> Iterator[Mount]:
-    """`stepfs mount`; on leaving nothing is left, whatever the test did. Fails on faults and unannounced warnings."""
+    """`stepfs mount`; on leaving nothing is left, also after a failure. Fails on faults and unannounced warnings."""
     if mountinfo.mount_at(directory) is None:  # a dead mount answers not even mkdir
         directory.mkdir(exist_ok=True)
     logs, cache = directory.parent / "logs", directory.parent / "cache"
@@ -161,7 +159,7 @@ def clear(directory: Path, mount: Mount | None) -> None:
         try:
             unmount(directory, lazy=True)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a daemon that was told to end has unmounted it meanwhile
+            if error.errno != errno.EINVAL:  # a daemon that got a signal to end has unmounted it meanwhile
                 raise
     if mount is not None:
         try:
@@ -183,7 +181,7 @@ def running(pid: int) -> bool:
 
 
 def until(done: Callable[[], bool], what: str | Callable[[], str], *, within_s: float = PATIENCE_S) -> None:
-    """Wait for what another process does; the only clock here is the real one. `what` fails, told when it does."""
+    """Wait for another process; the only clock here is the real one. `what` is the message of the failure."""
     deadline = time.monotonic() + within_s
     while not done():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()

@@ -1,7 +1,5 @@
 """A lake with one object of every kind, and ways to spoil them one at a time."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -99,7 +97,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def spoil(path: Path, how: str, chance: random.Random) -> bytes:
-    """Damage one object; returns what it was, for `restore`."""
+    """Damage one object; returns its bytes before, for `restore`."""
     body = path.read_bytes()
     path.unlink()
     if how == "flip":

@@ -1,6 +1,4 @@
-"""A test that is one scenario: an async function, run by what makes its world and its clock."""
-
-from __future__ import annotations
+"""A test that is one scenario: an async function, run by a function that makes its world and its clock."""
 
 import functools
 import inspect

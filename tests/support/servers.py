@@ -55,7 +55,7 @@ class S3Server:
         return f"s3://{BUCKET}"
 
     def environment(self, endpoint_url: str | None = None) -> dict[str, str]:
-        """What a client process needs to reach this server, or a proxy before it, and nothing else."""
+        """The variables with which a client process reaches this server, or a proxy before it, and no others."""
         return {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -70,7 +70,7 @@ class S3Server:
 def free_ports(count: int) -> list[int]:
     """`count` ports P such that P and P + 10000 (SeaweedFS's gRPC twin) are free, below the ephemeral range.
 
-    Until this process ends they are its own: no other process that asks here is given them.
+    Until this process ends they are its own: no other process gets them here.
     """
     picks = random.SystemRandom()
     while True:
@@ -99,7 +99,7 @@ def seaweedfs(
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-s3.autoCreateBucket=false",
-        "-volume.preStopSeconds=0",  # nobody else needs to hear that it goes
+        "-volume.preStopSeconds=0",  # no other server waits for it
         f"-s3.port={s3}",
         f"-master.port={master}",
         f"-volume.port={volume}",
@@ -154,7 +154,7 @@ def running(
     is_ready: Callable[[], str],
     extra: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server's process, once `is_ready` says nothing; it writes to server.log in `directory`, where it runs."""
+    """A server's process, once `is_ready` returns ''; it writes to server.log in `directory`, where it runs."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}

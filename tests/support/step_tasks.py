@@ -1,7 +1,5 @@
 """Steps to be made into payloads: from lists of spans, and drawn by Hypothesis."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +10,7 @@ from stepfs_producer.payloads.step_task import NO_TOKEN, StepTask
 
 @dataclass(frozen=True)
 class Part:
-    """A span, and what its document holds behind it."""
+    """A span, and the rest of its document behind it."""
 
     place: tuple[int, int, int, int]  # rank, micro, row, column
     ids: list[int]

@@ -1,6 +1,4 @@
-"""An S3 server of a few lines that answers what a test tells it to: errors no real server can be talked into."""
-
-from __future__ import annotations
+"""An S3 server of a few lines whose answers a test chooses: errors that no real server gives on demand."""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The tools of `scripts/lib` as tests start them: with the path that their wrappers in `scripts/` set."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -16,5 +14,5 @@ def command(tool: str, *arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a tool needs to find its packages, and so does every program that it starts."""
+    """The environment in which a tool, and every program that it starts, finds its packages."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PATH)), **more}

@@ -1,7 +1,5 @@
 """How often one mount of many asks: nothing changes in a small fleet, a large one asks no more than its store bears."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

@@ -3,8 +3,6 @@
 A contract with a wrong module name, or one too lenient exception, would be kept for ever.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

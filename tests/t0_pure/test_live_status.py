@@ -1,7 +1,5 @@
 """What `stepfs status DIR --watch` shows, from documents alone."""
 
-from __future__ import annotations
-
 import json
 import re
 

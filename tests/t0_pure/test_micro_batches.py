@@ -1,7 +1,5 @@
 """Files of micro-batches against files of ranks, and decoded files split into what their micro-batches' files hold."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

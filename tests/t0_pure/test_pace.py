@@ -1,7 +1,5 @@
 """The pacing model, without time: contenders, intervals, bounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Shares and stages: exact sums, exact rounding, and one line for what cannot be meant."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """trio's clock for a daemon that may be suspended."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

@@ -1,7 +1,5 @@
 """Where a record is: its fragment, its block in each epoch, and the record by itself; for every format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

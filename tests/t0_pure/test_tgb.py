@@ -1,7 +1,5 @@
 """The TGB object: laid out without copies, readable without a log, honest about damage."""
 
-from __future__ import annotations
-
 import random
 import struct
 

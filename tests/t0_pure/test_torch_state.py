@@ -1,7 +1,5 @@
 """`.pt` payloads that map, and resume state that refuses another lake."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

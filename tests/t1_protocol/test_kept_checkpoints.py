@@ -1,7 +1,5 @@
 """`keep`: the newest *recorded* checkpoints stay, which after a roll-back are not the greatest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

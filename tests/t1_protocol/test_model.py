@@ -9,8 +9,6 @@ To see a refutation step by step: `spin -a log.pml; gcc -DSAFETY -o pan pan.c; M
 PROCESSES=3 ./pan -r`.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -2,8 +2,6 @@
 beyond a dozen.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

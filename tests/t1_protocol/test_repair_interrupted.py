@@ -1,7 +1,5 @@
 """`verify --repair` beside a trainer that knew the damaged record, reclaimers and producers: inside any of its awaits."""
 
-from __future__ import annotations
-
 import pytest
 from controlled import control_keys
 from process_store import ProcessStore

@@ -1,7 +1,5 @@
 """Credentials of gs:// and az://: missing, wrong, senseless, or from a package that is installed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

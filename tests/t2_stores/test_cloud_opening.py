@@ -1,7 +1,5 @@
 """Opening gs:// and az://: URLs, endpoints, and the package that they need."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What only a file system can do wrong: crashes, full disks, missing rights, names in the way, resent links."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

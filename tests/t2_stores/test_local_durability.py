@@ -1,7 +1,5 @@
 """A create on file:// is an answer only once its name is durable."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Uploads that do not get through hold up nobody who follows the log, reads the floor or commits."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The servers the tests stand on come up, and go."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import urllib.error

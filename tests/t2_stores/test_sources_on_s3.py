@@ -1,7 +1,5 @@
 """Sources in a bucket: any key, every format, requests that say which version they mean."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Certificates are verified: a server nobody vouches for is refused, with what to do, before anything is sent."""
 
-from __future__ import annotations
-
 import ssl
 import subprocess
 from functools import partial

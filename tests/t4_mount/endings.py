@@ -1,7 +1,5 @@
 """Every way a mount can end, done to a `realmount.Mount`, and what must be gone afterwards."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

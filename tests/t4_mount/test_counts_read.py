@@ -1,7 +1,5 @@
 """What reading costs, as counts on a real mount: nobody is asked for primed bytes, and nothing is fetched twice."""
 
-from __future__ import annotations
-
 import os
 import random
 

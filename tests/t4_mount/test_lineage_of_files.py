@@ -1,7 +1,5 @@
 """`stepfs lineage` of a file of a mount: its inode says which slice it is, under whatever name a rank has for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Fixtures of several tests of commands."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small planned lake for tests to spoil, and its commands that ask for its past."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

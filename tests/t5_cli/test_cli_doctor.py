@@ -1,7 +1,5 @@
 """doctor on real stores and directories: what it says of them, and how it ends."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands that would wait for ever, or never wait at all."""
 
-from __future__ import annotations
-
 import os
 
 from lakes import stepfs

@@ -1,7 +1,5 @@
 """`stepfs verify` on real stores: what is damaged is named, and nothing else."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

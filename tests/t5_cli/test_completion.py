@@ -1,7 +1,5 @@
 """Shell completion: commands and options of both programs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sysconfig

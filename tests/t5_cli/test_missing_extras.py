@@ -1,7 +1,5 @@
 """The light install meets what needs an extra: one line, exit 2, and the command that installs it."""
 
-from __future__ import annotations
-
 import re
 import sys
 
@@ -55,6 +53,15 @@ def expect(ended, extra):
     assert line.endswith(f"pip install 'stepfs[{extra}]'")
 
 
+def forget(monkeypatch, room):
+    """It is imported again, until the test ends; then its parent has the former one, too."""
+    parent, _, leaf = room.rpartition(".")
+    if room in sys.modules:
+        monkeypatch.setattr(sys.modules[parent], leaf, sys.modules[room])
+    for name in [name for name in sys.modules if name == room or name.startswith(f"{room}.")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
 @pytest.mark.parametrize(
     ("module", "options", "extra"),
     [
@@ -63,11 +70,9 @@ def expect(ended, extra):
     ],
 )
 def test_text_names_the_extra(hidden, produce, monkeypatch, module, options, extra):
-    for name in [
-        name for name in sys.modules if name.startswith(("stepfs_producer.plan.file", "stepfs_producer.run"))
-    ]:
-        if module == "pydantic":
-            monkeypatch.delitem(sys.modules, name)
+    if module == "pydantic":
+        forget(monkeypatch, "stepfs_producer.plan.file")
+        forget(monkeypatch, "stepfs_producer.run")
     hidden(module)
     expect(produce(*TEXT, *options), extra)
 

@@ -1,7 +1,5 @@
 """Killed with -9 at random moments, beside a producer that is not: every record exactly once, one order."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

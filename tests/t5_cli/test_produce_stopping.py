@@ -1,7 +1,5 @@
 """Signals and the terminal: what a person at the keyboard meets."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

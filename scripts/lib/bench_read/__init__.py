@@ -1,1 +1,1 @@
-"""What reading through a mount costs, beside other mounts and plain GETs."""
+"""The cost of reading through a mount, beside other mounts and plain GETs."""

@@ -1,6 +1,4 @@
-"""Every row of "reads at memory speed", measured: ours, its bound, what it is measured against, and the limits."""
-
-from __future__ import annotations
+"""Every row of "reads at memory speed", measured: ours, its bound, the side beside it, and the limits."""
 
 import argparse
 import sys

@@ -1,9 +1,7 @@
 """The peers of reading: other mounts that hold the same files (`large/NN.bin`, `small/SSS-RRR.bin`) the way they want them.
 
-rclone is always there, JuiceFS with --peers. A peer that cannot be had is left out, and a line says why.
+rclone is always there, JuiceFS with --peers. A peer that cannot be installed is left out, with the reason in a line.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -50,7 +50,7 @@ class Waited:
 
 
 def judge(waits: Sequence[float], copies: Sequence[float], *, period_s: float, beginning: int) -> Waited:
-    """Waits less the usual copy. `period_s`: what a step takes that waits for nothing but its copy."""
+    """Waits less the usual copy. `period_s`: the time of a step that waits for nothing but its copy."""
     copy_s = median(copies)
     stalls = [wait - copy_s for wait in waits]
     after = stalls[beginning:]
@@ -63,7 +63,7 @@ def judge(waits: Sequence[float], copies: Sequence[float], *, period_s: float, b
 
 
 def accelerator(bed: Bed, pace: Pace) -> None:
-    """Two rows per bandwidth: the stall after the beginning, and what the beginning costs."""
+    """Two rows per bandwidth: the stall after the beginning, and the cost of the beginning."""
     draw = random.Random(9)
     bodies = [draw.randbytes(pace.step_bytes) for _ in range(_DISTINCT)]
     bed.report.say(f"accelerator: {pace.steps} steps of {pace.step_bytes / MIB:g} MiB")

@@ -1,11 +1,9 @@
 """A training loop whose computing costs this machine nothing, as on an accelerator: it sleeps. Prints JSON.
 
 The order comes as JSON in the only argument: `paths` (of each step), `period_s` (a step without any wait for data),
-`copy_s` (what reading from the page cache takes). Every step is read once for training and once more, within the time
-for computing, to learn what the copy alone takes.
+`copy_s` (the time to read from the page cache). Every step is read once for training and once more, within the time
+for computing, to measure the copy alone.
 """
-
-from __future__ import annotations
 
 import json
 import sys

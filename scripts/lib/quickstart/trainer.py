@@ -1,7 +1,5 @@
 """A training program at work; its lines are shown as they come."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """Building sdist and wheel, twice: at two places, at two times, under two users' settings."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from stepfs.errors import StepfsError
 
 Target = Literal["sdist", "wheel"]
 _SUFFIX: Final = {"sdist": ".tar.gz", "wheel": ".whl"}
-# What must not matter: another time zone, language, order of sets and default permissions.
+# Circumstances that must not matter: another time zone, language, order of sets and default permissions.
 _OTHERWISE: Final = {"TZ": "Pacific/Chatham", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
 _OTHER_UMASK: Final = 0o077
 

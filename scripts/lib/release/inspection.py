@@ -1,6 +1,4 @@
-"""What a package index, and a user, would find wrong with the files: metadata, missing and foreign modules."""
-
-from __future__ import annotations
+"""Mistakes that a package index, or a user, would find in the files: metadata, missing and foreign modules."""
 
 import tarfile
 import zipfile
@@ -20,7 +18,7 @@ _ROOTS: Final = {
 
 
 def inspect(sdist: Path, wheel: Path) -> Metadata:
-    """Check both; returns the metadata that they share. `StepfsError` names what is wrong."""
+    """Check both; returns the metadata that they share. `StepfsError` names the mistake."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (info,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}

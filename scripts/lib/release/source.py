@@ -1,10 +1,8 @@
-"""What a release is built from: the files of one commit, or of a tree without history, and the time they carry.
+"""The sources of a release: the files of one commit, or of a tree without history, and the time they carry.
 
 A build of the working tree would depend on files that git ignores or does not know. So a checkout must be clean, and the
 commit is exported.
 """
-
-from __future__ import annotations
 
 import os
 import shutil

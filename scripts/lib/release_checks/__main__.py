@@ -2,8 +2,6 @@
 failed.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

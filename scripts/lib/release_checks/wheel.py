@@ -1,4 +1,4 @@
-"""The wheel alone: installed without torch and without the source tree, it does what the README shows of it.
+"""The wheel alone: installed without torch and without the source tree, it does as the README shows.
 
 init, the README's own producer, mount, read, unmount with a checkpoint, reclaim; and what needs an extra says which.
 """

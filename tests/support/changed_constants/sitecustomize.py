@@ -1,7 +1,5 @@
 """Read by each interpreter that starts with this directory on its PYTHONPATH: `realmount.change_constants`."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,10 +1,8 @@
-"""The faults of one request, as values: whether and when the server applies it, and what the caller learns.
+"""The faults of one request, as values: whether and when the server applies it, and the answer for the caller.
 
 The two are independent; every hazard of COMMIT.md that comes from the network is a pair of them. A `Plan` picks a
 fault for each request; `faulty_store.FaultyStore` carries it out. Nothing here depends on time or global randomness.
 """
-
-from __future__ import annotations
 
 import bisect
 import enum
@@ -17,7 +15,7 @@ _TIMEOUT_S = 15.0
 
 
 class Told(enum.Enum):
-    """What the caller learns of a request."""
+    """The caller's answer to a request."""
 
     TRUTH = "truth"
     NOTHING = "nothing"  # timeout, reset, 5xx, short body

@@ -1,7 +1,5 @@
 """Checksums that follow the bytes as they land."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A reader in another pid namespace shows as pid 0: its signals cannot be seen, and the daemon says so once."""
 
-from __future__ import annotations
-
 import pytest
 
 from stepfs.mount.host import procfs

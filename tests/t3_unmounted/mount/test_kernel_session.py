@@ -1,7 +1,5 @@
 """The end of a mount, as the event loop of pyfuse3 reports it."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

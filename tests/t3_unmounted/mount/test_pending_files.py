@@ -1,7 +1,5 @@
 """Files of steps to come, under `--steps`: named and sized at once, opened when they are there."""
 
-from __future__ import annotations
-
 import errno
 
 import pyfuse3

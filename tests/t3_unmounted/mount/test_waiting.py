@@ -1,7 +1,5 @@
 """Waiting for steps to come: pending directories, deadlines, signals, seals. Virtual time."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

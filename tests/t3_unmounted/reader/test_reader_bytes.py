@@ -1,7 +1,5 @@
 """The bytes that a reader without a mount gives: the committed ones or an error, fetched once, copied once."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

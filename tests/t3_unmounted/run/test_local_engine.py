@@ -1,7 +1,5 @@
 """Worker processes: a killed one costs its own task, none outlives the command, and none is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

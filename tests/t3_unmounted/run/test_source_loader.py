@@ -1,7 +1,5 @@
 """Loading keeps workers busy: groups of the next block are under way before the last group of a block is done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks to slices: --world, --mesh, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

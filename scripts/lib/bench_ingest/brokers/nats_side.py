@@ -1,7 +1,5 @@
 """A NATS server with a file store, and what its client measures."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 python -m bench_ingest.brokers.stepfs_client URL SIZE
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 

@@ -2,10 +2,8 @@
 
     python -m bench_read.programs.bare_mount DIR N
 
-What it takes to list and stat this one is the limit for any mount in this language.
+The time to list and stat this one is the limit for any mount in this language.
 """
-
-from __future__ import annotations
 
 import errno
 import stat

@@ -1,9 +1,7 @@
-"""Reads files and compares their SHA-256 with what it is told; prints a line of JSON per file.
+"""Reads files and compares their SHA-256 with the given ones; prints a line of JSON per file.
 
 python -m bench_read.programs.check_digests DIGESTS.json plain|mapped SECONDS   in a loop for so many seconds
 """
-
-from __future__ import annotations
 
 import hashlib
 import json

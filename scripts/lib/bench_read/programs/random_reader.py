@@ -4,8 +4,6 @@ Reads one JSON order from stdin: {"threads", "paths"} or {"threads", "ranges": [
 "endpoint_url"}. Prints {"seconds", "cpu_s", "bytes"}.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -55,7 +53,7 @@ def _from_store(order: dict[str, Any]) -> Callable[[Any], int]:
 
     config = Config(max_pool_connections=int(order["threads"]), response_checksum_validation="when_required")
     client = boto3.client("s3", endpoint_url=order["endpoint_url"], config=config)
-    client.head_bucket(Bucket=order["bucket"])  # the connection, and what the client learns first
+    client.head_bucket(Bucket=order["bucket"])  # the connection, and the client's first requests
 
     def read(sample: tuple[str, int, int]) -> int:
         key, offset, size = sample

@@ -1,10 +1,8 @@
-"""What the daemon spends on each GB that a trainer reads, primed: in the long run, with less memory than data.
+"""The daemon's CPU time for each GB that a trainer reads, primed: in the long run, with less memory than data.
 
 A paced reader goes once through a lake. What counts is the middle: memory has been through the daemon's hands by
 then, so buffers and pages are reused, as they are in weeks of training, and there are still steps to fetch ahead.
 """
-
-from __future__ import annotations
 
 import time
 

@@ -4,8 +4,6 @@ One lake serves all: a step is one file of each kind (raw, .npy, .pt, safetensor
 measuring is one step, so that every first read is the first. Within a round the sides take turns.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import time
@@ -28,7 +26,7 @@ _TOUCHED_FILES = 16  # memory that is touched before a file is read
 
 
 class Times:
-    """What probes took: 'side first', 'side second' → seconds, of the clock and of the reader's own CPU."""
+    """Times of probes: 'side first', 'side second' → seconds, of the clock and of the reader's own CPU."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -95,7 +93,7 @@ class Large:
             yield mount
 
     def primed(self) -> None:
-        """First and second read of a raw file by a fresh process, and what the loaders of several kinds get."""
+        """First and second read of a raw file by a fresh process, and by the loaders of several kinds."""
         assert self.url
         report = self._bed.report
         reads, resident, times = [], [], Times()
@@ -195,7 +193,7 @@ class Large:
         return str(path)
 
     def limits(self) -> None:
-        """What no file system on this machine can beat."""
+        """The limit of any file system on this machine."""
         assert self.url
         found = [self._bed.probe(kind="raw", paths={"ext4": self._cached("raw")}) for _ in self._rounds]
         cached = median([each["seconds"]["ext4"][1] for each in found])

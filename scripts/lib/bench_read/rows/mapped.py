@@ -1,6 +1,4 @@
-"""Files that are mapped and never touched, more than the budget holds: what they cost the steps that are read."""
-
-from __future__ import annotations
+"""Files that are mapped and never touched, more than the budget holds: their cost to the steps that are read."""
 
 import mmap
 import os

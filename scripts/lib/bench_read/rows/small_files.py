@@ -1,10 +1,8 @@
-"""Many small files, and many readers: what a file costs, not what a byte costs.
+"""Many small files, and many readers: the cost of a file, not that of a byte.
 
 First reads need a cold mount each time, so every round mounts everything afresh, ours primed as it would be by the
 time a trainer comes to these steps.
 """
-
-from __future__ import annotations
 
 import json
 import random

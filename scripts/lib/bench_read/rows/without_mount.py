@@ -1,10 +1,8 @@
 """`stepfs.reader` beside the mount: the same slices from the same server, cold and fetched ahead, in turns.
 
-The mount's side is what the other rows measure: a fresh process that reads 1 MiB at a time. The reader gives the whole slice in
+The mount's side is that of the other rows: a fresh process that reads 1 MiB at a time. The reader gives the whole slice in
 one piece.
 """
-
-from __future__ import annotations
 
 import json
 import random

@@ -1,1 +1,1 @@
-"""One training job on stepfs and on what people use today."""
+"""One training job on stepfs and on its common alternatives."""

@@ -1,6 +1,4 @@
-"""Who takes part: packages, mounts and adapters of the peers. Imported in every environment, so it imports nothing."""
-
-from __future__ import annotations
+"""The participants: packages, mounts and adapters of the peers. Imported in every environment, so it imports nothing."""
 
 from dataclasses import dataclass
 

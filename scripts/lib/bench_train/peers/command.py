@@ -1,6 +1,4 @@
-"""`bench_train --peers`: one training job on stepfs and on what people use today, behind one slowed store."""
-
-from __future__ import annotations
+"""`bench_train --peers`: one training job on stepfs and on its common alternatives, behind one slowed store."""
 
 import subprocess
 import sys

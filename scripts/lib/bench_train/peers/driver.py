@@ -3,7 +3,7 @@
     python -m bench_train.peers.driver ORDER
 
 ORDER is the JSON of `job.Order`. Runs in the peer's own environment. The journal gets a line per batch: when it came,
-counted from the moment at which the library was asked to open the data; how long the loop waited; ids. A state is saved
+counted from the call that opens the data; how long the loop waited; ids. A state is saved
 as a trainer saves one, after the batch that it covers. A process that shall be killed says so and waits for it.
 """
 

@@ -1,10 +1,10 @@
-"""The training job, equal for all peers: its data, an order to the process that runs a part of it, what a peer must do.
+"""The training job, equal for all peers: its data, an order to the process that runs a part of it, the duties of a peer.
 
 An adapter is a module with three functions, which run in the peer's own environment:
 
     imports()            imports the library, so that its seconds are not those of the first batch
     write(order)         stores the data set the way this peer wants it, under `order.place`
-    train(order, state)  opens it and returns a `Stream`; `state` is None, or what `Stream.state` returned before a kill
+    train(order, state)  opens it and returns a `Stream`; `state` is None, or the result of `Stream.state` before a kill
 
 What the process outside needs to know of a peer (packages, a mount, how it resumes) is in `catalogue`.
 """
@@ -39,7 +39,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one process of a peer shall do. Travels as JSON."""
+    """The order to one process of a peer. Travels as JSON."""
 
     peer: str
     do: str  # 'write' or 'train'

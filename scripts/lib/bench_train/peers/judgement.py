@@ -1,4 +1,4 @@
-"""What the journals of a peer's runs say: its pace, its stalls, and whether a resume lost or repeated anything. Pure.
+"""Results of a peer's runs, from their journals: its pace, its stalls, and whether a resume lost or repeated anything. Pure.
 
 "Exact" is: what was trained up to the last saved state, and what came after the resume, are together every sample once,
 in the order of the undisturbed run.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """One run of the driver. Times in seconds; `at` since the library was asked to open the data."""
+    """One run of the driver. Times in seconds; `at` since the call that opens the data."""
 
     imported_s: float  # since the process started
     at: tuple[float, ...]
@@ -56,7 +56,7 @@ class Pace:
 
 
 def pace(journal: Journal, *, beginning: int) -> Pace:
-    """The first `beginning` batches (half of the batches at most) are not counted: `first_s` says what a start costs."""
+    """The first `beginning` batches (half of the batches at most) are not counted: `first_s` is the cost of a start."""
     count = len(journal.at)
     if count < 2:
         return Pace(float("nan"), float("nan"), journal.at[0] if count else float("nan"))
@@ -69,7 +69,7 @@ def pace(journal: Journal, *, beginning: int) -> Pace:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What a resume did to the samples of the epoch."""
+    """Samples of the epoch that a resume lost or repeated."""
 
     lost: int
     repeated: int
@@ -104,7 +104,7 @@ def resume(undisturbed: Sequence[int], before: Sequence[int], after: Sequence[in
 
 @dataclass
 class Result:
-    """The rows of one peer and kind. What could not be measured stays None, and `trouble` says why."""
+    """The rows of one peer and kind. A figure that could not be measured stays None; `trouble` gives the reason."""
 
     peer: str
     kind: str

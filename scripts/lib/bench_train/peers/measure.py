@@ -1,7 +1,5 @@
 """One peer and one kind of samples: written, trained undisturbed, killed and resumed, resumed with other workers."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -53,7 +51,7 @@ class Measurement:
         self.result = Result(peer.name, data.kind, ours=peer.ours, resumed_by=peer.resumes_by)
 
     def run(self) -> None:
-        """Fills `result`. What fails leaves its cells empty and a reason."""
+        """Fills `result`. A part that fails leaves its cells empty and a reason."""
         parts: tuple[Callable[[], None], ...] = (self._write, self._undisturbed, self._killed)
         for part in parts:
             try:

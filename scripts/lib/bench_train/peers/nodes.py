@@ -1,4 +1,4 @@
-"""The trainer's node: what is mounted there for a peer, behind the slowed store."""
+"""The trainer's node: a peer's mounts, behind the slowed store."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _UPLOADS = 8
 
 
 def make_corpus(data: Data) -> None:
-    """What samples are made of, into `data.directory`."""
+    """Writes the raw material of samples into `data.directory`."""
     from PIL import Image  # noqa: PLC0415 - text needs none
 
     directory, draw = Path(data.directory), np.random.default_rng(5)

@@ -1,6 +1,4 @@
-"""The peers' rows as a table, as Markdown; and what ours must reach beside the best of them."""
-
-from __future__ import annotations
+"""The peers' rows as a table, as Markdown; and our targets beside the best of them."""
 
 from collections.abc import Sequence
 
