@@ -3,7 +3,7 @@
     unresolved?  the same bytes to the same slot again, before anything else (hazard 5)
     follow       the head, read until a probe misses
     rebase       the commit on top of it (pure, rebase.py), decoded as by a reader (stepfs.lake.log.rehearsal)
-    create       log/<head+1>, exactly once; reading the slot resolves an ambiguous result (stepfs.lake.sequence)
+    create       log/<head+1>, exactly once; reading the slot resolves an ambiguous result (stepfs.lake.slots)
     floor        after every branch with our slot: it is Committed only if the floor has not passed it (hazard 1)
 
 Between two awaits: `_unresolved` is set before the first byte of a create is sent and cleared only by an
@@ -30,7 +30,7 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
-from stepfs.lake.sequence import Mine, SlotLost, Unknown, take_slot
+from stepfs.lake.slots import Mine, SlotLost, Unknown, take_slot
 from stepfs.store.api import Store
 from stepfs_producer.rebase import Refusal, Stamp
 
@@ -56,7 +56,7 @@ class Undecided:
     """The result is unknown. The attempt is kept and must be decided before any other."""
 
     version: Version
-    why: str  # see `stepfs.lake.sequence.Unknown`
+    why: str  # see `stepfs.lake.slots.Unknown`
 
 
 CommitOutcome = Committed | CommitLost | Undecided | Refusal

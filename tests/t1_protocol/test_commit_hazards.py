@@ -27,7 +27,7 @@ from producer_world import World, append, caught, feed, reclaim_below, simulate
 from stepfs.format.commit import Commit
 from stepfs.format.snapshot import LogState
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.sequence import Mine, SlotLost, SlotOutcome
+from stepfs.lake.slots import Mine, SlotLost, SlotOutcome
 from stepfs.store.api import Put, Store
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop

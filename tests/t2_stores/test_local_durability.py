@@ -5,7 +5,7 @@ import os
 import pytest
 import trio
 
-from stepfs.lake import sequence
+from stepfs.lake import slots
 from stepfs.store.api import Put
 from stepfs.store.local import local_store
 from stepfs.store.local.local_store import LocalStore
@@ -28,17 +28,17 @@ async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch
         real(directory)
 
     monkeypatch.setattr(local_store, "sync_directory", sync)
-    monkeypatch.setattr(sequence, "_RETRY_S", (0.0, 0.0))
-    unsettled = await sequence.take_slot(store, "log/1", b"mine")
-    assert isinstance(unsettled, sequence.Unknown)
+    monkeypatch.setattr(slots, "_RETRY_S", (0.0, 0.0))
+    unsettled = await slots.take_slot(store, "log/1", b"mine")
+    assert isinstance(unsettled, slots.Unknown)
     assert "input/output error" in unsettled.why
-    assert isinstance(await sequence.take_slot(store, "log/1", b"mine"), sequence.Unknown)
+    assert isinstance(await slots.take_slot(store, "log/1", b"mine"), slots.Unknown)
     failing.clear()
     synced = []
     monkeypatch.setattr(
         local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory))
     )
-    assert await sequence.take_slot(store, "log/1", b"mine") == sequence.Mine()
+    assert await slots.take_slot(store, "log/1", b"mine") == slots.Mine()
     assert store.root / where in synced
 
 
@@ -54,7 +54,7 @@ async def test_a_link_that_may_have_happened_is_synced_before_it_counts(store, m
     monkeypatch.setattr(
         local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory))
     )
-    assert await sequence.take_slot(store, "log/1", b"mine") == sequence.Mine()
+    assert await slots.take_slot(store, "log/1", b"mine") == slots.Mine()
     assert synced == [store.root / "log"]
 
 

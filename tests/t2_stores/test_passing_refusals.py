@@ -5,7 +5,7 @@ from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError
 from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, calls, xml_error
 
 from stepfs.errors import ArchivedError, RefusedError, StoreUnreachableError
-from stepfs.lake import sequence
+from stepfs.lake import slots
 from stepfs.store.api import Put
 from stepfs.store.s3.clients import Clients
 
@@ -79,10 +79,10 @@ async def test_credentials_that_cannot_be_renewed_just_now_are_waited_for(stubbe
 
 async def test_a_slot_that_was_refused_for_a_moment_is_undecided_not_given_up(stubbed, stub):
     stub.answer = well
-    assert await sequence.take_slot(stubbed, "x/log/1", b"x") == sequence.Mine()
+    assert await slots.take_slot(stubbed, "x/log/1", b"x") == slots.Mine()
     stub.answer = lambda _method, _path: EXPIRED
-    outcome = await sequence.take_slot(stubbed, "x/log/2", b"x")
-    assert isinstance(outcome, sequence.Unknown)
+    outcome = await slots.take_slot(stubbed, "x/log/2", b"x")
+    assert isinstance(outcome, slots.Unknown)
     assert "ExpiredToken" in outcome.why
 
 

@@ -44,7 +44,7 @@ from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.decisions import Advance, Request, decide, successor
-from stepfs.lake.sequence import Mine, Unknown, last_dense_number, last_number, take_slot
+from stepfs.lake.slots import Mine, Unknown, last_dense_number, last_number, take_slot
 from stepfs.store.api import Store
 
 _ROUNDS_MAX: Final = 64

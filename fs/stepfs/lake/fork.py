@@ -50,7 +50,7 @@ from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
-from stepfs.lake.sequence import create_own
+from stepfs.lake.slots import create_own
 from stepfs.lake.unfinished_fork import group_name, undo, undo_others
 from stepfs.store.api import Store
 

@@ -11,7 +11,7 @@ from stepfs.format.keys import LAKE, new_lake_id
 from stepfs.format.payload.schema import PayloadSchema, stored_schema
 from stepfs.format.payload_kind import CHECKED_EXTENSIONS, is_checkable
 from stepfs.format.records import LakeIdentity, check_ext, decode_lake, encode_lake
-from stepfs.lake.sequence import SlotLost, settled, take_slot
+from stepfs.lake.slots import SlotLost, settled, take_slot
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 

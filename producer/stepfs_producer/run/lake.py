@@ -25,7 +25,7 @@ from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.sequence import Mine, Unknown, take_slot
+from stepfs.lake.slots import Mine, Unknown, take_slot
 from stepfs.store import silence
 from stepfs.store.api import Store
 from stepfs_producer.tgb_writer import unpack_position

@@ -23,7 +23,7 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.log.quiet import EVERY_S, Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.rehearsal import rehearsed
-from stepfs.lake.sequence import SlotLost, settled, take_slot
+from stepfs.lake.slots import SlotLost, settled, take_slot
 
 _QUIET_TIMES_MAX: Final = 4
 _RETRY_S: Final = 0.02

@@ -35,7 +35,7 @@ from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.segments import Segments
 from stepfs.lake.log.tail import read_versions
-from stepfs.lake.sequence import SlotLost, last_number, settled, take_slot
+from stepfs.lake.slots import SlotLost, last_number, settled, take_slot
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")

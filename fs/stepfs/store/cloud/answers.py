@@ -3,7 +3,7 @@ an error holds the server's status and body. So the text decides, and anything e
 have happened, an object that may be there.
 
 object_store resends a 307 by itself, and 409 and 412 may be answers to its own first attempt. Both cost time, not
-safety: `lake/sequence.py` reads the slot.
+safety: `lake/slots.py` reads the slot.
 """
 
 from __future__ import annotations
