@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
+from stepfs.data.handle import SliceHandle
 from stepfs.errors import AbsentError
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version
@@ -129,3 +130,18 @@ def indices(*numbers: int) -> list[SliceIndex]:
 def processor() -> Callable[[], float]:
     """A clock of the processor's time by which each plan costs two milliseconds."""
     return itertools.count(0.0, 0.002).__next__
+
+
+def world_of(steps: int, *sizes: int) -> World:
+    """Steps of slices of these sizes."""
+    world = World()
+    for _ in range(steps):
+        world.add_step(sizes)
+    return world
+
+
+async def read_all(handle: SliceHandle, piece: int = 1 << 20) -> bytes:
+    data = b""
+    while part := await handle.read(len(data), piece):
+        data += part
+    return data

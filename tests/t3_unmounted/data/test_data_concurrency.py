@@ -2,7 +2,7 @@
 
 import pytest
 import trio
-from data_doubles import World, indices
+from data_doubles import indices, world_of
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.ranges import pieces_of
@@ -103,10 +103,7 @@ def test_more_are_tried_only_while_readers_wait(readers_wait):
 
 @pytest.fixture(scope="module")
 def world():
-    made = World()
-    for _ in range(STEPS):
-        made.add_step([512 * KIB] * PER_STEP)
-    return made
+    return world_of(STEPS, *[512 * KIB] * PER_STEP)
 
 
 async def seconds_for(world, concurrency, *, latency_s):
@@ -155,9 +152,7 @@ async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver
     nursery, autojump_clock, link
 ):
     """Nothing is fetched ahead. A full link takes twice as long for twice as many GETs, a store far away does not."""
-    world = World()
-    for _ in range(8):
-        world.add_step([12 * BLOCK_BYTES])
+    world = world_of(8, 12 * BLOCK_BYTES)
     store = world.store
     store.behave = lambda *_: 0.02 * store.running if link == "full" else 0.1
     slices = Slices(store, memory_bytes=256 * MIB)
@@ -178,9 +173,7 @@ async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver
 
 
 async def test_while_blocks_of_an_open_slice_are_held_back_nothing_is_fetched_ahead(nursery, autojump_clock):
-    world = World()
-    for _ in range(3):
-        world.add_step([6 * BLOCK_BYTES])
+    world = world_of(3, 6 * BLOCK_BYTES)
     world.store.behave = lambda *_: 1.0
     slices = Slices(world.store, memory_bytes=512 * MIB)
     await nursery.start(slices.run)

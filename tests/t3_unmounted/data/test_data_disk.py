@@ -6,7 +6,7 @@ import stat
 import pytest
 import trio
 import trio.testing
-from data_doubles import LAKE_ID, World
+from data_doubles import LAKE_ID, World, read_all, world_of
 
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.slices import Slices
@@ -24,13 +24,6 @@ async def started(nursery, place, world, *, disk=64 * MIB, memory=64 * MIB):
     return slices, cache
 
 
-async def read_all(handle):
-    data = b""
-    while part := await handle.read(len(data), MIB):
-        data += part
-    return data
-
-
 async def until(condition):
     """Files come and go in worker threads: look until it is so."""
     with trio.fail_after(20):
@@ -40,13 +33,6 @@ async def until(condition):
 
 def steps_on_disk(disk):
     return sorted(int(file.name.split("-")[1]) for file in disk.path.glob("*.slice"))
-
-
-def world_of(steps, size):
-    world = World()
-    for _ in range(steps):
-        world.add_step([size])
-    return world
 
 
 def wish_all(slices, world):

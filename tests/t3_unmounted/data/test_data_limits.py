@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from data_doubles import World
+from data_doubles import world_of
 
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, Memory, default_memory_bytes, read_memory
 from stepfs.data.memory.pressure import MemoryGovernor, is_tight
@@ -97,9 +97,7 @@ def test_when_memory_is_short(memory, tight):
 
 @pytest.mark.logs("memory is short")
 async def test_it_shrinks_at_once_and_grows_slowly(nursery, autojump_clock):
-    world = World()
-    for _ in range(30):
-        world.add_step([8 * MIB])
+    world = world_of(30, 8 * MIB)
     slices = Slices(world.store, memory_bytes=256 * MIB)
     now = {"memory": Memory(64 * GIB, 48 * GIB, 0.0)}
     await nursery.start(slices.run)

@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, processor
+from data_doubles import World, processor, world_of
 from data_pages import Pages
 
 from stepfs.data.cache.disk import DiskCache
@@ -23,13 +23,6 @@ async def until(condition):
     with trio.fail_after(20):
         while not condition():  # noqa: ASYNC110 -- worker threads have no event
             await trio.sleep(0.001)
-
-
-def world_of(steps, size):
-    world = World()
-    for _ in range(steps):
-        world.add_step([size])
-    return world
 
 
 class PrimedNode:

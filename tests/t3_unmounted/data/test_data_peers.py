@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, processor
+from data_doubles import processor, world_of
 
 from stepfs.data.cache.readers import ReaderCounts
 from stepfs.data.prefetch.prefetcher import Prefetcher
@@ -43,9 +43,7 @@ class Node:
 
 @pytest.fixture
 def world():
-    made = World()
-    for _ in range(STEPS):
-        made.add_step([MIB])
+    made = world_of(STEPS, MIB)
     made.store.behave = lambda *_: 0.02
     return made
 

@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, indices, processor
+from data_doubles import World, indices, processor, world_of
 
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.data.slices import Slices
@@ -44,9 +44,7 @@ class Node:
 
 
 async def test_a_steady_reader_waits_only_for_its_first_steps(nursery, autojump_clock):
-    world = World()
-    for _ in range(40):
-        world.add_step([64 * KIB] * 8)
+    world = world_of(40, *[64 * KIB] * 8)
     world.store.behave = lambda *_: 0.05
     node = Node(world)
     await nursery.start(node.run)
@@ -83,9 +81,7 @@ async def test_bytes_fetched_are_bytes_delivered(nursery, autojump_clock, slices
 
 @pytest.mark.parametrize("size", [BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 20 * MIB])
 async def test_large_slices_cost_one_get_per_block(nursery, autojump_clock, size):
-    world = World()
-    for _ in range(3):
-        world.add_step([size] * 2)
+    world = world_of(3, *[size] * 2)
     node = Node(world)
     await nursery.start(node.run)
     for step in range(3):
@@ -97,9 +93,7 @@ async def test_large_slices_cost_one_get_per_block(nursery, autojump_clock, size
 
 
 async def test_told_slices_are_there_before_the_first_open(nursery, autojump_clock):
-    world = World()
-    for _ in range(10):
-        world.add_step([64 * KIB] * 8)
+    world = world_of(10, *[64 * KIB] * 8)
     node = Node(world, hinted=indices(2, 3), start=Step(4), window=3)
     await nursery.start(node.run)
     await quiet()
@@ -126,9 +120,7 @@ async def test_steps_committed_later_are_fetched_when_they_come(nursery, autojum
 async def test_ranks_that_open_one_after_another_are_learned_before_they_are_planned_for(
     nursery, autojump_clock
 ):
-    world = World()
-    for _ in range(3):
-        world.add_step([16 * KIB] * 64)
+    world = world_of(3, *[16 * KIB] * 64)
     node = Node(world)
     await nursery.start(node.run)
     for rank in range(64):
@@ -140,9 +132,7 @@ async def test_ranks_that_open_one_after_another_are_learned_before_they_are_pla
 
 
 async def test_window_0_fetches_nothing_ahead(nursery, autojump_clock):
-    world = World()
-    for _ in range(10):
-        world.add_step([MIB])
+    world = world_of(10, MIB)
     node = Node(world, window=0)
     await nursery.start(node.run)
     for step in range(5):
@@ -153,9 +143,7 @@ async def test_window_0_fetches_nothing_ahead(nursery, autojump_clock):
 
 
 async def test_prefetch_stops_at_the_budget_and_consumed_steps_leave_first(nursery, autojump_clock):
-    world = World()
-    for _ in range(20):
-        world.add_step([2 * MIB])
+    world = world_of(20, 2 * MIB)
     node = Node(world, memory_bytes=8 * MIB, window=10)
     await nursery.start(node.run)
     for step in range(20):
@@ -169,9 +157,7 @@ async def test_prefetch_stops_at_the_budget_and_consumed_steps_leave_first(nurse
 
 
 async def test_demand_finds_a_connection_while_prefetches_hang(nursery, autojump_clock):
-    world = World()
-    for _ in range(40):
-        world.add_step([MIB])
+    world = world_of(40, MIB)
     node = Node(world, window=30)
     await nursery.start(node.run)
     await node.read(0, 0)

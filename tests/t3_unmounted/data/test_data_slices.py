@@ -6,22 +6,14 @@ import mmap
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, indices
+from data_doubles import World, indices, read_all
 
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
-from stepfs.data.handle import SliceHandle
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 
 MIB = 1 << 20
-
-
-async def read_all(handle: SliceHandle, piece: int = MIB) -> bytes:
-    data = b""
-    while part := await handle.read(len(data), piece):
-        data += part
-    return data
 
 
 async def test_bytes_are_exactly_the_committed_ones(nursery, autojump_clock):

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, indices
+from data_doubles import indices, world_of
 from test_data_prefetch import KIB, MIB, Node, quiet
 
 from stepfs.data.prefetch.history import LIVE_STEPS, AccessHistory
@@ -19,10 +19,7 @@ SIZE = 4 * KIB
 
 @cache
 def lake(steps, slices):
-    world = World()
-    for _ in range(steps):
-        world.add_step([SIZE] * slices)
-    return world
+    return world_of(steps, *[SIZE] * slices)
 
 
 async def read_all(node, order, *, at_once=1, slices=(0,)):
