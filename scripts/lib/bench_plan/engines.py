@@ -73,7 +73,9 @@ def ray(report: Report, *, quick: bool) -> None:
     digests = set()
     with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
         directory = Path(name)
-        plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 50, text: 50", costly_s=0.004)
+        place = directory / "plan"  # it travels
+        place.mkdir()
+        plan = write_plan(place, {"costly": COSTLY, "text": TEXT}, "costly: 50, text: 50", costly_s=0.004)
         for turn in range(1 if quick else 3):
             for engine, found in took_s.items():
                 lake = directory / f"{engine}-{turn}"
