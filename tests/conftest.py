@@ -1,5 +1,7 @@
 """What every layer of the tests shares: lakes on real stores, and the rule that no warning goes unnoticed."""
 
+from __future__ import annotations
+
 import logging
 import math
 import os

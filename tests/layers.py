@@ -4,6 +4,8 @@ Seconds on a shared machine say little; CPU seconds, those of ended child proces
 lists every test. What a session's servers took stands with the last test of their process.
 """
 
+from __future__ import annotations
+
 import resource
 from collections import Counter, defaultdict
 from collections.abc import Generator

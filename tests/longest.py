@@ -5,6 +5,8 @@ stretch to an idle process. So the long tests, those with a timeout of their own
 one of them: they share what the file has made once.
 """
 
+from __future__ import annotations
+
 from itertools import groupby
 
 import pytest

@@ -4,6 +4,8 @@ Left out: members that only stepfs itself calls. Rejected: the page in the repos
 with mkdocstrings, 30 packages for one page that no server shows yet.
 """
 
+from __future__ import annotations
+
 import inspect
 import sys
 from collections.abc import Iterator

@@ -4,6 +4,8 @@ An actor's `main` runs one life and returns True when its work is done for good.
 under the planted faults are let go; anything else is blamed on the code.
 """
 
+from __future__ import annotations
+
 from contextlib import suppress
 from dataclasses import dataclass
 

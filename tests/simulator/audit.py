@@ -1,5 +1,7 @@
 """What must hold when everything is quiet: nothing missing, nothing doubled, nothing kept that nobody needs."""
 
+from __future__ import annotations
+
 from doubles.faulty_store import ObjectMap
 from ledger import Ledger
 

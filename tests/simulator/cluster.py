@@ -6,6 +6,8 @@ The actors run stepfs unmodified; only sizes are scaled down, so that twenty ste
 floor boundaries as twenty thousand would. `simulate(seed)` is a function: same seed, same trace.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """What the processes of a simulated cluster share besides the store, and each one's own wall clock."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

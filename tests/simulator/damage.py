@@ -5,6 +5,8 @@ the commits as they were made. What may happen is `CorruptError`, while the rot 
 sound one may not even cause that, nor may a control record that is not the newest.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

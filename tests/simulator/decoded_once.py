@@ -5,6 +5,8 @@ same bytes under the same name decode to the same value. Runs that begin with th
 The ledger and the audit keep the real functions.
 """
 
+from __future__ import annotations
+
 import functools
 import sys
 from collections.abc import Callable, Iterator

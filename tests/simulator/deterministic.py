@@ -8,6 +8,8 @@ whenever everybody waits, so fifteen-second timeouts cost nothing.
 trio's own loop costs more than what runs in it, so the passes are made by `virtual_loop`, in the same order.
 """
 
+from __future__ import annotations
+
 import contextvars
 import functools
 import sys

@@ -4,6 +4,8 @@ Most scenarios are small, for what goes wrong needs few; some have as many produ
 kind of trouble is drawn by itself, so that they meet each other.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """What a scenario may lean towards: races whose windows are so narrow that evenly drawn ones meet them once in hundreds."""
 
+from __future__ import annotations
+
 import enum
 import random
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """What a mount does with a reader: poll, back off, look steps up, fetch slices; every answer compared with the ledger."""
 
+from __future__ import annotations
+
 import trio
 from crc32c import crc32c
 from ledger import Ledger, payload

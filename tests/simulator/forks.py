@@ -1,5 +1,7 @@
 """A fork of the simulated lake: a child that lives on the parent's data, reads it, reclaims, and in the end lets go."""
 
+from __future__ import annotations
+
 import trio
 from cluster_world import World
 from crc32c import crc32c

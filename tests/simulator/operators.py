@@ -1,5 +1,7 @@
 """Who keeps a simulated lake in order: reclaimers that run all the time, and the one who seals it."""
 
+from __future__ import annotations
+
 import trio
 from cluster_world import World
 from process_store import ProcessStore

@@ -1,5 +1,7 @@
 """What a scenario is made of: who takes part, what breaks, who is killed when. Pure values; `draw` makes them of a seed."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,6 +4,8 @@ Children are spawned, not forked: each has its own hash randomisation, so that a
 processes is one that depends on the seed alone.
 """
 
+from __future__ import annotations
+
 import logging
 import multiprocessing
 import os

@@ -4,6 +4,8 @@
 line, or, as a mount does that watches a directory, by naming the whole set.
 """
 
+from __future__ import annotations
+
 from contextlib import suppress
 from typing import Final, Protocol
 

@@ -9,6 +9,8 @@ Hypothesis, so a seed's interleaving is the one that trio's own loop gives it (`
 Left out: instruments and guest mode. Threads and files are served when nothing else is due.
 """
 
+from __future__ import annotations
+
 import heapq
 import itertools
 import math

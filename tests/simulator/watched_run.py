@@ -5,6 +5,8 @@ looks at that directory, some through a network file system that shows it late, 
 owes them is that the run can resume from every checkpoint that is in the directory.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from pathlib import Path
 

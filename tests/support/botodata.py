@@ -3,6 +3,8 @@
 Every store that a test opens makes a client or two, each from a session of its own that would read them again.
 """
 
+from __future__ import annotations
+
 import functools
 
 

@@ -1,5 +1,7 @@
 """Servers of gs:// and az:// on loopback: the double of Google's XML interface, and Azurite (scripts/setup brings it)."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import hmac

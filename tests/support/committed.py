@@ -1,5 +1,7 @@
 """The contents of a lake, read from its objects."""
 
+from __future__ import annotations
+
 import trio
 
 from stepfs.format.ids import SliceIndex, Step

@@ -1,5 +1,7 @@
 """A lake's control sequence, changed by a test in place of a reclaimer, or of a store that rots."""
 
+from __future__ import annotations
+
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
 

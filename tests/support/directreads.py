@@ -1,5 +1,7 @@
 """Stores that read from a raw server, with and beside botocore."""
 
+from __future__ import annotations
+
 from rawserver import BODY, RawServer, well
 
 from stepfs.errors import StepfsError

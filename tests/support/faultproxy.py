@@ -5,6 +5,8 @@ program for torture runs:
 `python tests/support/faultproxy.py UPSTREAM_PORT --seed 7 --probability 'lost response=0.01'`.
 """
 
+from __future__ import annotations
+
 import argparse
 import random
 import socket

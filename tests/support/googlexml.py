@@ -4,6 +4,8 @@ Creates are conditional by `x-goog-if-generation-match: 0`; with `--lie` it igno
 gcp-storage-emulator does. Objects live in memory. A program: `python tests/support/googlexml.py PORT [--lie]`.
 """
 
+from __future__ import annotations
+
 import re
 import sys
 import threading

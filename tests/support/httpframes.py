@@ -1,5 +1,7 @@
 """Just enough HTTP/1.1 framing for the fault proxy: heads, and bodies by length or in chunks, passed on unchanged."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import trio

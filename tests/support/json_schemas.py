@@ -4,6 +4,8 @@ A schema admits unknown fields, because documents grow. A test that compares wit
 has and its schema lacks is a field without a description.
 """
 
+from __future__ import annotations
+
 import json
 from functools import cache
 from pathlib import Path

@@ -4,6 +4,8 @@ Programs look at every mount of their namespace: `stepfs doctor`, `df`, a file m
 busy for that moment. Without this, tests that run beside each other would meet an EBUSY that none of them caused.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import threading

@@ -8,6 +8,8 @@ The made-up clock is the log's time, too. Waits do not count the log's quiet tim
 those add 3 s to a wait for each that it covers, however many producers there are.
 """
 
+from __future__ import annotations
+
 import heapq
 import random
 from collections.abc import Callable, Sequence

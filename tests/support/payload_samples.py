@@ -1,5 +1,7 @@
 """Payloads of each format, and as a hostile writer changes them."""
 
+from __future__ import annotations
+
 import io
 import json
 import pickle

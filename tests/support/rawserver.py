@@ -1,5 +1,7 @@
 """A server that answers each request with the bytes a test gives it, be they HTTP or not, and counts connections."""
 
+from __future__ import annotations
+
 import re
 import socket
 import ssl

@@ -5,6 +5,8 @@ cluster is written when all are up; each line on standard input is the number of
 cluster ends with this process, also with a killed one.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 

@@ -1,5 +1,7 @@
 """Real lakes, real mounts, through the doors users have: `Producer` and the `stepfs` command."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json

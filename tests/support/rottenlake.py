@@ -1,5 +1,7 @@
 """A lake with one object of every kind, and ways to spoil them one at a time."""
 
+from __future__ import annotations
+
 import os
 import random
 import re

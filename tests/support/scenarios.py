@@ -1,5 +1,7 @@
 """A test that is one scenario: an async function, run by a function that makes its world and its clock."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 from collections.abc import Callable

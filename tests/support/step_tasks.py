@@ -1,5 +1,7 @@
 """Steps to be made into payloads: from lists of spans, and drawn by Hypothesis."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

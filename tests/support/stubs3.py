@@ -1,5 +1,7 @@
 """An S3 server of a few lines whose answers a test chooses: errors that no real server gives on demand."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """The tools of `scripts/lib` as tests start them: with the path that their wrappers in `scripts/` set."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Small tokenizer.json files of the kinds that models have, trained here, with the traps that such files hold."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

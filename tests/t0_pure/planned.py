@@ -1,5 +1,7 @@
 """Sources made of integers for tests of the planner: any piece of them can be delivered, in groups of any size."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 

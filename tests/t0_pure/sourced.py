@@ -1,5 +1,7 @@
 """Corpora in a directory, and every block of a source read in order: shared by the tests of sources."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from stepfs.format.planned.listing import Listing

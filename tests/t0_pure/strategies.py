@@ -1,5 +1,7 @@
 """Hypothesis strategies for the values that the format rooms encode."""
 
+from __future__ import annotations
+
 from hypothesis import strategies as st
 
 from stepfs.format import tgb as tgb_format

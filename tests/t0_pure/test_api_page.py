@@ -1,5 +1,7 @@
 """The reference can be made from the docstrings, and names every public name."""
 
+from __future__ import annotations
+
 import re
 
 import stepfs

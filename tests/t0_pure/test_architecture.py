@@ -1,5 +1,7 @@
 """The house as its page describes it: every folder says what lives there, and the page names every room."""
 
+from __future__ import annotations
+
 import ast
 import re
 from pathlib import Path

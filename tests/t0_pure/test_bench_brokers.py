@@ -1,5 +1,7 @@
 """What `bench_ingest --peers` counts with: payloads that show damage, messages put together again, what a kill took."""
 
+from __future__ import annotations
+
 import random
 import sys
 

@@ -1,5 +1,7 @@
 """The judgement of `bench_train --peers`: pace and stalls from a journal, and what a resume did to the samples."""
 
+from __future__ import annotations
+
 import ast
 import json
 import math

@@ -1,5 +1,7 @@
 """What the rows of a sleeping trainer are made of: the judgement of its waits, and the token bucket before its store."""
 
+from __future__ import annotations
+
 import pytest
 
 from bench.slow_store import TokenBucket

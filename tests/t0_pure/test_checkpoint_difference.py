@@ -1,5 +1,7 @@
 """What nodes record of a directory, each from looks of any age: never too little, and in the end what is there."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """Finding complete checkpoints in the layouts of the trainers that people use."""
 
+from __future__ import annotations
+
 import errno
 import json
 import zipfile

@@ -1,5 +1,7 @@
 """Columns: from what a transform returns to the arrays of a file, always with their tokens (hazard P17)."""
 
+from __future__ import annotations
+
 import io
 import json
 import tarfile

@@ -1,5 +1,7 @@
 """Commands in messages are quoted for a shell: no message puts a value into a command by itself."""
 
+from __future__ import annotations
+
 import ast
 import re
 import shlex

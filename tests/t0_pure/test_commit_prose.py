@@ -1,5 +1,7 @@
 """COMMIT.md names tests as its evidence, which have to exist, and numbers, which have to be those of the code."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """A trainer's device mesh as data rank and data ranks."""
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """Every sequence of requests keeps what the groups need, and the minima of the need are those of all records."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

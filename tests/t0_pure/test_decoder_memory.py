@@ -1,5 +1,7 @@
 """No decoder takes more memory than a small multiple of its input, whatever the input is."""
 
+from __future__ import annotations
+
 import contextlib
 import struct
 import tracemalloc

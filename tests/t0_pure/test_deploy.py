@@ -1,5 +1,7 @@
 """What `scripts/deploy` hands to other machines: checked by those who will read it, as far as they are here."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -1,5 +1,7 @@
 """The Kustomize base: its parts fit together, its values are variables that stepfs reads, and its image is ours."""
 
+from __future__ import annotations
+
 import re
 import shutil
 import subprocess

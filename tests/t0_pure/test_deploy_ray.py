@@ -1,5 +1,7 @@
 """The manifest of a plan run by a Ray of its own: its shape, its image, and that its commands are ones that exist."""
 
+from __future__ import annotations
+
 import re
 import shlex
 from pathlib import Path

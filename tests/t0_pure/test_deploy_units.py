@@ -1,5 +1,7 @@
 """The systemd units: sandboxed as far as a mount that others must see can be, and a timer for reclaim."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex

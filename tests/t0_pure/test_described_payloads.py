@@ -1,5 +1,7 @@
 """The schemas that `stepfs-produce` records are what its encoders write, and what PAYLOADS.md says."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import replace
 from pathlib import Path

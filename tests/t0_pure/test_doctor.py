@@ -1,5 +1,7 @@
 """The doctor shown machines that we do not have."""
 
+from __future__ import annotations
+
 import errno
 import os
 

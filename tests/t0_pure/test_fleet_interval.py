@@ -1,5 +1,7 @@
 """How often one mount of many asks: nothing changes in a small fleet, a large one asks no more than its store bears."""
 
+from __future__ import annotations
+
 from statistics import fmean
 
 import pytest

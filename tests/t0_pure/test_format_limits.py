@@ -1,5 +1,7 @@
 """What the limits of a lake promise: at all of them, every object that is written can be read again."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import msgpack

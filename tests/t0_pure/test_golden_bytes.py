@@ -3,6 +3,8 @@
 Small objects stand in full, as hex; a segment and its step records, of 512 steps each, as SHA-256.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace

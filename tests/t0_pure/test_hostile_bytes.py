@@ -1,5 +1,7 @@
 """Every decoder against bytes that nobody wrote in good faith: `StepfsError` or a value, quickly, in little memory."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import struct

@@ -1,5 +1,7 @@
 """The identity with a payload schema, and what a stepfs that knows no schemas makes of it."""
 
+from __future__ import annotations
+
 import itertools
 
 import msgpack

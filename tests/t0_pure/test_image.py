@@ -1,5 +1,7 @@
 """The image: what its Containerfile says, and, by a slow test where there is a builder, what it makes."""
 
+from __future__ import annotations
+
 import os
 import re
 import shutil

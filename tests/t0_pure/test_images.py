@@ -1,5 +1,7 @@
 """JPEG and PNG in records → patches; what cannot be decoded is a bad record, whatever Pillow makes of it."""
 
+from __future__ import annotations
+
 import io
 import subprocess
 import sys

@@ -3,6 +3,8 @@
 A contract with a wrong module name, or one too lenient exception, would be kept for ever.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

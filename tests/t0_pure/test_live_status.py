@@ -1,5 +1,7 @@
 """What `stepfs status DIR --watch` shows, from documents alone."""
 
+from __future__ import annotations
+
 import json
 import re
 

@@ -1,5 +1,7 @@
 """What each worker of a loader reads: the parts are the whole, once, in the order in which the loader gives them out."""
 
+from __future__ import annotations
+
 from hypothesis import given
 from hypothesis import strategies as st
 

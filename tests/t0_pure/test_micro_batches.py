@@ -1,5 +1,7 @@
 """Files of micro-batches against files of ranks, and decoded files split into what their micro-batches' files hold."""
 
+from __future__ import annotations
+
 import hashlib
 import io
 import itertools

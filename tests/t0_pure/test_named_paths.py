@@ -1,5 +1,7 @@
 """What the documents and the tools' comments say of where tests are, can be found there."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The record of a mount in the fleet view: older readers and older writers take it for what they know."""
 
+from __future__ import annotations
+
 from stepfs.format.codec import Kind, decode
 from stepfs.format.ids import Step
 from stepfs.format.node import NodeRecord, decode_node, encode_node

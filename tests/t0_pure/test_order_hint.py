@@ -1,5 +1,7 @@
 """The words in which a trainer announces an order, and the order itself: equal in every process and version."""
 
+from __future__ import annotations
+
 import itertools
 
 import pytest

@@ -1,5 +1,7 @@
 """The pacing model, without time: contenders, intervals, bounds."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

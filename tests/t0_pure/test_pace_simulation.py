@@ -3,6 +3,8 @@
 `pacemodel` is the model; T is the interval that the pacing's own model names.
 """
 
+from __future__ import annotations
+
 import random
 
 import pytest

@@ -1,5 +1,7 @@
 """The arrays of a payload, from its header: what the libraries write is read, what a hostile writer makes is refused."""
 
+from __future__ import annotations
+
 import struct
 import tracemalloc
 from contextlib import suppress

@@ -1,5 +1,7 @@
 """A payload that the schema check accepts is one that the library of its format loads: nothing before, between, behind."""
 
+from __future__ import annotations
+
 import io
 import json
 import struct

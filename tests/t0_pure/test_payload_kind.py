@@ -1,5 +1,7 @@
 """What a file of each extension begins with: what its own library writes passes, a raw buffer does not."""
 
+from __future__ import annotations
+
 import gzip
 import io
 import tarfile

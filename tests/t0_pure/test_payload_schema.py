@@ -1,5 +1,7 @@
 """A lake's payload schema: what may be written into one, how a stored one is read, and what payloads it admits."""
 
+from __future__ import annotations
+
 import json
 
 import numpy as np

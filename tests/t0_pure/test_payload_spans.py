@@ -1,5 +1,7 @@
 """The spans of a payload: those that a planned step wrote, in every format that has room; none and damage are told apart."""
 
+from __future__ import annotations
+
 import json
 import random
 

@@ -1,5 +1,7 @@
 """The window of uncommitted appends: order and budgets."""
 
+from __future__ import annotations
+
 import random
 
 from hypothesis import given

@@ -1,5 +1,7 @@
 """The quickstart's audit of a plan sees every way in which a document can fail to be there exactly once."""
 
+from __future__ import annotations
+
 import json
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Balancing keeps every row once and every count equal, and is as even as measured on paper."""
 
+from __future__ import annotations
+
 from itertools import combinations
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Samples with columns in a plan: never split, counted where they are dropped, priced, and two loads balanced at once."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 

@@ -1,5 +1,7 @@
 """A plan file in the terms of the planner, the loaders and the constructors."""
 
+from __future__ import annotations
+
 import dataclasses
 from fractions import Fraction
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Costs are exact or refused, and what a user's function returns is checked."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 

@@ -1,5 +1,7 @@
 """What a plan is: one text for all ways to write it, identities that policy does not touch, and what changed."""
 
+from __future__ import annotations
+
 import json
 from fractions import Fraction
 from pathlib import Path

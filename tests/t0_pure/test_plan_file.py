@@ -1,5 +1,7 @@
 """Plan files: what is accepted and what it means, and every mistake with its line and column."""
 
+from __future__ import annotations
+
 from fractions import Fraction
 from pathlib import Path
 

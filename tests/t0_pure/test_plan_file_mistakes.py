@@ -1,5 +1,7 @@
 """Each mistake in a plan file has its place, and says what to do."""
 
+from __future__ import annotations
+
 import pytest
 from test_plan_file import COMPLETE, OUTPUT, SOURCES, refusal
 

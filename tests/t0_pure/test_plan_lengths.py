@@ -1,5 +1,7 @@
 """Several lengths in one stage: a source's documents are at most as long as it says, rows as long as the stage."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The steps of a plan do not depend on hash order or on the vector instructions that numpy finds (hazards P1, P2)."""
 
+from __future__ import annotations
+
 import ast
 import os
 import subprocess

@@ -1,5 +1,7 @@
 """How much memory a run asks for: what a refusal names is enough, and what may be used adds up."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

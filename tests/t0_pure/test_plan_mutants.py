@@ -3,6 +3,8 @@
 Every mutant is a mistake that is easy to make, and that no single step shows to who looks at it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 

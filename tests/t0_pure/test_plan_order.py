@@ -1,5 +1,7 @@
 """The order of a source is a table of exact values: another implementation must give the same."""
 
+from __future__ import annotations
+
 import hashlib
 import struct
 

@@ -1,5 +1,7 @@
 """Packing: rows are never too full, a step keeps a prefix, and no document is cut that fits."""
 
+from __future__ import annotations
+
 from collections import Counter
 from itertools import pairwise, takewhile
 

@@ -1,5 +1,7 @@
 """What `stepfs status` says of a plan, from the stored position alone: by the reading side, for what the writing side wrote."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import msgpack

@@ -1,5 +1,7 @@
 """Positions with one hazard each, which these properties must catch: P8 a restart forgives, P9 a position outgrows a commit."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from fractions import Fraction
 

@@ -1,5 +1,7 @@
 """Shares and stages: exact sums, exact rounding, and one line for what cannot be meant."""
 
+from __future__ import annotations
+
 from fractions import Fraction
 
 import pytest

@@ -1,5 +1,7 @@
 """Where a plan stands: its position, what it may continue, how many bad records it bears, where it ends."""
 
+from __future__ import annotations
+
 from fractions import Fraction
 
 import msgpack

@@ -1,5 +1,7 @@
 """Steps of a plan: the same whatever is delivered when, every sample once, shares as scheduled, debts that cancel."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate, pairwise

@@ -1,5 +1,7 @@
 """Marks and groups follow work: costly records get the workers, cheap ones stay bounded."""
 
+from __future__ import annotations
+
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,5 +1,7 @@
 """YAML that is broken, hostile or junk: one line with its place, never a traceback, and never much work."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -1,5 +1,7 @@
 """Quiet times as a function of what a writer has seen: when it is silent, and what no clock can do."""
 
+from __future__ import annotations
+
 import itertools
 
 import pytest

@@ -1,5 +1,7 @@
 """The guard of a writer, without I/O: what may be written on top of a head."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,7 @@
 """Which checkpoints stay, and that a control record says so to every reader."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,7 @@
 """The options of a run, from the command and from Python alike."""
 
+from __future__ import annotations
+
 import math
 
 import pytest

@@ -1,5 +1,7 @@
 """trio's clock for a daemon that may be suspended."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 

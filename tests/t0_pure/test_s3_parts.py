@@ -1,5 +1,7 @@
 """What the S3 store is made of, without a server: what errors mean, bodies of many parts, reads that are left."""
 
+from __future__ import annotations
+
 import threading
 
 import pytest

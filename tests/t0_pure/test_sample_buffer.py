@@ -1,5 +1,7 @@
 """What a run knows of a source: any span of any group is found again, and what lies before the cursor is let go."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

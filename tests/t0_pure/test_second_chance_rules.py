@@ -1,5 +1,7 @@
 """Which needs of the past count at some grace, and what a reclaimer makes of them."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,7 @@
 """`fs/SEMANTICS.md` names a test for every promise, which has to exist, and numbers, which have to be the code's."""
 
+from __future__ import annotations
+
 import inspect
 import re
 from pathlib import Path

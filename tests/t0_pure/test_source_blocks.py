@@ -1,5 +1,7 @@
 """Every record of a corpus is in exactly one block of an epoch, wherever fragments and newlines lie."""
 
+from __future__ import annotations
+
 import json
 import pickle
 from fractions import Fraction

@@ -1,5 +1,7 @@
 """The same records in any format give the same texts and tokens; damaged files are named, and are no bad records."""
 
+from __future__ import annotations
+
 import gzip
 import io
 import json

@@ -1,5 +1,7 @@
 """The files of a source: found, named, frozen, and refused by name when they are not the ones that were listed (P7)."""
 
+from __future__ import annotations
+
 import errno
 import os
 from collections.abc import Callable

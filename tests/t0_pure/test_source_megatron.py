@@ -1,5 +1,7 @@
 """Documents of Megatron's indexed datasets: each in exactly one block; a wrong index is refused by name."""
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A format of one's own, as its documentation says: a class of a few lines."""
 
+from __future__ import annotations
+
 import json
 from fractions import Fraction
 

@@ -1,5 +1,7 @@
 """Where a record is: its fragment, its block in each epoch, and the record by itself; for every format."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """What becomes of one stored record: its text, its tokens, or the reason why it cannot be decoded."""
 
+from __future__ import annotations
+
 import json
 import tracemalloc
 

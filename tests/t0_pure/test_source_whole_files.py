@@ -1,5 +1,7 @@
 """`format: text, records: files`: pieces of files are a function of the bytes around their ends, and `shard` deals records."""
 
+from __future__ import annotations
+
 import codecs
 import gzip
 from pathlib import Path

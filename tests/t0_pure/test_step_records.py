@@ -1,5 +1,7 @@
 """Entries that can be read one by one: each carries its own checksum, and lies where a reader computes that it lies."""
 
+from __future__ import annotations
+
 import contextlib
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """The TGB object: laid out without copies, readable without a log, honest about damage."""
 
+from __future__ import annotations
+
 import random
 import struct
 

@@ -1,5 +1,7 @@
 """The streaming checker finds every damaged byte wherever the pieces are cut, and nothing in an intact object."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,5 +1,7 @@
 """`.pt` files of planned steps: torch reads tensors and facts back, and equal values are equal bytes."""
 
+from __future__ import annotations
+
 import hashlib
 import io
 import subprocess

@@ -1,5 +1,7 @@
 """`.pt` payloads that map, and resume state that refuses another lake."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

@@ -1,5 +1,7 @@
 """`.pt` files by torch's own unpickler: what no schema can name is refused, never skipped; no code of a file runs."""
 
+from __future__ import annotations
+
 import io
 import pickle
 import re

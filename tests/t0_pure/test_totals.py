@@ -1,5 +1,7 @@
 """Running totals of any size: written so that every reader takes them, or refused before they are written."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

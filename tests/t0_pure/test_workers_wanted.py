@@ -1,5 +1,7 @@
 """`--workers MIN:MAX`: more at once, fewer by one per ten seconds after a minute, and never beyond the bounds."""
 
+from __future__ import annotations
+
 from itertools import pairwise
 
 import pytest

@@ -1,5 +1,7 @@
 """Fixtures of several rooms of this layer."""
 
+from __future__ import annotations
+
 from functools import partial
 
 import pytest

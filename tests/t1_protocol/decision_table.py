@@ -4,6 +4,8 @@ The model prints its transitions; `decided` computes those of the code for the s
 side without the other makes them differ (test_model.py).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations

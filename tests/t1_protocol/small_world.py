@@ -4,6 +4,8 @@ Sizes are scaled down (segments of four steps, a snapshot every four versions), 
 fourteen thousand would: sealed segments, a tail, snapshots to choose from, orphans of every kind.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager

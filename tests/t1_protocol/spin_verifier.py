@@ -1,5 +1,7 @@
 """A model of spin, compiled into the program that searches it."""
 
+from __future__ import annotations
+
 import fcntl
 import os
 import re

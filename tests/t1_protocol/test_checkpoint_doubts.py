@@ -1,5 +1,7 @@
 """A watched directory says what cannot be: counters in another unit, of another run, or whose steps are reclaimed."""
 
+from __future__ import annotations
+
 import logging
 from dataclasses import dataclass, field
 

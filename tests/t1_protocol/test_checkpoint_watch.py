@@ -1,5 +1,7 @@
 """Following a checkpoint directory: keep-last-k, rollback, restarts, lagging nodes, vanished volumes."""
 
+from __future__ import annotations
+
 import errno
 import threading
 import time

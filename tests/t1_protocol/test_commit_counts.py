@@ -1,5 +1,7 @@
 """What a commit costs, by count: at most three requests, whatever it holds and however long the history is."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from doubles.faulty_store import FaultyStore

@@ -3,6 +3,8 @@
 A mutant puts one classic mistake back. If its run still passed, the scenario would prove nothing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """One control record is damaged or gone. Only the newest is ever read; without it nothing is given up, and it is mended."""
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Callable
 

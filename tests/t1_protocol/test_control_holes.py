@@ -1,5 +1,7 @@
 """A control record vanished that a process has not read yet: it finds those behind the hole and never fills it."""
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 
 import trio

@@ -1,5 +1,7 @@
 """How much a control record holds: many groups, names that differ by case, checkpoints beyond everything."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from controlled import control_keys

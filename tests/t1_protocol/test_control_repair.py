@@ -1,5 +1,7 @@
 """`verify --repair` where more is lost than one change: a second record, a fork's only one, a process that knew it."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

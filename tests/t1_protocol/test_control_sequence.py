@@ -3,6 +3,8 @@
 `model/control.pml` searches the runs of the protocol; these are runs of the code, some of which the model found.
 """
 
+from __future__ import annotations
+
 import pytest
 import trio
 from deterministic import scaled

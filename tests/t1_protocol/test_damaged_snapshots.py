@@ -3,6 +3,8 @@
 Whoever falls back accepts nothing that the chain does not confirm, and never a log that ends early.
 """
 
+from __future__ import annotations
+
 import struct
 from functools import partial
 

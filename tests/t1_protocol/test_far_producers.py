@@ -1,5 +1,7 @@
 """Writers far from the store beside producers near it: nobody is locked out of the log (`stepfs.lake.log.quiet`)."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

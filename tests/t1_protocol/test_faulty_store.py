@@ -1,5 +1,7 @@
 """The store double tells the truth about its lies: what each fault does, and that a seed replays to the same trace."""
 
+from __future__ import annotations
+
 import random
 
 import pytest

@@ -1,5 +1,7 @@
 """A fork that another undoes while it still runs: it becomes no lake, and no fork that may become one loses an object."""
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 
 import pytest

@@ -3,6 +3,8 @@
 The fork itself, with a real `os.fork`, is in test_producer_sync.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import pytest

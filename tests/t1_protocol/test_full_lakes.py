@@ -1,5 +1,7 @@
 """A lake that can take no more says so to its writers, and stays what it was to everybody else."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

@@ -4,6 +4,8 @@ Both interleavings, and all of each: every await of the reclaimer with the group
 await of the group's call with a whole reclaim inside it. Either the group has its steps for good, or it is told.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, takewhile

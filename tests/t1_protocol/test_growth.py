@@ -3,6 +3,8 @@
 The long histories are those that `scripts/make_long_lake` makes, on a store in memory.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial

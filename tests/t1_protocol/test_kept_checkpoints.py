@@ -1,5 +1,7 @@
 """`keep`: the newest *recorded* checkpoints stay, which after a roll-back are not the greatest."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import pytest

@@ -3,6 +3,8 @@
 A create succeeds only if the record that it was decided on is still the newest (lake/control.py).
 """
 
+from __future__ import annotations
+
 import pytest
 import trio
 from doubles.trio_clock import TrioClock

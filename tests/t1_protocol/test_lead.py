@@ -1,5 +1,7 @@
 """Held back by `max_lead`: what waiting costs, how it ends, and when it would never end."""
 
+from __future__ import annotations
+
 import itertools
 
 import pytest

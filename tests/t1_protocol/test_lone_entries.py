@@ -1,5 +1,7 @@
 """What the index costs a reader that jumps: one small read a step, and never other entries than the segment's."""
 
+from __future__ import annotations
+
 import random
 
 import pytest

@@ -1,5 +1,7 @@
 """Hazard 4: a store that ignores `If-None-Match`. Every guarantee rests on it, so such a store is refused before use."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from doubles.faults import FALSE_412, Scripted

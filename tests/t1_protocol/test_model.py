@@ -9,6 +9,8 @@ To see a refutation step by step: `spin -a log.pml; gcc -DSAFETY -o pan pan.c; M
 PROCESSES=3 ./pan -r`.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import re

@@ -1,5 +1,7 @@
 """What a plan keeps in a lake is nobody's orphan: reclaiming, verifying and forking leave it alone."""
 
+from __future__ import annotations
+
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from producer_world import World

@@ -1,5 +1,7 @@
 """What a producer says about an outage: one line when it begins, however many uploads it meets, and none by mistake."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import pytest

@@ -1,5 +1,7 @@
 """The hazard of COMMIT.md that concerns pacing: batching that never flushes; and what a producer says of its pace."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from producer_world import World, append, feed, simulate

@@ -2,6 +2,8 @@
 beyond a dozen.
 """
 
+from __future__ import annotations
+
 import random
 
 import pytest

@@ -1,5 +1,7 @@
 """Virtual time and worker threads: how long a thread takes must not decide what a test sees."""
 
+from __future__ import annotations
+
 import time
 
 import trio

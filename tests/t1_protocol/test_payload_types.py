@@ -1,5 +1,7 @@
 """What counts as a payload: bytes, never an array whose buffer no reader could open; and what a lake may promise."""
 
+from __future__ import annotations
+
 import array
 import ctypes
 import io

@@ -1,5 +1,7 @@
 """What a caller can do wrong, and what holds it back: values refused with numbers in the message, bounded waits."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import suppress
 

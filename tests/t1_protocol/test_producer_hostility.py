@@ -1,5 +1,7 @@
 """Producers on a store that fails in every way, and through outages: records are in the log exactly once."""
 
+from __future__ import annotations
+
 from contextlib import suppress
 
 import pytest

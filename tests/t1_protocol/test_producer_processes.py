@@ -1,5 +1,7 @@
 """The plain face of the producer in processes that fork, are interrupted, end early or are killed."""
 
+from __future__ import annotations
+
 import signal
 import subprocess
 import sys

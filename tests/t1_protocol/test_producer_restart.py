@@ -1,5 +1,7 @@
 """Killed, frozen, raced: whatever happens to a process, its records are in the log exactly once."""
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from functools import partial
 

@@ -1,5 +1,7 @@
 """The plain face of the producer on a real file system, in one process: threads, errors, fencing."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import threading

@@ -3,6 +3,8 @@
 Arguments, batches, positions, record counts.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any

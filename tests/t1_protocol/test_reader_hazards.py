@@ -3,6 +3,8 @@
 The producer's side of the same hazards is in test_commit_hazards.py, hazard 10 in test_groups_and_reclaim.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,7 @@
 """A reclaimer whose clock is a day wrong, that may not delete, or whose lake was dropped and made again."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from cluster_world import SkewedClock

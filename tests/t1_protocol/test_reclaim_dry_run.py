@@ -1,5 +1,7 @@
 """`--dry-run` says exactly what the run after it deletes: object by object, of every kind there is."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 

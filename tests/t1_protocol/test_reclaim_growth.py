@@ -1,5 +1,7 @@
 """What a reclaim costs: by count, and in memory. An idle run costs the same at any length of a lake."""
 
+from __future__ import annotations
+
 import tracemalloc
 from collections.abc import Sequence
 from functools import partial

@@ -3,6 +3,8 @@
 Exhaustive over one small lake: not a sample of moments but all of them.
 """
 
+from __future__ import annotations
+
 import pytest
 from process_store import ProcessStore
 from producer_world import World

@@ -3,6 +3,8 @@
 A mutant that passed would mean that the exhaustive interleavings of the neighbouring files prove nothing about it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial

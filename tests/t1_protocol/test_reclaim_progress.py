@@ -1,5 +1,7 @@
 """The record of a reclaimer's progress comes from somewhere else: it deletes nothing that is live, and keeps nothing."""
 
+from __future__ import annotations
+
 from doubles.trio_clock import TrioClock
 from producer_world import World, feed
 from small_world import TOTALS, _copy, checkpoint, clean, grow, process, register, small

@@ -1,5 +1,7 @@
 """A reader that nobody promised anything asks for a step whose index has just been reclaimed."""
 
+from __future__ import annotations
+
 import pytest
 from producer_world import World
 from small_world import SEGMENT, checkpoint, grow, process, small

@@ -1,5 +1,7 @@
 """`verify --repair` beside a trainer that knew the damaged record, reclaimers and producers: inside any of its awaits."""
 
+from __future__ import annotations
+
 import pytest
 from controlled import control_keys
 from process_store import ProcessStore

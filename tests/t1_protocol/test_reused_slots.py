@@ -4,6 +4,8 @@ One mistake lived through every other test here: a reader or writer that floor-c
 sleeper whom others have left behind.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from contextlib import suppress
 

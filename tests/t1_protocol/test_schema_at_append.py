@@ -1,5 +1,7 @@
 """A lake with a payload schema: every append is held against it, and it costs no request anywhere."""
 
+from __future__ import annotations
+
 import threading
 from collections import Counter
 

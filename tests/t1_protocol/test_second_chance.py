@@ -1,5 +1,7 @@
 """A wrong checkpoint, a group retired by mistake: within grace nothing is lost by it (`reclaim --grace`)."""
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any

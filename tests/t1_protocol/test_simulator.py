@@ -1,5 +1,7 @@
 """Clusters under fire, others every day: 150, under `--slow` 900; and the proof that each is a function of its seed."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections import Counter

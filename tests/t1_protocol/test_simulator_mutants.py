@@ -3,6 +3,8 @@
 The directed tests aim at each hazard; this shows that random clusters, which aim at nothing, meet them too.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace

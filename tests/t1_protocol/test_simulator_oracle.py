@@ -1,5 +1,7 @@
 """The simulator's own judgment: what it must not blame on the code, each found as a seed that broke."""
 
+from __future__ import annotations
+
 from collections import Counter
 from dataclasses import replace
 from random import Random

@@ -1,5 +1,7 @@
 """Who writes which snapshot, when, and what a commit, or the end of a producer, waits for. Segments of four steps."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,7 @@
 """The hazards of COMMIT.md that concern what a producer keeps in mind: state, its lake, its name. With mutants to be caught."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

@@ -4,6 +4,8 @@ Hazard P4: a constructor is lost, or late, or confused: its descriptor must not 
 the one that its successor made.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """A change that nobody got an answer to may land later; what was recorded after it must not be undone by it."""
 
+from __future__ import annotations
+
 import pytest
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock

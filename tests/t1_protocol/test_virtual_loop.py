@@ -1,5 +1,7 @@
 """The loop of virtual time against trio's own: whatever tasks do, they do it at the same times and in the same order."""
 
+from __future__ import annotations
+
 import random
 from contextlib import nullcontext
 

@@ -4,6 +4,8 @@ Seeds 5016043 and 5016769 of the simulator: the others saw no gap, so they found
 was there counted for nobody.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Awaitable, Callable
 

@@ -1,5 +1,7 @@
 """The stores under contract: one fixture, every implementation."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator
 
 import cloudservers

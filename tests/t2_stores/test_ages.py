@@ -1,5 +1,7 @@
 """How old a listed object is, by the store's own clock: what a reclaimer's second chance is measured with."""
 
+from __future__ import annotations
+
 import os
 import time
 from datetime import UTC, datetime, timedelta

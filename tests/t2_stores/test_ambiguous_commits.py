@@ -1,5 +1,7 @@
 """The whole producer on a real server behind a proxy that loses replies: neither a duplicate nor a loss (hazards 2, 3)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import faultproxy

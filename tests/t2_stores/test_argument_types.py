@@ -1,5 +1,7 @@
 """A wrong type in a call of the Python API is named at the door, and any type that is an integer counts steps."""
 
+from __future__ import annotations
+
 from functools import partial
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """What Google and Azure may answer, as obstore words it: each row of the table against a scripted server."""
 
+from __future__ import annotations
+
 import pytest
 from stubs3 import EMPTY_404, HTML_404, Answer, calls, stub_s3, xml_error
 

@@ -1,5 +1,7 @@
 """What a network and a server can do wrong to gs:// and az://, on real bytes: a fault proxy before each server."""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 

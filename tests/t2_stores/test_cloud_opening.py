@@ -1,5 +1,7 @@
 """Opening gs:// and az://: URLs, endpoints, and the package that they need."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 

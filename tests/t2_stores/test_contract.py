@@ -1,5 +1,7 @@
 """What `stepfs.store.api.Store` promises, kept by every implementation."""
 
+from __future__ import annotations
+
 import random
 from itertools import pairwise
 

@@ -3,6 +3,8 @@
 Each read is made twice: by a store that has read before, so that it asks directly, and by a new one, which asks botocore.
 """
 
+from __future__ import annotations
+
 import pytest
 from directreads import FIRST, KEY, SIZE, asks_directly, learn, read, was_direct
 from rawserver import BODY, Reply, part, said, wanted, well

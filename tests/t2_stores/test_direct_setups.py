@@ -1,5 +1,7 @@
 """Ranged reads beside botocore: which set-ups are asked directly, how many connections that takes, and how it ends."""
 
+from __future__ import annotations
+
 import sys
 import time
 from datetime import UTC, datetime, timedelta

@@ -1,5 +1,7 @@
 """Checkpoints, reclaim, seal and fork on real stores, driven through the public doors of the library."""
 
+from __future__ import annotations
+
 import pytest
 
 from stepfs.clock import SystemClock

@@ -1,5 +1,7 @@
 """What only a file system can do wrong: crashes, full disks, missing rights, names in the way, resent links."""
 
+from __future__ import annotations
+
 import errno
 import os
 import resource

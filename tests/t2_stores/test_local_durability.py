@@ -1,5 +1,7 @@
 """A create on file:// is an answer only once its name is durable."""
 
+from __future__ import annotations
+
 import os
 
 import pytest

@@ -1,5 +1,7 @@
 """A refusal that passes is borne like an outage; one that lasts is told at once; a proxy's 404 is neither."""
 
+from __future__ import annotations
+
 import pytest
 from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError
 from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, calls, xml_error

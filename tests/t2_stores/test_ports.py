@@ -1,5 +1,7 @@
 """Ports of test servers: no two processes that run tests are given the same one."""
 
+from __future__ import annotations
+
 import random
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Two S3 servers in one process: a lake's URL chooses the AWS profile that is named like its beginning."""
 
+from __future__ import annotations
+
 import os
 
 import boto3

@@ -1,5 +1,7 @@
 """A lake on S3 read without a mount, in this process, in a fork of it, and in the workers of a DataLoader."""
 
+from __future__ import annotations
+
 import os
 
 import pytest

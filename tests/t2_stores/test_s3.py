@@ -1,5 +1,7 @@
 """What only a network and an S3 server can do wrong, on real bytes: a fault proxy in front of SeaweedFS."""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 

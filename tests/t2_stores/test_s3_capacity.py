@@ -1,5 +1,7 @@
 """Uploads that do not get through hold up nobody who follows the log, reads the floor or commits."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,5 +1,7 @@
 """What is found out when an S3 store is opened: credentials, buckets, settings, and servers that cannot be trusted."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

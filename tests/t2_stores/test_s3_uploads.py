@@ -1,5 +1,7 @@
 """Big uploads, batched deletes and cancelled requests against a real S3 server: nothing is left behind, nothing is half done."""
 
+from __future__ import annotations
+
 import os
 
 import faultproxy

@@ -1,5 +1,7 @@
 """The servers the tests stand on come up, and go."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import urllib.error

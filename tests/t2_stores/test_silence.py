@@ -1,5 +1,7 @@
 """How long a store may be silent, in virtual time: said after a while, given up later, counted over all requests."""
 
+from __future__ import annotations
+
 import math
 
 import pytest

@@ -1,5 +1,7 @@
 """Sources in a bucket: any key, every format, requests that say which version they mean."""
 
+from __future__ import annotations
+
 import gzip
 import io
 import json

@@ -1,5 +1,7 @@
 """Answers that ask for fewer requests are counted, also those that a retry makes good: a fleet slows down by them."""
 
+from __future__ import annotations
+
 import pytest
 import servers
 from faultproxy import ERROR_500, SLOW_DOWN_503, TOO_MANY_429

@@ -1,5 +1,7 @@
 """Certificates are verified: a server nobody vouches for is refused, with what to do, before anything is sent."""
 
+from __future__ import annotations
+
 import ssl
 import subprocess
 from functools import partial

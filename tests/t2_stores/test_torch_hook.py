@@ -1,5 +1,7 @@
 """The hook a training loop calls after `dcp.save`: by URL or through a mount, on rank 0, with the store away."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future

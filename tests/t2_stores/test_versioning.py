@@ -1,5 +1,7 @@
 """A bucket that keeps versions is named; a server that does not say, or says it never, is passed over in silence."""
 
+from __future__ import annotations
+
 from contextlib import closing
 
 import boto3

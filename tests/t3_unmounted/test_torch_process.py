@@ -1,5 +1,7 @@
 """`.pt` files of strangers: the process that looks into them may fail, the command that asked does not."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Fixtures of several tests of mounts."""
 
+from __future__ import annotations
+
 import pytest
 from realmount import make_lake, produce
 

@@ -1,5 +1,7 @@
 """Every way a mount can end, done to a `realmount.Mount`, and what must be gone afterwards."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

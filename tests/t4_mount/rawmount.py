@@ -1,5 +1,7 @@
 """mount(2) with a descriptor of /dev/fuse in one's own hand, as a helper with the right to mount does."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 

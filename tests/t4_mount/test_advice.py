@@ -1,5 +1,7 @@
 """What commands say to type next can be typed, and commands that read a lake take a directory it is mounted on."""
 
+from __future__ import annotations
+
 import re
 import shlex
 

@@ -1,5 +1,7 @@
 """A trainer in random order that says so: through a real mount, by name alone."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os

@@ -1,5 +1,7 @@
 """`stepfs doctor --bundle`, and that a credential is nowhere an operator, a log collector or `ps` would find it."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

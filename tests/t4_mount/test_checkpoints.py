@@ -1,5 +1,7 @@
 """A checkpoint, however it is told: what no kept one needs leaves every mount of the group, names, cache and pages."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

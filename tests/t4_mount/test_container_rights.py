@@ -1,5 +1,7 @@
 """A container without /dev/fuse: one line that says what to add. (Without the capability: test_unit_sandbox.py.)"""
 
+from __future__ import annotations
+
 import os
 import subprocess
 

@@ -1,5 +1,7 @@
 """Whatever rots in a lake, the daemon lives, one file is EIO and the others are right; a new mount works or says why."""
 
+from __future__ import annotations
+
 import errno
 import os
 import random

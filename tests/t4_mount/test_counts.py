@@ -1,5 +1,7 @@
 """What reading costs, as counts: store requests, file system requests. Exact, so they guard performance in CI."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

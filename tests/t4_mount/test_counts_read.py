@@ -1,5 +1,7 @@
 """What reading costs, as counts on a real mount: nobody is asked for primed bytes, and nothing is fetched twice."""
 
+from __future__ import annotations
+
 import os
 import random
 

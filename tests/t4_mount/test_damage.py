@@ -1,5 +1,7 @@
 """Damage in the store: EIO for that file alone, the object named in the log, the mount goes on."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os

@@ -1,5 +1,7 @@
 """A mount ends whoever uses it, or stays exactly as it was; every bad beginning says one line and its exit code."""
 
+from __future__ import annotations
+
 import errno
 import os
 import signal

@@ -1,5 +1,7 @@
 """File handles as an NFS export uses them: name_to_handle_at, and open_by_handle_at where the inode is not known yet."""
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os

@@ -1,5 +1,7 @@
 """Readers that come the moment a mount stands, before it says that it is ready: supervised trainers poll for it."""
 
+from __future__ import annotations
+
 import os
 import threading
 import time

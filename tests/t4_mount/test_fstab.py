@@ -1,5 +1,7 @@
 """`mount -t stepfs`: mount(8) and the helper, with the flags that keep a lake's bytes from running as anything."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os

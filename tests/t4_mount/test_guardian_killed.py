@@ -1,5 +1,7 @@
 """A guardian that is killed takes priming along, and nothing else: nobody could free the readers of a primed mount."""
 
+from __future__ import annotations
+
 import os
 import signal
 from pathlib import Path

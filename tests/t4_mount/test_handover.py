@@ -1,5 +1,7 @@
 """A mount made by a privileged helper and served, without any privilege, through `/dev/fd/N`."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -5,6 +5,8 @@ of `stepfs.mount.fuse.kernel_session` this test sees gaps of seconds. Standing s
 contends for the GIL ran or wanted to run, so time that other processes took does not count.
 """
 
+from __future__ import annotations
+
 import json
 import random
 import signal

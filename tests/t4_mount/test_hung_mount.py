@@ -1,5 +1,7 @@
 """A mount that does not answer: what may be taken away by force, what may not, and that no command hangs on it."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

@@ -4,6 +4,8 @@ A thread of the daemon that waits in the kernel for the daemon's own answer keep
 without the guardian 3 to 5 kills of 20 left readers hanging for good.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """`stepfs lineage` of a file of a mount: its inode says which slice it is, under whatever name a rank has for it."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

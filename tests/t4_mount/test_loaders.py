@@ -1,5 +1,7 @@
 """Unmodified loaders of six kinds read a mount."""
 
+from __future__ import annotations
+
 import io
 import itertools
 import os

@@ -1,5 +1,7 @@
 """Files that are mapped and not read: they cost nothing, take no room from what is read, and are there when touched."""
 
+from __future__ import annotations
+
 import mmap
 import os
 from functools import partial

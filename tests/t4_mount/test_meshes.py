@@ -1,5 +1,7 @@
 """One lake under trainers of several sizes: the global batch is the same, and so is every inode."""
 
+from __future__ import annotations
+
 import pytest
 from realmount import make_lake, mounted, produce, stepfs, until
 

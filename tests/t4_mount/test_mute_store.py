@@ -1,5 +1,7 @@
 """`stepfs mount` of a store that accepts connections and says nothing: a line soon, exit 6 in bounded time; then no bound."""
 
+from __future__ import annotations
+
 import socket
 import subprocess
 

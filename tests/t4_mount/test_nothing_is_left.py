@@ -1,5 +1,7 @@
 """Every ending leaves no mount, process, socket, cache or record; the group's last checkpoint stands in the lake."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket

@@ -1,5 +1,7 @@
 """The store goes away for a while, hanging or refusing: what is at hand is read on, who waits goes on by himself."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import signal

@@ -1,5 +1,7 @@
 """A poller beside four producers, and readers beside a reclaimer: nothing missing, short, changing, or back again."""
 
+from __future__ import annotations
+
 import os
 import random
 import subprocess

@@ -1,5 +1,7 @@
 """A daemon in a container whose root file system is read-only, /tmp included."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

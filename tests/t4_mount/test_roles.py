@@ -1,5 +1,7 @@
 """The least-privilege policies of `scripts/deploy/policies`, enforced by a server: enough for each role, and no more."""
 
+from __future__ import annotations
+
 import os
 import re
 import secrets

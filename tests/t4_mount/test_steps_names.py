@@ -1,5 +1,7 @@
 """Under `--steps` names are the same on every node at once; only opening waits, and what is opened has its true size."""
 
+from __future__ import annotations
+
 import glob
 import mmap
 import os

@@ -1,5 +1,7 @@
 """`--steps` and `--wait` on real mounts: the same view on every node, waits that can be killed and hold nobody up."""
 
+from __future__ import annotations
+
 import contextlib
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """A real mount that is blocked on purpose, or suspended: stacks in the log, readers that fail instead of hanging."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

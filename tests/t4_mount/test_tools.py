@@ -1,5 +1,7 @@
 """Ordinary tools over a real mount agree with what the producer appended, byte for byte, on both stores."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

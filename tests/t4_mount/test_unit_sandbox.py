@@ -1,5 +1,7 @@
 """The capabilities that `scripts/deploy/stepfs@.service` leaves to a daemon are enough for what it does."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

@@ -1,5 +1,7 @@
 """Fixtures of several tests of commands."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Small lakes for the tests of the command line, and a way to run it in this process."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
 from pathlib import Path

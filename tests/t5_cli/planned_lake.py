@@ -1,5 +1,7 @@
 """A small planned lake for tests to spoil, and its commands that ask for its past."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """`stepfs-produce text` as a program, and the text that is then in a lake."""
 
+from __future__ import annotations
+
 import io
 import json
 import subprocess

@@ -1,5 +1,7 @@
 """Commands that messages offer still mean the same when a directory has a space and a quote in its name."""
 
+from __future__ import annotations
+
 import errno
 import os
 import re

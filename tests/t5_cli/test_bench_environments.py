@@ -1,5 +1,7 @@
 """A peer that cannot be installed is a row with pip's reason, and is tried again by the next run."""
 
+from __future__ import annotations
+
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace

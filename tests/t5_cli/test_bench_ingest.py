@@ -1,5 +1,7 @@
 """The benchmark runs: its smallest setting ends with a table and JSON of the shape that others read."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

@@ -1,5 +1,7 @@
 """`bench_train --peers` from end to end at its smallest: ours alone, killed and resumed, into table and JSON."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 

@@ -1,5 +1,7 @@
 """The benchmark of the planner runs: a quick part ends with a table and JSON."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 from pathlib import Path

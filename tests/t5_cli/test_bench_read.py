@@ -1,5 +1,7 @@
 """The reading benchmarks run: every row at its smallest, in seconds. Their figures mean nothing here."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 

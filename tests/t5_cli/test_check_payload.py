@@ -1,5 +1,7 @@
 """`init --check-payload`: a lake that says what its slices are, its forks, and `verify --content`."""
 
+from __future__ import annotations
+
 import io
 from pathlib import Path
 

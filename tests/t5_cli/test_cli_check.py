@@ -1,5 +1,7 @@
 """`stepfs-produce check`: what it says of a plan and its sources, and how it refuses them."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import re

@@ -1,5 +1,7 @@
 """`stepfs checkpoint`: what is kept after a save, a resume and a drop, and what the command refuses."""
 
+from __future__ import annotations
+
 import pytest
 from lakes import SLICES, commit, stepfs
 

@@ -1,5 +1,7 @@
 """init, ls and status on real stores: documents, names, exit codes, and what bad input gets."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import re

@@ -1,5 +1,7 @@
 """What holds for every command: environment variables, help, versions, completion."""
 
+from __future__ import annotations
+
 import importlib
 import importlib.metadata
 import subprocess

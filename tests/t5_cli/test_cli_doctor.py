@@ -1,5 +1,7 @@
 """doctor on real stores and directories: what it says of them, and how it ends."""
 
+from __future__ import annotations
+
 import re
 
 import pytest

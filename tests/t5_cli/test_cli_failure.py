@@ -1,5 +1,7 @@
 """Every way a command can fail: one line, the documented exit code, no traceback."""
 
+from __future__ import annotations
+
 import errno
 import os
 import subprocess

@@ -1,5 +1,7 @@
 """Ctrl-C before a command's own code runs: the process ends by the signal and prints nothing."""
 
+from __future__ import annotations
+
 import signal
 import subprocess
 import sys

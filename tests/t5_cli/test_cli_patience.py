@@ -1,5 +1,7 @@
 """Commands that would wait for ever, or never wait at all."""
 
+from __future__ import annotations
+
 import os
 
 from lakes import stepfs

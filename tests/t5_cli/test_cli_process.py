@@ -1,5 +1,7 @@
 """The commands as processes: what S3 servers refuse, Ctrl-C, pipes, and watching."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

@@ -1,5 +1,7 @@
 """`stepfs show`: arrays, values and text of a payload in a lake, in a mount's file, or on disk; nothing is unpickled."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """A store that accepts connections and says nothing: every command says so soon and ends in bounded time."""
 
+from __future__ import annotations
+
 import socket
 import time
 

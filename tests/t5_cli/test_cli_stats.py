@@ -1,5 +1,7 @@
 """`stepfs stats`: sums by producer and hour, as text and JSON."""
 
+from __future__ import annotations
+
 import json_schemas
 import pytest
 from lakes import SLICES, commit, payloads, stepfs

@@ -1,5 +1,7 @@
 """`stepfs verify` on real stores: what is damaged is named, and nothing else."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """`stepfs version`: what runs here, and which extras are missing."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import platform

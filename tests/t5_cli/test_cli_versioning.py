@@ -1,5 +1,7 @@
 """`init` and `doctor` on a bucket that keeps versions: one line, and the exit code is what it was."""
 
+from __future__ import annotations
+
 import re
 
 import pytest

@@ -1,5 +1,7 @@
 """The commands on gs:// and az://: a lake's life, a fork whose parent lies in another cloud, and what bad input gets."""
 
+from __future__ import annotations
+
 import sys
 
 import cloudservers

@@ -1,5 +1,7 @@
 """Shell completion: commands and options of both programs."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sysconfig

@@ -1,5 +1,7 @@
 """A job is killed and comes back with half or twice as many data ranks: the same global batches, and the same losses."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -1,5 +1,7 @@
 """The training programs of `scripts/examples`, killed with -9 in the middle; the guide's blocks start the same programs."""
 
+from __future__ import annotations
+
 import ast
 import multiprocessing
 import os

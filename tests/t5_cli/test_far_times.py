@@ -1,5 +1,7 @@
 """Times that no calendar has: a producer whose clock is wrong breaks no command that shows when it committed."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import json_schemas

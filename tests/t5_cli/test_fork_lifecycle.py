@@ -1,5 +1,7 @@
 """A fork through the CLI, seen through mounts: it reads every byte after its parent let go, and lets go of it in turn."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from lakes import stepfs

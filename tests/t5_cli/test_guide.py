@@ -1,5 +1,7 @@
 """The guide as a program: each section's blocks run in a directory of their own, and print what they should."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal

@@ -1,5 +1,7 @@
 """A lake whose texts somebody chose with care: nothing of them steers a terminal or leaves the view."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from lakes import commit, stepfs

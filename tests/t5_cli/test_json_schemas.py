@@ -1,5 +1,7 @@
 """fs/schemas: one JSON Schema per document, of fields that fs/JSON.md explains, held against what the commands print."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

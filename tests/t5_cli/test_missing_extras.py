@@ -1,5 +1,7 @@
 """The light install meets what needs an extra: one line, exit 2, and the command that installs it."""
 
+from __future__ import annotations
+
 import re
 import sys
 

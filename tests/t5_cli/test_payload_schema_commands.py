@@ -1,5 +1,7 @@
 """A lake that says what its slices hold: `init` and `fork` record it, `ls`, `status` and `verify --content` use it."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Columns through whole runs: images in Parquet, files of micro-batches, readers of other meshes, other extensions."""
 
+from __future__ import annotations
+
 import io
 import tarfile
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Plans of images and captions: from the tars of an example to files, killed in between, and with bad images among them."""
 
+from __future__ import annotations
+
 import io
 import json
 import re

@@ -1,5 +1,7 @@
 """`stepfs lineage` of a small planned lake: its places, its words for what is missing, every kind of payload."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """A plan whose files are micro-batches makes the parts of the files that it would make of ranks."""
 
+from __future__ import annotations
+
 import io
 from pathlib import Path
 

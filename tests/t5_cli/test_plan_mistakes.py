@@ -1,5 +1,7 @@
 """Mistakes that somebody makes who runs a plan for the first time: one line that says what to do."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 

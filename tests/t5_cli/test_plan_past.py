@@ -1,5 +1,7 @@
 """A planned lake, asked for its past: `lineage`, `find`, `replay` agree with an audit of all spans."""
 
+from __future__ import annotations
+
 import random
 from collections import defaultdict
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """`stepfs-produce replay` of a small planned lake: what differs is named, and so is what cannot be made again."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

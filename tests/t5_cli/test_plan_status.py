@@ -1,5 +1,7 @@
 """What a lake says of the plan that fills it: `stepfs status`, and the page of JSON documents."""
 
+from __future__ import annotations
+
 import json
 
 import json_schemas

@@ -1,5 +1,7 @@
 """`stepfs_producer.plans`: a plan from Python is the plan of the file, and runs as the command runs it."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

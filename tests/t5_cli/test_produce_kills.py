@@ -1,5 +1,7 @@
 """Killed with -9 at random moments, beside a producer that is not: every record exactly once, one order."""
 
+from __future__ import annotations
+
 import random
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """`stepfs-produce run`: a plan becomes steps, whatever ends the command between them, and no mistake fences anybody."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

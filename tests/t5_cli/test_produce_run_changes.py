@@ -1,5 +1,7 @@
 """`stepfs-produce run` into a lake that has seen another plan: what may change does, what may not is refused by name."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 from collections import Counter

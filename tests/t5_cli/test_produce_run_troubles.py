@@ -1,5 +1,7 @@
 """`stepfs-produce run` whose records or functions are at fault: it says which, and ends with one line."""
 
+from __future__ import annotations
+
 import json
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """`stepfs-produce text` and `run` record what their slices hold, and refuse a lake that promises something else."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

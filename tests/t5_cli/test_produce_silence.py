@@ -1,5 +1,7 @@
 """`stepfs-produce text` on a store that accepts connections and says nothing: from the start, and in the middle."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import time

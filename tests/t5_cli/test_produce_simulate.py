@@ -1,5 +1,7 @@
 """`stepfs-produce simulate`: says of the first steps what a run of the same steps says, and touches nothing."""
 
+from __future__ import annotations
+
 import json
 import re
 import subprocess

@@ -1,5 +1,7 @@
 """Signals and the terminal: what a person at the keyboard meets."""
 
+from __future__ import annotations
+
 import os
 import pty
 import signal

@@ -1,5 +1,7 @@
 """`stepfs-produce text` as a program: what it writes, and how it continues."""
 
+from __future__ import annotations
+
 import gzip
 import os
 import subprocess

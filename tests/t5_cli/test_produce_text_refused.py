@@ -1,5 +1,7 @@
 """What `stepfs-produce text` refuses: a wrong option, a lake of another shape, a corpus in other shards."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Self
 

@@ -1,5 +1,7 @@
 """The quickstart as CI sees it: it ends well only if every check in its table held."""
 
+from __future__ import annotations
+
 import subprocess
 
 import pytest

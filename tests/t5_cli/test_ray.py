@@ -1,5 +1,7 @@
 """`stepfs-produce run --engine ray`: the steps of local workers, whoever dies; nobody is fenced for an unfit node."""
 
+from __future__ import annotations
+
 import os
 import re
 import secrets

@@ -1,5 +1,7 @@
 """The README as a program: its blocks run in order, in one directory, against real lakes. The pages name what exists."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess

@@ -1,6 +1,8 @@
 """Nothing in the README that is saved under the name shown shadows a module of Python, or reads a step twice; every bound
 of a producer has its row."""
 
+from __future__ import annotations
+
 import inspect
 import re
 import sys

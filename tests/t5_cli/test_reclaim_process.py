@@ -1,5 +1,7 @@
 """`stepfs reclaim --every` as a service: it outlives a store that is away, also when it starts."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """`scripts/release`: equal bytes from any checkout, and nothing from a tree that is not what is committed."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil

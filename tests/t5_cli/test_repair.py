@@ -3,6 +3,8 @@
 One object of each kind is damaged, the lake is asked what to do, and what it says is done.
 """
 
+from __future__ import annotations
+
 import random
 import re
 import shlex

@@ -1,5 +1,7 @@
 """`stepfs retire-producer`, and what becomes of uploads that nobody can commit any more."""
 
+from __future__ import annotations
+
 import json
 
 import pytest

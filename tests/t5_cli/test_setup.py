@@ -1,5 +1,7 @@
 """scripts/setup, with a Python that only notes what it is asked for: two of them in one checkout take turns."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

@@ -1,5 +1,7 @@
 """What `show` and its neighbours are given by mistake: one line, exit code 2, and nothing that waits."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

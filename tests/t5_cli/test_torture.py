@@ -1,5 +1,7 @@
 """scripts/torture: a small run that holds, and an audit that would notice if one did not."""
 
+from __future__ import annotations
+
 import json
 import os
 import random

@@ -1,5 +1,7 @@
 """scripts/torture --plan: a small run that holds, and an audit that would notice if one did not."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Data lives as long as a kept checkpoint may need it: a real training loop, a reclaimer, and all that may kill it."""
 
+from __future__ import annotations
+
 import json
 import multiprocessing
 import os

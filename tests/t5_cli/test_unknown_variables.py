@@ -1,5 +1,7 @@
 """A misspelt STEPFS_… variable is named by every command, once, on stderr."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path

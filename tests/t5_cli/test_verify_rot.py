@@ -1,5 +1,7 @@
 """`stepfs verify` names the object that has rotted, whichever it is and however it happened."""
 
+from __future__ import annotations
+
 import random
 import threading
 

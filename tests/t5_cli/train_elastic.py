@@ -7,6 +7,8 @@ context-parallel rank looks at its part of every row; saves with DCP after every
 checkpoint. Prints one JSON line per step: [step, loss of the global batch, digest of its rows in order].
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

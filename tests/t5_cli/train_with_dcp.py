@@ -5,6 +5,8 @@
 Prints one JSON line per step: [step, digest of what its ranks read]. Nothing here tells the lake anything.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import shutil

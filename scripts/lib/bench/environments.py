@@ -4,6 +4,8 @@ They lie under `~/.cache/stepfs-bench` and share what this project's environment
 below whatever versions they asked for themselves. torch keeps its version there: any other pulls gigabytes.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import platform

@@ -1,5 +1,7 @@
 """The machine under a benchmark: commands, memory, caches, and what a process has used."""
 
+from __future__ import annotations
+
 import mmap
 import os
 import subprocess

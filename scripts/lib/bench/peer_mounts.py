@@ -4,6 +4,8 @@ rclone shows plain objects, JuiceFS what was written through a mount of its own.
 with a new cache directory. The mounts reach the server itself, or, with `endpoint_url`, whatever stands before it.
 """
 
+from __future__ import annotations
+
 import os
 import subprocess
 import time

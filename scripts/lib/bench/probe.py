@@ -5,6 +5,8 @@ kind 'boto3' and 'http', `bucket`, `keys`, `bytes` and `threads`. Modules, buffe
 clock starts.
 """
 
+from __future__ import annotations
+
 import http.client
 import json
 import os

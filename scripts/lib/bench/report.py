@@ -4,6 +4,8 @@ A row states what was measured, the figure, what it is measured against in the s
 A row without a target is there to be read beside the others (the store's own bandwidth, the machine's limits).
 """
 
+from __future__ import annotations
+
 import json
 import os
 import platform

@@ -9,6 +9,8 @@ a link. Bytes go through `splice`, from socket to pipe to socket: a proxy that c
 with what is measured. Every message of the client waits for `LATENCY_S` before it goes on.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket

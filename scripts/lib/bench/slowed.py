@@ -1,5 +1,7 @@
 """A store as if behind a network: `bench.slow_store` in a process of its own, and what went through it."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 from collections.abc import Iterator

@@ -4,6 +4,8 @@ Growth and bandwidth first: they are short. Pace takes the longest, as every sid
 million steps is made only when asked for.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import signal

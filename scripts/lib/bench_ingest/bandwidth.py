@@ -6,6 +6,8 @@ producer, which splits uploads above 64 MiB and has every piece verified by the 
 were written to once before, so no page is touched for the first time.
 """
 
+from __future__ import annotations
+
 import os
 import secrets
 import time

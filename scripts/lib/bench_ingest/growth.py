@@ -3,6 +3,8 @@
 Two producers, one on each lake, commit in turn, so that whatever disturbs the machine disturbs both.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

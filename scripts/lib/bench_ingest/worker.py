@@ -6,6 +6,8 @@ loop: a batch has its due time whatever became of the ones before it, and latenc
 falls behind cannot hide it.
 """
 
+from __future__ import annotations
+
 import json
 import random
 import sys

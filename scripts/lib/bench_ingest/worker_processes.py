@@ -4,6 +4,8 @@ Each has a session of its own, so Ctrl-C reaches the benchmark alone, which kill
 itself, they see their pipes end.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import AsyncIterator

@@ -1,5 +1,7 @@
 """Every row of "reads at memory speed", measured: ours, its bound, the side beside it, and the limits."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 import traceback

@@ -3,6 +3,8 @@
 rclone is always there, JuiceFS with --peers. A peer that cannot be installed is left out, with the reason in a line.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,5 +1,7 @@
 """A training loop that sleeps for its compute: the share of time it waits for data. With --peers, one job beside others."""
 
+from __future__ import annotations
+
 import argparse
 from contextlib import ExitStack
 from pathlib import Path

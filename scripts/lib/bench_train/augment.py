@@ -1,5 +1,7 @@
 """One JPEG to one training sample: random crop, resized to 224 × 224, flipped half of the time; uint8, channels first."""
 
+from __future__ import annotations
+
 import random
 from pathlib import Path
 from typing import IO

@@ -5,6 +5,8 @@ The order comes as JSON in the only argument: `paths` (of each step), `period_s`
 for computing, to measure the copy alone.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time

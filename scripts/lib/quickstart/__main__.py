@@ -1,5 +1,7 @@
 """scripts/quickstart: one of two stories, in a temporary directory of which nothing is left."""
 
+from __future__ import annotations
+
 import signal
 import sys
 import tempfile

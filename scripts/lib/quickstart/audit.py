@@ -4,6 +4,8 @@ Each file says in `spans` which tokens of which record stand where. Putting all 
 under the given directories, whole, with no byte missing, twice, or from elsewhere.
 """
 
+from __future__ import annotations
+
 import json
 from collections import defaultdict
 from dataclasses import dataclass

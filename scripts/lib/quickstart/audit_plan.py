@@ -5,6 +5,8 @@ document once, whole, with the tokens that the tokenizer makes of its text. Only
 the plan stopped may lack its end.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,6 +3,8 @@
 Code: sources of numpy, a document a file. Prose: the documentation in botocore's descriptions of services.
 """
 
+from __future__ import annotations
+
 import gzip
 import json
 import re

@@ -4,6 +4,8 @@ The plan has a tokenizer of its own, as a model would bring it. The mount comes 
 every rank's batch. Shares, fill and balance must be those that `stepfs-produce simulate` said before.
 """
 
+from __future__ import annotations
+
 import json
 import signal
 import subprocess

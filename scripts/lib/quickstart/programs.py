@@ -1,5 +1,7 @@
 """Programs of the quickstart: started in sessions of their own, and gone when it ends, however it ends."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

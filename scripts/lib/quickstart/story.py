@@ -1,5 +1,7 @@
 """What both stories of the quickstart share: where things are, what was checked, and the table at the end."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

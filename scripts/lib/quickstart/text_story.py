@@ -6,6 +6,8 @@ a fixed range of steps for the map-style dataset of `train`, whose reads wait fo
 Everything runs as a stranger would run it: commands and files.
 """
 
+from __future__ import annotations
+
 import json
 import signal
 import subprocess

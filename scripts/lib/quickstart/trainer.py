@@ -1,5 +1,7 @@
 """A training program at work; its lines are shown as they come."""
 
+from __future__ import annotations
+
 import json
 import re
 import threading

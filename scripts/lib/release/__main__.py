@@ -1,5 +1,7 @@
 """`scripts/release`: builds, compares, inspects, and puts the result into dist/."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 import tempfile

@@ -1,5 +1,7 @@
 """Building sdist and wheel, twice: at two places, at two times, under two users' settings."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

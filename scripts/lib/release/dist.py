@@ -1,5 +1,7 @@
 """dist/: the files of the newest release and their sums. The sums are there if, and only if, the release is whole."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

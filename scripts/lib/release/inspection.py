@@ -1,5 +1,7 @@
 """Mistakes that a package index, or a user, would find in the files: metadata, missing and foreign modules."""
 
+from __future__ import annotations
+
 import tarfile
 import zipfile
 from pathlib import Path

@@ -4,6 +4,8 @@ A build of the working tree would depend on files that git ignores or does not k
 commit is exported.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

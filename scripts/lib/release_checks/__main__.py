@@ -2,6 +2,8 @@
 failed.
 """
 
+from __future__ import annotations
+
 import sys
 import tempfile
 import time

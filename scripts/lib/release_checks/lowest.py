@@ -1,5 +1,7 @@
 """The lowest version that pyproject.toml admits of each dependency, as pip's words."""
 
+from __future__ import annotations
+
 import re
 import tomllib
 

@@ -1,5 +1,7 @@
 """The command behind scripts/simulate: sweep seeds into a table, or replay one."""
 
+from __future__ import annotations
+
 import argparse
 import logging
 import os

@@ -1,5 +1,7 @@
 """Read by each interpreter that starts with this directory on its PYTHONPATH: `realmount.change_constants`."""
 
+from __future__ import annotations
+
 import importlib
 import json
 import os

@@ -4,6 +4,8 @@ The two are independent; every hazard of COMMIT.md that comes from the network i
 fault for each request; `faulty_store.FaultyStore` carries it out. Nothing here depends on time or global randomness.
 """
 
+from __future__ import annotations
+
 import bisect
 import enum
 import itertools

@@ -8,6 +8,8 @@ Two awaits may be cancelled: the request on its way (then it may be applied late
 (then the request was applied). Applying itself never yields.
 """
 
+from __future__ import annotations
+
 import random
 import zlib
 from collections.abc import Callable, Iterable, Sequence

@@ -5,6 +5,8 @@ keeps them with their time of arrival, and applies them before the first access 
 process can see the difference.
 """
 
+from __future__ import annotations
+
 import bisect
 import hashlib
 import heapq

@@ -1,5 +1,7 @@
 """Wall time that follows trio's clock: deterministic under `MockClock`."""
 
+from __future__ import annotations
+
 import trio
 
 _SIMULATED_EPOCH_MS = 1_700_000_000_000

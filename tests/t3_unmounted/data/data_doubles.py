@@ -1,5 +1,7 @@
 """A store in memory whose GETs can be held, slowed or spoilt one by one, and steps made of random slices."""
 
+from __future__ import annotations
+
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence

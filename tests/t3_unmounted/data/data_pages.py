@@ -1,5 +1,7 @@
 """A kernel's page cache made of files, for what primes one."""
 
+from __future__ import annotations
+
 import threading
 
 from stepfs.data.pagecache.primer import CHUNK_BYTES

@@ -1,5 +1,7 @@
 """What is fetched ahead, for the ways in which loaders really open files."""
 
+from __future__ import annotations
+
 import random
 
 from data_doubles import indices

@@ -1,5 +1,7 @@
 """Buffers of the cache: size classes, reuse, and memory that the system refuses."""
 
+from __future__ import annotations
+
 import errno
 import mmap
 

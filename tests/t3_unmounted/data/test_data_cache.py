@@ -1,5 +1,7 @@
 """Who leaves memory for whom: a table of slices and blocks, without a store."""
 
+from __future__ import annotations
+
 from data_doubles import World
 
 from stepfs.data.blocks import State

@@ -1,5 +1,7 @@
 """Checksums that follow the bytes as they land."""
 
+from __future__ import annotations
+
 import random
 
 import pytest

@@ -1,5 +1,7 @@
 """As many GETs at a time as the store is worth: more where connections are slow, few where a link is full."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from data_doubles import indices, world_of

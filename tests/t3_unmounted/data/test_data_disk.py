@@ -1,5 +1,7 @@
 """The disk cache: a second budget, adopted after a crash, verified before it is believed, gone after unmount."""
 
+from __future__ import annotations
+
 import errno
 import stat
 

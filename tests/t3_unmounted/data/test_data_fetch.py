@@ -1,5 +1,7 @@
 """One block from a store that is slow, silent, wrong or away: under a virtual clock."""
 
+from __future__ import annotations
+
 import gc
 
 import pytest

@@ -1,5 +1,7 @@
 """Slices larger than the budget: several GETs are in flight, and nothing is fetched twice."""
 
+from __future__ import annotations
+
 import random
 
 import pytest

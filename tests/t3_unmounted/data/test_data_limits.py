@@ -1,5 +1,7 @@
 """What a process may use, read from a made-up /proc and /sys; and giving memory back while it is short."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 import trio.testing

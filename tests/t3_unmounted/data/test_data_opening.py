@@ -1,5 +1,7 @@
 """Opening is not reading: a slice is wanted at its first READ, and open files that nobody reads make room."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 import trio.testing

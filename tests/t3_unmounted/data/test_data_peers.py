@@ -1,5 +1,7 @@
 """Several readers of one slice, steps apart: its bytes are fetched once, as far as the budget reaches."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 import trio.testing

@@ -1,5 +1,7 @@
 """Prefetching against a store: what is opened next is at hand, and nothing else was fetched."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 import trio.testing

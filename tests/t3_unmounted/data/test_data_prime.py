@@ -1,5 +1,7 @@
 """Priming against a page cache made of files: what is stored, checked, dropped, and when it gives up."""
 
+from __future__ import annotations
+
 import errno
 import threading
 

@@ -1,5 +1,7 @@
 """Priming thousands of small files: what a file costs must not grow with how many there are."""
 
+from __future__ import annotations
+
 import trio
 import trio.testing
 from data_doubles import World

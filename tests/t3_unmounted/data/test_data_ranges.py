@@ -1,5 +1,7 @@
 """Which GETs fetch which slices."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,7 @@
 """Residency as the kernel tells it, on an ordinary file."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

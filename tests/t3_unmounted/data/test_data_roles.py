@@ -1,5 +1,7 @@
 """The roles of a slice one by one: what may follow each, and the one that takes a slice larger than the budget."""
 
+from __future__ import annotations
+
 from functools import cache
 
 import pytest

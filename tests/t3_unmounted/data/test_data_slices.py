@@ -1,5 +1,7 @@
 """Slices: fetched whole, served block by verified block, once for all readers, pinned until closed."""
 
+from __future__ import annotations
+
 import errno
 import mmap
 

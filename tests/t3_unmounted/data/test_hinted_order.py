@@ -1,5 +1,7 @@
 """An announced order is fetched ahead like one step after the other, and nothing else about the mount changes."""
 
+from __future__ import annotations
+
 import errno
 import random
 

@@ -1,5 +1,7 @@
 """Opening steps in random order costs the bytes that are read, and readers in order keep what they had."""
 
+from __future__ import annotations
+
 import random
 from functools import cache
 

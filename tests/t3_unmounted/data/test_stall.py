@@ -4,6 +4,8 @@ The store is a link: GETs share its bandwidth in turns, each after 20 ms. So a l
 whatever order of GETs lets the link idle, or hides the nearest step behind later ones, shows as a wait.
 """
 
+from __future__ import annotations
+
 import pytest
 import trio
 from data_doubles import LAKE_ID, HeldStore, World, processor

@@ -1,5 +1,7 @@
 """The handlers of one mount over a `FakeTable`, called as pyfuse3 would, without a kernel."""
 
+from __future__ import annotations
+
 import errno
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field

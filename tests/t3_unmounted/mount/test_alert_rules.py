@@ -1,5 +1,7 @@
 """The Prometheus alert rules ask only for what a mount exports, and say what to do."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """`.stepfs/`, the access log, the guard, and the options that travel to the daemon."""
 
+from __future__ import annotations
+
 import errno
 import json
 import re

@@ -1,5 +1,7 @@
 """The newest control record is damaged under a mount: it shows what it has, says so once, and goes on after the repair."""
 
+from __future__ import annotations
+
 import pytest
 import trio
 from controlled import control_keys

@@ -1,5 +1,7 @@
 """The Grafana dashboard asks only for what a mount or a run exports: metrics, and labels of theirs."""
 
+from __future__ import annotations
+
 import errno
 import json
 import re

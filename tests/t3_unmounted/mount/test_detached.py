@@ -1,5 +1,7 @@
 """The daemon notices that its mount is detached, and other mounts of the machine cost its loop nothing."""
 
+from __future__ import annotations
+
 import select
 import threading
 

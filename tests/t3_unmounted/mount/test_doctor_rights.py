@@ -1,5 +1,7 @@
 """doctor tells root without CAP_SYS_ADMIN from root, and its bundle holds the logs of mounts that are not there."""
 
+from __future__ import annotations
+
 import io
 import os
 import tarfile

@@ -3,6 +3,8 @@
 The kernel turns our ENOENT for `.` into ESTALE, which is what such a client is to see of a step that has left.
 """
 
+from __future__ import annotations
+
 import errno
 
 import pytest

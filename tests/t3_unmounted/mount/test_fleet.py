@@ -1,5 +1,7 @@
 """What a fleet of mounts costs its store in requests, counted in virtual time; nothing changes below 100 mounts."""
 
+from __future__ import annotations
+
 from collections import Counter
 from functools import partial
 

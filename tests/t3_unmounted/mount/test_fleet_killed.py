@@ -1,5 +1,7 @@
 """Who counts as a mount of the fleet: who speaks, by the store's clock; not whom a kill kept from taking its record away."""
 
+from __future__ import annotations
+
 import socket
 
 import trio

@@ -1,5 +1,7 @@
 """The follower and its pace, and names withdrawn when steps leave. Virtual time."""
 
+from __future__ import annotations
+
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor

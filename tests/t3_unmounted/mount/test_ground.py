@@ -1,5 +1,7 @@
 """What a mount stands on: the mount table, the mount point, the cache directory, kernel settings."""
 
+from __future__ import annotations
+
 import errno
 import os
 import time

@@ -1,5 +1,7 @@
 """A mount and its group: the need it follows, the checkpoints it settles at the end, what it says to the fleet."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from pathlib import Path
 

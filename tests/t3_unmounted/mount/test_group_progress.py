@@ -1,5 +1,7 @@
 """How far the readers of a group are: kept in its record, so that another mount, or the next one, can judge by it."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

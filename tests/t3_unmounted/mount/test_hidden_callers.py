@@ -1,5 +1,7 @@
 """A reader in another pid namespace shows as pid 0: its signals cannot be seen, and the daemon says so once."""
 
+from __future__ import annotations
+
 import pytest
 
 from stepfs.mount.host import procfs

@@ -1,5 +1,7 @@
 """The end of a mount, as the event loop of pyfuse3 reports it."""
 
+from __future__ import annotations
+
 import errno
 
 import pytest

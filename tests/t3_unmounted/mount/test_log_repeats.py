@@ -1,5 +1,7 @@
 """A loop of failures does not fill the disk: alike lines once a minute with a count, in a file with a bound."""
 
+from __future__ import annotations
+
 import io
 import json
 import logging

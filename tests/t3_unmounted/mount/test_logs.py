@@ -1,5 +1,7 @@
 """The daemon's log: facts as fields, one line per event in JSON, and no credential whoever wrote it."""
 
+from __future__ import annotations
+
 import json
 import logging
 import subprocess

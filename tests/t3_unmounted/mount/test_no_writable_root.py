@@ -1,5 +1,7 @@
 """A mount without --cache-dir writes nowhere, a user without a home has a place, and a budget beyond the limit is said."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Handlers without a kernel: names, attributes, listings, counts of lookups, and what no rank has."""
 
+from __future__ import annotations
+
 import errno
 import os
 

@@ -1,5 +1,7 @@
 """Handlers without a kernel: opening, reading, what is refused, and how failures below reach a reader."""
 
+from __future__ import annotations
+
 import errno
 import os
 

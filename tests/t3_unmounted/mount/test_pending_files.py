@@ -1,5 +1,7 @@
 """Files of steps to come, under `--steps`: named and sized at once, opened when they are there."""
 
+from __future__ import annotations
+
 import errno
 
 import pyfuse3

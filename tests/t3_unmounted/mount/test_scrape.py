@@ -1,5 +1,7 @@
 """The scrape port: on 127.0.0.1 unless told otherwise, and two paths."""
 
+from __future__ import annotations
+
 import http.client
 import socket
 import threading

@@ -1,5 +1,7 @@
 """Cache directories and logs below a directory that everybody writes to: what strangers plant there is never touched."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

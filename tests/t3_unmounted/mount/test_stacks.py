@@ -1,5 +1,7 @@
 """SIGUSR1 shows what every thread and task waits for, and never ends the daemon."""
 
+from __future__ import annotations
+
 import errno
 import os
 import signal

@@ -1,5 +1,7 @@
 """Waiting for steps to come: pending directories, deadlines, signals, seals. Virtual time."""
 
+from __future__ import annotations
+
 import errno
 
 import pytest

@@ -1,5 +1,7 @@
 """The watchdog without a mount: what it proves, what it tells systemd, and when it gives up."""
 
+from __future__ import annotations
+
 import errno
 import os
 import signal

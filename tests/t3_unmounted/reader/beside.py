@@ -1,5 +1,7 @@
 """What goes on beside a test of `Lake`: threads that use it, and the background thread of each."""
 
+from __future__ import annotations
+
 import threading
 import time
 

@@ -1,5 +1,7 @@
 """Lakes on disk for the tests of `stepfs.reader`, and the rule that no background thread outlives a test."""
 
+from __future__ import annotations
+
 import gc
 
 import pytest

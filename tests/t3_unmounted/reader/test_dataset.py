@@ -1,5 +1,7 @@
 """`StepDataset` under torch's DataLoader: the order of steps, the waiting, and that no byte is fetched twice."""
 
+from __future__ import annotations
+
 import io
 import json
 import os

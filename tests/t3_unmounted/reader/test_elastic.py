@@ -1,5 +1,7 @@
 """A rank's micro-batches by `Lake` and `StepDataset`: the same global batch for every number of data ranks."""
 
+from __future__ import annotations
+
 import io
 import itertools
 import pickle

@@ -1,5 +1,7 @@
 """`Lake` from the threads of one process: what it gives, refuses and waits for, on a lake on disk, in real time."""
 
+from __future__ import annotations
+
 import inspect
 import pickle
 import threading

@@ -1,5 +1,7 @@
 """How a `Lake` ends, rests, travels to another process and fails; what waits in it learns of it."""
 
+from __future__ import annotations
+
 import gc
 import pickle
 import signal

@@ -1,5 +1,7 @@
 """The bytes that a reader without a mount gives: the committed ones or an error, fetched once, copied once."""
 
+from __future__ import annotations
+
 import gc
 
 import pytest

@@ -1,5 +1,7 @@
 """A fork of a lake, read without a mount: the steps before the cut come out of the parent."""
 
+from __future__ import annotations
+
 import trio
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 

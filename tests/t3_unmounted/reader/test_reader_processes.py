@@ -1,5 +1,7 @@
 """`Lake` across processes: forks at bad moments, spawn, the end of the interpreter, and no pyfuse3 anywhere."""
 
+from __future__ import annotations
+
 import gc
 import multiprocessing
 import os

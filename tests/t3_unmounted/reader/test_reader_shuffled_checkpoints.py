@@ -1,5 +1,7 @@
 """Checkpoints of a training run that reads a shuffled epoch without a mount: none releases a step that it needs."""
 
+from __future__ import annotations
+
 from concurrent.futures import Future
 
 import pytest

@@ -1,5 +1,7 @@
 """Waiting for steps without a mount: the same steps, the same deadlines, an exception where a mount has an errno."""
 
+from __future__ import annotations
+
 import math
 
 import pytest

@@ -1,5 +1,7 @@
 """One `ShuffledSteps(source, …)` for each of its sources: a `StepDataset`, a `Lake`, a mount, and nobody."""
 
+from __future__ import annotations
+
 import pickle
 
 import numpy as np

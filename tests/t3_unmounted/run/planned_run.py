@@ -1,5 +1,7 @@
 """Runs of small plans in this process: workers that answer in any order and die, and a producer that only notes."""
 
+from __future__ import annotations
+
 import json
 import pickle
 from collections import Counter

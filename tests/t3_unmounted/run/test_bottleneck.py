@@ -1,5 +1,7 @@
 """What a run waited for is named: the source, the workers, the pace, the store or the trainers, whichever it is."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,7 @@
 """A run of a plan: the steps do not depend on who worked when, and every record is in exactly one of them."""
 
+from __future__ import annotations
+
 import io
 import os
 import re

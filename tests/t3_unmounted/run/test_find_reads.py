@@ -1,5 +1,7 @@
 """`find` in a log of 10⁵ steps: how many objects it reads. The log is computed where it is read."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Late tasks: another worker tries them as well, the first answer wins, and none of it is a death or shows in a step."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import pytest

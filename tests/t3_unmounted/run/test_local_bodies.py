@@ -1,5 +1,7 @@
 """Bodies of local workers: mapped and not copied, sealed, told when they are lost, and gone after any ending."""
 
+from __future__ import annotations
+
 import os
 import pickle
 import resource

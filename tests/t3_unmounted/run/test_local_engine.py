@@ -1,5 +1,7 @@
 """Worker processes: a killed one costs its own task, none outlives the command, and none is left behind."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

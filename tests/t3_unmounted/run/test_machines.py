@@ -1,5 +1,7 @@
 """What every machine must have is looked at on each of them, and what one lacks is said in a line each."""
 
+from __future__ import annotations
+
 import pickle
 from dataclasses import replace
 from importlib import metadata

@@ -1,5 +1,7 @@
 """A Ray that cannot be used is said in one line with the right exit code; one of our own leaves nothing, however it ends."""
 
+from __future__ import annotations
+
 import os
 import signal
 import socket

@@ -4,6 +4,8 @@ errors that pass, P16 a transform that is no function.
 A mutant must change steps or end the run; the honest run beside it must not.
 """
 
+from __future__ import annotations
+
 import itertools
 import pickle
 from collections import Counter

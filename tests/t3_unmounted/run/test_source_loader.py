@@ -1,5 +1,7 @@
 """Loading keeps workers busy: groups of the next block are under way before the last group of a block is done."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import pytest

@@ -1,5 +1,7 @@
 """Steps that workers upload under tickets: the bytes of steps that are appended, whoever dies, is late or is lost."""
 
+from __future__ import annotations
+
 import pickle
 from random import Random
 

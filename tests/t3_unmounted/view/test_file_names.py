@@ -1,5 +1,7 @@
 """The names of a step's files, for any grid and any mesh that its units can serve."""
 
+from __future__ import annotations
+
 import itertools
 
 import pytest

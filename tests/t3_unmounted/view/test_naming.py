@@ -1,5 +1,7 @@
 """One name per number, one inode per name: properties, and the aliases that must not exist."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,7 @@
 """Ranks to slices: --world, --mesh, and what is refused."""
 
+from __future__ import annotations
+
 import itertools
 from collections import Counter
 

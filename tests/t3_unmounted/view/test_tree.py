@@ -1,5 +1,7 @@
 """The tree against a reference model that is a plain set of steps, through random histories and every option."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,5 +1,7 @@
 """`bench_ingest --peers`: a lake beside NATS JetStream, with default and with durable settings."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Callable, Iterator

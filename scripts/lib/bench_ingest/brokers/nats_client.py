@@ -7,6 +7,8 @@ time. `do`: 'publish' (seconds for `count` payloads), 'latency' (seconds from pu
 acknowledged payload until the server is gone), 'audit' (numbers of the payloads that can be read whole).
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import sys

@@ -1,5 +1,7 @@
 """A NATS server with a file store, and what its client measures."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

@@ -4,6 +4,8 @@ A payload is its number, random bytes, and their CRC. A broker's message has a b
 payloads travel as several, each with the payload's number, its own place and how many there are.
 """
 
+from __future__ import annotations
+
 import random
 import struct
 import zlib

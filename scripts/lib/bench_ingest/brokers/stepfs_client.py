@@ -3,6 +3,8 @@
 python -m bench_ingest.brokers.stepfs_client URL SIZE
 """
 
+from __future__ import annotations
+
 import itertools
 import sys
 

@@ -1,5 +1,7 @@
 """A lake on SeaweedFS: a producer, and a mount that shows what it commits."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Iterator

@@ -5,6 +5,8 @@
 The time to list and stat this one is the limit for any mount in this language.
 """
 
+from __future__ import annotations
+
 import errno
 import stat
 import sys

@@ -3,6 +3,8 @@
 python -m bench_read.programs.check_digests DIGESTS.json plain|mapped SECONDS   in a loop for so many seconds
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import mmap

@@ -5,6 +5,8 @@ are read first, so that its buffers were touched. Each line on stdin is `cold ST
 line of seconds: of that step, or of the one behind it.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time

@@ -4,6 +4,8 @@ The order comes as JSON in the only argument: `paths` (a file with one path per 
 'plain'). The clock runs from the moment all workers are up (they wait for each other) until the last byte.
 """
 
+from __future__ import annotations
+
 import json
 import multiprocessing
 import os

@@ -4,6 +4,8 @@ Reads one JSON order from stdin: {"threads", "paths"} or {"threads", "ranges": [
 "endpoint_url"}. Prints {"seconds", "cpu_s", "bytes"}.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import threading

@@ -3,6 +3,8 @@
 python -m bench_read.programs.watch_steps DIR FIRST COUNT      prints "ready", then one time (monotonic seconds) per step
 """
 
+from __future__ import annotations
+
 import sys
 import time
 from pathlib import Path

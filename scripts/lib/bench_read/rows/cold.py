@@ -4,6 +4,8 @@ Twice: with the server's own pages warm, so that the clients are what differs, a
 memory for two files and has read two others before, so that its buffers were touched, as those of the plain GETs are.
 """
 
+from __future__ import annotations
+
 import random
 from contextlib import ExitStack
 

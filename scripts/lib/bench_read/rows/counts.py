@@ -4,6 +4,8 @@ A node of r ranks reads its ranks' files of every step and nothing else, on lake
 1 to all of them.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterator
 

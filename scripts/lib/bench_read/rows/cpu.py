@@ -4,6 +4,8 @@ A paced reader goes once through a lake. What counts is the middle: memory has b
 then, so buffers and pages are reused, as they are in weeks of training, and there are still steps to fetch ahead.
 """
 
+from __future__ import annotations
+
 import time
 
 from bench.bed import Bed, body_of

@@ -4,6 +4,8 @@ One lake serves all: a step is one file of each kind (raw, .npy, .pt, safetensor
 measuring is one step, so that every first read is the first. Within a round the sides take turns.
 """
 
+from __future__ import annotations
+
 import random
 import shutil
 import time

@@ -4,6 +4,8 @@ The store is on loopback, so this row shows what the daemon can carry. With 100 
 by `test_a_slice_larger_than_the_budget_is_read_as_fast_as_one_that_fits`.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from pathlib import Path

@@ -4,6 +4,8 @@ The clock starts when the server has answered the conditional create that is the
 process has read the new step's file whole. The bound is the interval at which the mount looks plus two round trips.
 """
 
+from __future__ import annotations
+
 import random
 import time
 from subprocess import PIPE, Popen

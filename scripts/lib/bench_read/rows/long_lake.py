@@ -3,6 +3,8 @@
 Against a bare pyfuse3 directory of the same size, in turns, each time a new mount.
 """
 
+from __future__ import annotations
+
 import random
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Files that are mapped and never touched, more than the budget holds: their cost to the steps that are read."""
 
+from __future__ import annotations
+
 import mmap
 import os
 import time

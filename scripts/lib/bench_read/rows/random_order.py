@@ -3,6 +3,8 @@
 The plain side knows every offset beforehand; the mount starts cold each round and learns them.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import random

@@ -4,6 +4,8 @@ First reads need a cold mount each time, so every round mounts everything afresh
 time a trainer comes to these steps.
 """
 
+from __future__ import annotations
+
 import json
 import random
 from collections.abc import Iterator, Sequence

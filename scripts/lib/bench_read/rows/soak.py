@@ -4,6 +4,8 @@ The daemon runs in a cgroup of its own (v1 or v2, whichever can be written here)
 would fill; pages it primes are charged to it.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

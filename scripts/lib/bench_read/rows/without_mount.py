@@ -4,6 +4,8 @@ The mount's side is that of the other rows: a fresh process that reads 1 MiB at 
 one piece.
 """
 
+from __future__ import annotations
+
 import json
 import random
 import subprocess

@@ -1,5 +1,7 @@
 """The participants: packages, mounts and adapters of the peers. Imported in every environment, so it imports nothing."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 

@@ -1,5 +1,7 @@
 """`bench_train --peers`: one training job on stepfs and on its common alternatives, behind one slowed store."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from collections.abc import Sequence

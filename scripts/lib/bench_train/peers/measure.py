@@ -1,5 +1,7 @@
 """One peer and one kind of samples: written, trained undisturbed, killed and resumed, resumed with other workers."""
 
+from __future__ import annotations
+
 import shutil
 from collections import Counter
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Processes of the training job: started in a peer's environment, measured from outside, killed on demand."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal

@@ -1,5 +1,7 @@
 """The peers' rows as a table, as Markdown; and our targets beside the best of them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from rich.table import Table

@@ -1,5 +1,7 @@
 """Memory of the trainer's node: the highest sum of proportional set sizes over the trainer, its workers and its mount."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

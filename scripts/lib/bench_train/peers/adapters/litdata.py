@@ -1,5 +1,7 @@
 """LitData: chunks of 64 MB made by `optimize`, `StreamingDataLoader.state_dict` and `load_state_dict`."""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 from pathlib import Path

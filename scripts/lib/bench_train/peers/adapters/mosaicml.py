@@ -1,5 +1,7 @@
 """MosaicML Streaming: MDS shards of its default size, `StreamingDataLoader.state_dict` and `load_state_dict`."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 from typing import Any

@@ -4,6 +4,8 @@ Text is one object of documents per batch; images are one object each, as they l
 images of its batch by several threads. The order is the sampler's.
 """
 
+from __future__ import annotations
+
 import json
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,7 @@
 """stepfs, mounted, and no DataLoader: the loop reads the files itself, and leaves fetching ahead to the mount."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,7 @@
 """stepfs, mounted: a step is a file, the dataset is map-style over step numbers, the state is `StreamState`'s."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """For peers that read one object or file per batch: a map-style dataset, whose order is the sampler's."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 
 from torch.utils.data import DataLoader, Dataset
