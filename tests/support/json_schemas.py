@@ -47,16 +47,18 @@ def check(name: str, document: object) -> None:
     assert not errors, f"fs/schemas/{name}.json: " + "; ".join(errors[:5])
 
 
-def fields(name: str) -> set[str]:
-    """Every name of a field in the schema, at any depth."""
-    return set(_fields(schema(name)))
+def undescribed(name: str) -> set[str]:
+    """Every name of a field in the schema, at any depth, that has no description there."""
+    return set(_undescribed(schema(name)))
 
 
-def _fields(part: Any) -> set[str]:
+def _undescribed(part: Any) -> set[str]:
     if isinstance(part, list):
-        return set().union(*map(_fields, part)) if part else set()
+        return set().union(*map(_undescribed, part)) if part else set()
     if not isinstance(part, dict):
         return set()
     properties = part.get("properties")
-    own = set(properties) if isinstance(properties, dict) else set()
-    return own.union(*map(_fields, part.values()))
+    own = properties if isinstance(properties, dict) else {}
+    return {key for key, field in own.items() if not field.get("description")}.union(
+        *map(_undescribed, part.values())
+    )
