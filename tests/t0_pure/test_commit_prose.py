@@ -1,4 +1,4 @@
-"""COMMIT.md names tests as its evidence, which have to exist, and numbers, which have to be those of the code."""
+"""The tests that hold each section of COMMIT.md, which have to exist, and its numbers, which have to be those of the code."""
 
 from __future__ import annotations
 
@@ -21,27 +21,137 @@ from stepfs_producer.rebase import COMMIT_DESCRIPTOR_BYTES_MAX, POSITIONS_BYTES_
 from stepfs_producer.snapshots import SETTLE_S_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
-PROSE = " ".join((ROOT / "producer" / "COMMIT.md").read_text().split())
+TEXT = (ROOT / "producer/COMMIT.md").read_text()
+PROSE = " ".join(TEXT.split())
 WORDS = ["no", "one", "two", "three", "four", "five"]
 MINUTE_S = 60
 
 
-def test_every_test_that_the_prose_names_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)(?:\.py)?`", PROSE))
+HELD_BY = {  # the section: its tests, or files of them
+    "Promises": (
+        "test_producer_restart",
+        "test_producer_hostility",
+        "test_a_zombie_frozen_at_any_await_publishes_nothing_after_its_successor",
+        "test_commit_counts",
+        "test_growth",
+        "test_an_outage_is_borne_and_a_longer_one_ends_the_producer",
+    ),
+    "Assumptions about the store": (
+        "test_lying_store",
+        "test_cloud_answers",
+        "test_passing_refusals",
+    ),
+    "Objects a producer touches": ("test_a_producer_overwrites_nothing_and_deletes_only_its_probes",),
+    "Names": ("test_concurrent_appends_get_dense_seqs",),
+    "The loop": (
+        "test_rebase",
+        "test_a_writer_that_is_wrong_writes_nothing",
+        "test_no_producer_is_refused_by_a_slot_that_is_taken_again",
+        "test_ambiguous_commits",
+        "test_a_create_is_sent_once_whatever_the_answer",
+    ),
+    "Invariants between two awaits": (
+        "test_reused_slots",
+        "test_pending",
+        "test_a_cancelled_append_never_happened",
+        "test_payloads_reused_by_the_caller_do_not_reach_the_log",
+        "test_killed_at_any_await_and_restarted",
+        "test_the_first_failure_is_kept_and_ends_all_other_work",
+    ),
+    "Tickets": ("test_tickets",),
+    "Starting, fencing, retiring": (
+        "test_of_racing_starts_exactly_one_lives",
+        "test_format_limits",
+        "test_full_lakes",
+        "test_retiring_flushes_fences_and_can_be_undone_by_a_restart",
+        "test_one_reclaim_leaves_exactly_what_is_needed",
+    ),
+    "Pacing": (
+        "test_pace",
+        "test_pacing_hazards",
+        "test_pace_simulation",
+        "test_pacing_real",
+        "test_quiet",
+        "test_an_operator_who_never_wins_gives_up",
+        "test_a_stream_with_gaps_is_never_silent",
+        "test_no_clock_stops_a_producer",
+        "test_far_producers",
+        "test_mutant_nobody_is_silent",
+        "test_an_operator_waits_for_a_quiet_time_and_says_so_once",
+    ),
+    "Back-pressure": (
+        "test_append_waits_for_nothing_but_the_budget",
+        "test_lead",
+        "test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks",
+        "test_a_held_producer_looks_ever_more_rarely",
+        "test_a_long_hold_names_what_to_check_once",
+    ),
+    "Groups and the floor: one sequence": (
+        "test_decisions",
+        "test_groups_and_reclaim",
+        "test_a_refusal_writes_nothing",
+        "test_control_limits",
+        "test_a_reclaimer_that_sleeps_for_a_day_at_any_await",
+        "test_late_changes",
+        "test_an_unanswered_request_and_the_same_again_are_one_record",
+        "test_a_new_process_fences_a_request_of_the_one_before",
+        "test_a_retired_group_that_a_late_request_brings_back_keeps_what_it_says",
+        "test_second_chance",
+        "test_fork_undone",
+        "test_control_damage",
+        "test_control_repair",
+        "test_control_holes",
+    ),
+    "Snapshots": (
+        "test_snapshot_writer",
+        "test_damaged_snapshots",
+    ),
+    "Hazards": (
+        "test_commit_hazards",
+        "test_state_hazards",
+        "test_pacing_hazards",
+        "test_reused_slots",
+        "test_a_lake_is_never_created_and_a_lying_store_never_trusted",
+        "test_groups_and_reclaim",
+        "test_reclaim_mutants",
+        "test_uploading_workers",
+        "test_tickets",
+        "test_producer_restart",
+        "test_producer_hostility",
+        "test_simulator",
+        "test_model",
+    ),
+    "To prove again after a change": ("test_commit_counts",),
+}
+
+
+def written() -> set[str]:
+    """The names of all tests, and of their files."""
     tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     for path in (ROOT / "tests").rglob("test_*.py"):
         tests |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
-    assert len(named) > 10
-    assert named <= tests
+    return tests
 
 
-def test_every_section_names_a_test() -> None:
-    """But for those that promise nothing."""
-    text = (ROOT / "producer" / "COMMIT.md").read_text()
-    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    assert [title for title, body in sections.items() if "`test_" not in body and "/test_" not in body] == [
-        "Rejected"
-    ]
+def test_every_section_has_tests_and_they_exist() -> None:
+    """But for the one that promises nothing."""
+    titles = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
+    assert titles == [*HELD_BY, "Rejected"]
+    assert all(HELD_BY.values())
+    named = {test for tests in HELD_BY.values() for test in tests} | set(
+        re.findall(r"`(test_\w+)\.py`", TEXT)
+    )
+    assert named <= written(), sorted(named - written())
+
+
+def test_every_hazard_has_a_scenario_of_its_number() -> None:
+    section = TEXT.partition("## Hazards\n")[2].partition("\n## ")[0]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", section, re.MULTILINE)]
+    assert numbers == list(range(1, 13))
+    of_plans = {12: "p4"}
+    for number in numbers:
+        prefix = f"test_hazard_{of_plans.get(number, f'{number:02d}')}_"
+        assert any(name.startswith(prefix) for name in written()), prefix
 
 
 @pytest.mark.parametrize(
