@@ -24,6 +24,10 @@ class ReadingOrder:
         self._places = {step: place for place, step in enumerate(planned)}
         self._low = low
 
+    def plans(self, step: Step) -> bool:
+        """Whether the step is one of the plan."""
+        return step in self._places
+
     def distance(self, step: Step) -> Distance:
         """Greater for a step that is read later."""
         place = self._places.get(step)
