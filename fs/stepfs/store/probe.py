@@ -77,6 +77,12 @@ async def probe_store(store: Store, *, thorough: bool) -> None:
         raise RefusedError(report.refusal())
 
 
+async def keeps_versions(store: Store) -> bool:
+    """Whether only a lifecycle rule of the bucket frees space: advice, so no verb of `Store`; False for one that cannot say."""
+    ask = getattr(store, "keeps_versions", None)
+    return ask is not None and bool(await ask())
+
+
 async def examine_store(store: Store) -> StoreReport:
     """Try every capability that stepfs needs; only an unreachable or closed store raises."""
     checks: Mapping[_Examination, Callable[[str], list[str]]] = {

@@ -73,7 +73,7 @@ async def _init(
     from stepfs.cli.target import opened_store
     from stepfs.doctor.lakes import note_versions
     from stepfs.lake.identity import create_lake
-    from stepfs.store.versioning import keeps_versions
+    from stepfs.store.probe import keeps_versions
     from stepfs.view.file_names import names_of
 
     async with opened_store(lake, store_options) as store:

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import obstore
 import trio
 
-from stepfs.errors import CorruptError, StepfsError
-from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
-from stepfs.store.cloud.answers import PASSING, UNSIGNED, Verdict, create_outcome
+from stepfs.errors import StepfsError
+from stepfs.store.ages import age_s
+from stepfs.store.answers import PASSING, Verdict, create_outcome
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, ignore_progress
+from stepfs.store.cloud.answers import UNSIGNED
 from stepfs.store.cloud.place import Place
 from stepfs.store.cloud.requests import TIMEOUTS, RequestError, Requests, Timeouts
 from stepfs.store.cloud.store_clock import StoreClock
 from stepfs.store.names import check_key, check_prefix
-from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget
+from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget, whole_body
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ _PART_BYTES: Final = 16 << 20
 _PARTS_AT_ONCE: Final = 4
 _PART_RETRIES: Final = 3
 _DELETES_AT_ONCE: Final = 16
-_RESOLUTION_S: Final = 1.0  # of a Date header and of Azure's Last-Modified; both are truncated
 
 
 class CloudStore:
@@ -63,13 +64,9 @@ class CloudStore:
 
         def fetch(client: Client) -> bytes:
             found = obstore.get(client, name)
-            size, pieces = found.meta["size"], []
-            if size > bytes_max:
-                raise CorruptError(f"{self.url}/{key} has {size} bytes, at most {bytes_max} make sense")
-            for piece in found.stream(min_chunk_size=PIECE_BYTES):
-                pieces.append(piece)
-                self._requests.sign_of_life()
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces = found.stream(min_chunk_size=PIECE_BYTES)
+            what = f"{self.url}/{key}"
+            return whole_body(pieces, found.meta["size"], bytes_max, what, self._requests.sign_of_life)
 
         found = await self._get(key, fetch, bytes)
         self.counts.add(bytes_read=len(found or b""))
@@ -120,7 +117,7 @@ class CloudStore:
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:  # noqa: ARG002
         """See `Store.put`. `crc32c` is not sent, since obstore has no place for it: TLS guards the way."""
         name = self._name(key)
-        views = [view for part in parts if len(view := memoryview(part).cast("B"))]
+        views = byte_views(parts)
         size = sum(map(len, views))
         single = size <= SINGLE_BYTES_MAX
         abandoned = threading.Event()
@@ -246,5 +243,4 @@ class CloudStore:
         return self._prefix + check_key(key)
 
     def _entry(self, row: ObjectMeta, now: datetime | None) -> Entry:
-        age_s = (now - row["last_modified"]).total_seconds() - _RESOLUTION_S if now is not None else 0.0
-        return Entry(row["path"].removeprefix(self._prefix), row["size"], max(0.0, age_s))
+        return Entry(row["path"].removeprefix(self._prefix), row["size"], age_s(row["last_modified"], now))

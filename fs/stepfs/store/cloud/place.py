@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs.store.cloud.settings import Words
+from stepfs.store.settings import Words
 
 if TYPE_CHECKING:
     from obstore import PutResult

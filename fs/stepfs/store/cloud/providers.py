@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from obstore.store import AzureStore, GCSStore
 
 from stepfs.store.cloud.place import Place, endpoint_from
-from stepfs.store.cloud.settings import AZURE, GOOGLE, SECRETS
+from stepfs.store.settings import AZURE, GOOGLE, SECRETS
 
 if TYPE_CHECKING:
     from obstore import PutResult

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import trio
@@ -12,18 +11,17 @@ from obstore.exceptions import BaseError
 
 from stepfs import entropy
 from stepfs.errors import StepfsError
+from stepfs.store.answers import PASSING, Answer, Verdict
 from stepfs.store.api import Counts
-from stepfs.store.cloud.answers import PASSING, Answer, Verdict, explain, read_answer, unusable
+from stepfs.store.calls import Calls
+from stepfs.store.cloud.answers import read_answer, unusable
 from stepfs.store.cloud.place import Place
-from stepfs.store.rights import Rights
-from stepfs.store.silence import Silence, unwatched
+from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
     from stepfs.store.cloud.place import Client
 
 T = TypeVar("T")
-_DATA_THREADS_MAX: Final = 32
-_CONTROL_THREADS_MAX: Final = 16
 _ATTEMPTS_MAX: Final = 4
 _RETRIED: Final = PASSING | {Verdict.CONFLICT}
 _PAUSE_S: Final = 0.25  # at most, before the second attempt
@@ -49,7 +47,7 @@ class RequestError(Exception):
 
 
 class Requests:
-    """Threads have three budgets, so that the log never waits for bytes: creates, other control requests, data."""
+    """Of one store. Requests of a verb share a client with that verb's timeout."""
 
     def __init__(
         self,
@@ -64,13 +62,9 @@ class Requests:
         self._timeouts_s = {"create": timeouts.commit, "put": timeouts.upload}
         self._data_timeout_s = timeouts.data
         self._clients: dict[tuple[float, int], Client] = {}
-        self._threads = trio.CapacityLimiter(data_threads or _DATA_THREADS_MAX)
-        self._control_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
-        self._commit_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
         self._making = threading.Lock()
-        self._silence = silence or unwatched()
-        self.rights = Rights(is_expired=_is(Verdict.EXPIRED), is_forbidden=_is(Verdict.FORBIDDEN))
-        self.sign_of_life = self._silence.note_sign_of_life
+        self._calls = Calls(place.url, place.words, data_threads, silence)
+        self.rights, self.sign_of_life = self._calls.rights, self._calls.sign_of_life
 
     async def call(
         self,
@@ -98,12 +92,9 @@ class Requests:
                 raise self._failed(str(error)) from error
 
         once = verb == "create"
-        threads = self._threads if data else self._commit_threads if once else self._control_threads
-        run = partial(trio.to_thread.run_sync, attempt, limiter=threads, abandon_on_cancel=not once)
-        url, advice = self._place.url, self._place.words.check_network
         for number in range(_ATTEMPTS_MAX):
             try:
-                result = await self._silence.watch(url, run, advice)
+                result = await self._calls.run(verb, attempt, data=data, abandon=not once)
             except RequestError as error:
                 if once or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
                     raise
@@ -129,14 +120,8 @@ class Requests:
 
     def explained(self, error: RequestError, verb: str, key: str, doing: str = "") -> StepfsError:
         """The error for the caller."""
-        passing = self.rights.passing(error, verb, key)
-        doing = f"{doing or verb} {key or 'the lake'}"
-        return explain(error.answer, self._place.url, doing, self._place.words, passing=passing)
+        return self._calls.explained(error.answer, verb, key, doing)
 
     def close(self) -> None:
         """Drop all connections."""
         self._clients.clear()
-
-
-def _is(verdict: Verdict) -> Callable[[Exception], bool]:
-    return lambda error: isinstance(error, RequestError) and error.answer.verdict is verdict

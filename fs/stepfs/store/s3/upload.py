@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 import crc32c
 import trio
 
-from stepfs.store.api import Buffer
 from stepfs.store.s3.errors import FAILURES, code_of
 
 if TYPE_CHECKING:
@@ -84,11 +83,6 @@ class ChainedBody:
             if len(part) > _JOINED_BYTES_MAX:
                 break
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-
-
-def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
-    """The parts that have bytes, as flat views."""
-    return [view for part in parts if len(view := memoryview(part).cast("B"))]
 
 
 def pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
