@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.columns import json_text, printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.target import lake_of, opened_log
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -30,16 +30,12 @@ def stats(
     """
     import trio
 
-    from stepfs.cli.target import lake_of
-
-    lake, store_options = lake_of(target, StoreOptions(endpoint_url))
-    found, facts = trio.run(_counted, lake, store_options)
-    typer.echo(json.dumps(_document(found, facts), indent=2) if as_json else "\n".join(_lines(found, facts)))
+    found, facts = trio.run(_counted, *lake_of(target, StoreOptions(endpoint_url)))
+    typer.echo(json_text(_document(found, facts)) if as_json else "\n".join(_lines(found, facts)))
 
 
 async def _counted(lake: str, store_options: StoreOptions) -> tuple[LakeStats, dict[str, Any]]:
     from stepfs.cli.lake_stats import LakeStats
-    from stepfs.cli.target import opened_log
     from stepfs.errors import ReclaimedError
     from stepfs.format.ids import Step
 
@@ -70,10 +66,8 @@ def _facts(lake: str, log: LogReader) -> dict[str, Any]:
 
 def _document(found: LakeStats, facts: dict[str, Any]) -> dict[str, Any]:
     from stepfs.cli.lake_stats import HOUR_MS
-    from stepfs.format.ids import JSON_SCHEMA
 
     return {
-        "schema": JSON_SCHEMA,
         **facts,
         **found.whole.document(),
         "producers": {name: sums.document() for name, sums in sorted(found.producers.items())},

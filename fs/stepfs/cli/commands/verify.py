@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs.cli.columns import printable, size_text
+from stepfs.cli.columns import json_text, printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.errors import CorruptError, StepfsError, UsageError
@@ -60,12 +59,9 @@ def verify(
         say(printable(done or "the newest control record is sound: nothing to repair"))
     result, lines, is_sound = trio.run(_verify, lake, as_json, store_options, content)
     if as_json:
-        from stepfs.format.ids import JSON_SCHEMA
-
         errors = [asdict(damage) for damage in result.errors]
         found = {"steps": result.steps, "slices": result.slices, "bytes": result.payload_bytes}
-        document = {"schema": JSON_SCHEMA, **found, "errors": errors, "advice": lines}
-        typer.echo(json.dumps(document, indent=2))
+        typer.echo(json_text({**found, "errors": errors, "advice": lines}))
     else:
         for damage in result.errors:
             say(printable(_damage_line(damage)))
