@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from producer_world import World
 from small_world import NEED, SEGMENT, checkpoint, clean, grow, litter, process, register, small
 
@@ -19,7 +20,6 @@ from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim import report as report_room
 from stepfs.lake.reclaim.report import CountingRemover, Report
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Entry
 
 GRACE_S = 100.0

@@ -15,7 +15,6 @@ import trio
 
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
@@ -154,7 +153,7 @@ async def _audit_objects(run: Run, audit: Audit) -> None:
     store = open_store(run.lake)
     identity = await open_lake(store)
     log = await LogReader.open(store, identity)
-    groups = await list_groups(store, identity)
+    groups = log.control.groups
     lake_id, floor, first = identity.lake_id, log.control.floor, log.first_live_step
     need = min((group.need for group in groups.values()), default=first)
     if first != need or log.state.next_step != audit.steps:
