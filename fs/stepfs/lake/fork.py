@@ -47,9 +47,9 @@ from stepfs.format.snapshot import (
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
+from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.slots import create_own
 from stepfs.lake.unfinished_fork import group_name, undo, undo_others
 from stepfs.store.api import Store
