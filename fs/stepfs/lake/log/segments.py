@@ -7,7 +7,7 @@ a long lake keeps the few segments that its readers move through, not the histor
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -22,28 +22,18 @@ from stepfs.store.api import Store
 _BYTES_MAX: Final = 48 << 20  # `lone_entries` keeps 16 MiB besides
 _KEPT_MIN: Final = 4
 
-Decoded = tuple[str, Segment]
-Decoding = Callable[[Callable[[], Decoded]], Awaitable[Decoded]]
-
-
-async def decode_here(decode: Callable[[], Decoded]) -> Decoded:
-    """Decode in the caller's own thread: right for programs without other tasks."""
-    return decode()
-
-
-async def decode_in_thread(decode: Callable[[], Decoded]) -> Decoded:
-    """Decode in a worker thread: a segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
-    meanwhile."""
-    return await trio.to_thread.run_sync(decode)
-
 
 class Segments:
-    """Loaded segments of one lake, least recently used first out once they exceed a byte budget."""
+    """Loaded segments of one lake, least recently used first out once they exceed a byte budget.
+
+    `in_thread`: decode in a worker thread. A segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
+    meanwhile; programs without other tasks do better without.
+    """
 
     def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _BYTES_MAX) -> None:
         self._store = store
         self._identity = identity
-        self.decoding: Decoding = decode_here
+        self.in_thread = False
         self._kept_max = 0
         self._loaded: OrderedDict[SegmentIndex, Segment] = OrderedDict()
         self._loading: dict[SegmentIndex, trio.Lock] = {}
@@ -128,7 +118,8 @@ class Segments:
         data = await self._store.get(key)
         if data is None:
             return None
-        lake_id, segment = await self.decoding(lambda: decode_segment(data, key))
+        decode = partial(decode_segment, data, key)
+        lake_id, segment = await trio.to_thread.run_sync(decode) if self.in_thread else decode()
         if (lake_id, segment.index) != (self._identity.lake_id, index):
             raise CorruptError(f"{key}: index segment belongs to another lake")
         return segment
