@@ -133,13 +133,13 @@ def unpack(body: bytes | memoryview, what: str) -> Value:
 class Fields:
     """A decoded map, read field by field, each with its type and bound."""
 
-    __slots__ = ("_map", "_what")
+    __slots__ = ("_map", "what")
 
     def __init__(self, value: Value, what: str) -> None:
         if not isinstance(value, dict):
             raise CorruptError(f"{what}: expected a map, found {type(value).__name__}")
         self._map = value
-        self._what = what
+        self.what = what
 
     def __contains__(self, name: str) -> bool:
         """Whether the map has an optional key."""
@@ -174,13 +174,13 @@ class Fields:
         return value
 
     def map(self, name: str) -> Fields:
-        return Fields(self._map.get(name), f"{self._what}: {name}")
+        return Fields(self._map.get(name), f"{self.what}: {name}")
 
     def maps(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[Fields]:
         value = self._map.get(name)
         if not isinstance(value, list) or len(value) > items_max:
             raise self.bad(name, f"a list of at most {items_max} maps")
-        return [Fields(item, f"{self._what}: {name}[{number}]") for number, item in enumerate(value)]
+        return [Fields(item, f"{self.what}: {name}[{number}]") for number, item in enumerate(value)]
 
     def integers(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[int]:
         value = self._map.get(name)
@@ -204,4 +204,4 @@ class Fields:
 
     def bad(self, name: str, expected: str) -> CorruptError:
         """The error for a field of a wrong type or value; raise it."""
-        return CorruptError(f"{self._what}: field {name!r} is not {expected}")
+        return CorruptError(f"{self.what}: field {name!r} is not {expected}")
