@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,12 +46,19 @@ def number_of(prefix: str, key: str) -> int | None:
     return int(tail)
 
 
-def log_prefix(lake_id: str) -> str:
-    return f"{lake_id}/log/"
+def _prefix(room: str) -> Callable[[str], str]:
+    return lambda lake_id: f"{lake_id}/{room}/"
 
 
-def control_prefix(lake_id: str) -> str:
-    return f"{lake_id}/control/"
+log_prefix: Final = _prefix("log")
+control_prefix: Final = _prefix("control")
+snapshot_prefix: Final = _prefix("snapshot")
+index_prefix: Final = _prefix("index")
+entries_prefix: Final = _prefix("entries")
+data_prefix: Final = _prefix("data")
+nodes_prefix: Final = _prefix("nodes")
+sources_prefix: Final = _prefix("sources")
+plans_prefix: Final = _prefix("plans")
 
 
 def reclaim_key(lake_id: str) -> str:
@@ -58,41 +66,13 @@ def reclaim_key(lake_id: str) -> str:
     return f"{lake_id}/reclaim"
 
 
-def snapshot_prefix(lake_id: str) -> str:
-    return f"{lake_id}/snapshot/"
-
-
-def index_prefix(lake_id: str) -> str:
-    return f"{lake_id}/index/"
-
-
-def entries_prefix(lake_id: str) -> str:
-    return f"{lake_id}/entries/"
-
-
-def data_prefix(lake_id: str) -> str:
-    return f"{lake_id}/data/"
-
-
 def producer_prefix(lake_id: str, producer: str) -> str:
     """The prefix of a producer's objects; `producer` is its `component`."""
     return f"{lake_id}/data/{producer}/"
 
 
-def nodes_prefix(lake_id: str) -> str:
-    return f"{lake_id}/nodes/"
-
-
 def node_key(lake_id: str, group: str, node: str) -> str:
     return f"{lake_id}/nodes/{component(group)}/{component(node)}"
-
-
-def sources_prefix(lake_id: str) -> str:
-    return f"{lake_id}/sources/"
-
-
-def plans_prefix(lake_id: str) -> str:
-    return f"{lake_id}/plans/"
 
 
 def source_listing_key(lake_id: str, digest: str, shard: int) -> str:
