@@ -74,7 +74,7 @@ def fork(
     async def make() -> None:
         async with opened_store(url, options) as above, opened_store(new, options) as store:
             parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
-            schema = schema_text(payload_schema, from_payload, parent.identity.ext)
+            schema = await schema_text(payload_schema, from_payload, parent.identity.ext)
             cut = _cut(parent, step, skipped, until)
             identity = await forks.fork(parent, store, cut, SystemClock(), payload_schema=schema)
             count = sum(map(len, forks.parent_steps(cut, parent.first_live_step, parent.state.next_step)))

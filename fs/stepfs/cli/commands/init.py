@@ -65,9 +65,9 @@ def init(
         )
     grid = Grid(number, micro_batches, cp)
     check_ext(ext)
-    schema = schema_text(payload_schema, from_payload, ext)
 
     async def create() -> None:
+        schema = await schema_text(payload_schema, from_payload, ext)
         async with opened_store(lake, StoreOptions(endpoint_url)) as store:
             identity = await create_lake(
                 store, slices=grid, ext=ext, check_payload=check_payload, payload_schema=schema

@@ -13,6 +13,7 @@ import typer
 
 from stepfs.cli.columns import json_text, printable, size_text, table
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
+from stepfs.cli.payload_bytes import PayloadBytes, ends_of, file_bytes, slice_bytes
 from stepfs.cli.target import is_lake, lake_of, opened_log, origin_stores
 from stepfs.errors import AbsentError, CorruptError, UsageError
 from stepfs.store.options import StoreOptions
@@ -20,7 +21,6 @@ from stepfs.store.options import StoreOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepfs.cli.payload_bytes import PayloadBytes
     from stepfs.format.payload.arrays import ArrayInfo, ByTorch, PayloadArrays
     from stepfs.format.payload.excerpt import Excerpt
     from stepfs.format.payload.schema import PayloadSchema
@@ -95,7 +95,9 @@ def show(
         for option, given in (("--step", step), ("--rank", rank), ("--micro", micro or None)):
             if given is not None:
                 raise UsageError(f"{option} is for lakes; {target} is one payload")
-        return await _shown(_file(Path(target)), tokenizer)
+        path = Path(target)
+        payload = _Payload(str(path), path.suffix, file_bytes(path), place={"file": str(path)})
+        return await _shown(payload, tokenizer)
 
     shown = trio.run(find)
     typer.echo(json_text(_document(shown)) if as_json else "\n".join(_lines(shown)))
@@ -103,16 +105,9 @@ def show(
         raise CorruptError(f"{shown.payload.name}: {shown.problem}")
 
 
-def _file(path: Path) -> _Payload:
-    from stepfs.cli.payload_bytes import FilePayload
-
-    return _Payload(str(path), path.suffix, FilePayload.at(path), place={"file": str(path)})
-
-
 async def _slice(
     log: LogReader, lake: str, origins: OriginStores, step: int | None, rank: int, micro: int
 ) -> _Payload:
-    from stepfs.cli.payload_bytes import slice_payload
     from stepfs.format.ids import Step
     from stepfs.lake.identity import payload_schema
     from stepfs.view.file_names import names_of
@@ -129,7 +124,7 @@ async def _slice(
     index = ranks.slice_of(rank, micro)
     entry = await log.entry(Step(newest if step is None else step))
     ref = entry.tgb.slice(index)
-    data = await slice_payload(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
+    data = await slice_bytes(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
     name = f"{step_name(entry.step).decode()}/{names_of(identity).name_of(index).decode()}"
     place: dict[str, object] = {"lake": lake, "lake_id": identity.lake_id, "step": entry.step}
     place |= {"rank": rank, "micro_batch": micro, "producer": entry.producer_id}
@@ -137,7 +132,6 @@ async def _slice(
 
 
 async def _shown(payload: _Payload, tokenizer: str | None) -> _Shown:
-    from stepfs.cli.payload_bytes import ends_of
     from stepfs.cli.payload_text import TOKENS, decoder, ids_array
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.payload.schema import format_of
