@@ -65,7 +65,7 @@ def open_store(
         )
     try:  # obstore takes a tenth of a second, and comes with an extra
         from stepfs.store.cloud.cloud_store import CloudStore  # noqa: PLC0415
-        from stepfs.store.cloud.providers import azure_place, google_place  # noqa: PLC0415
+        from stepfs.store.cloud.place import azure_place, google_place  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             f"{scheme}:// needs the package obstore, which is not installed: pip install 'stepfs[{words.extra}]'"
