@@ -100,38 +100,21 @@ def _hexadecimal(digest: str) -> str:
     return digest
 
 
-def segment_key(lake_id: str, segment: SegmentIndex) -> str:
-    """`index/<first>-<last>`, both steps inclusive."""
-    return index_prefix(lake_id) + _extent(segment)
-
-
-def segment_of_key(lake_id: str, key: str) -> SegmentIndex | None:
-    """Inverse of `segment_key`; None for anything else."""
-    return _segment_of(index_prefix(lake_id), key)
-
-
-def entries_key(lake_id: str, segment: SegmentIndex) -> str:
-    """`entries/<first>-<last>`: the same steps as the segment of that name, each readable alone."""
-    return entries_prefix(lake_id) + _extent(segment)
-
-
-def segment_of_entries_key(lake_id: str, key: str) -> SegmentIndex | None:
-    """Inverse of `entries_key`; None for anything else."""
-    return _segment_of(entries_prefix(lake_id), key)
-
-
-def _extent(segment: SegmentIndex) -> str:
+def extent(prefix: str, segment: SegmentIndex) -> str:
+    """The object of a segment's steps under `prefix`: `<first>-<last>`, both inclusive. `index/` has the segment as a whole,
+    `entries/` each of its steps readable alone."""
     first = segment * SEGMENT_STEPS
     last = first + SEGMENT_STEPS - 1
-    return f"{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"
+    return f"{prefix}{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"
 
 
-def _segment_of(prefix: str, key: str) -> SegmentIndex | None:
+def segment_of(prefix: str, key: str) -> SegmentIndex | None:
+    """Inverse of `extent`; None for anything else."""
     first, dash, _ = key.removeprefix(prefix).partition("-")
     if not (dash and first.isascii() and first.isdigit()):
         return None
     segment = SegmentIndex(int(first) // SEGMENT_STEPS)
-    return segment if prefix + _extent(segment) == key else None
+    return segment if extent(prefix, segment) == key else None
 
 
 @dataclass(frozen=True, slots=True)

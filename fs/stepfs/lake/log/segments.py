@@ -14,7 +14,7 @@ import trio
 
 from stepfs.errors import CorruptError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
-from stepfs.format.keys import segment_key
+from stepfs.format.keys import extent, index_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import Segment, StepEntry, decode_segment
 from stepfs.store.api import Store
@@ -97,7 +97,7 @@ class Segments:
         self._evict()
 
     def _checked(self, segment: Segment | None, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
-        key = segment_key(self._identity.lake_id, index)
+        key = extent(index_prefix(self._identity.lake_id), index)
         if segment is None:
             raise CorruptError(
                 f"{key}: index segment is missing; restore it, or `stepfs fork` the lake around its steps with --skip"
@@ -114,7 +114,7 @@ class Segments:
         return self._loaded.get(index) or await self._fetch(index)
 
     async def _fetch(self, index: SegmentIndex) -> Segment | None:
-        key = segment_key(self._identity.lake_id, index)
+        key = extent(index_prefix(self._identity.lake_id), index)
         data = await self._store.get(key)
         if data is None:
             return None

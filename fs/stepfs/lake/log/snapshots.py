@@ -20,7 +20,7 @@ from typing import Final
 from stepfs.errors import CorruptError, NewerFormatError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
-from stepfs.format.keys import log_prefix, numbered, segment_key, snapshot_prefix
+from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import (
     LogState,
@@ -226,7 +226,9 @@ async def _write_snapshot(
     for segment in found.values():
         assert segment is not None
         await _create(
-            store, segment_key(identity.lake_id, segment.index), encode_segment(identity.lake_id, segment)
+            store,
+            extent(index_prefix(identity.lake_id), segment.index),
+            encode_segment(identity.lake_id, segment),
         )
         await write_step_records(store, identity.lake_id, identity.slices, segment)
     snapshot = encode_snapshot(state.trimmed(control.first_live_step))
