@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepfs.errors import CorruptError
@@ -17,6 +17,8 @@ from stepfs.format.codec import Fields, Kind, decode, encode, readable
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, ORIGIN, Origin, genesis_digest
 from stepfs.format.descriptor import Descriptor, descriptor_body, read_descriptor
 from stepfs.format.ids import (
+    FIRST_SEGMENT,
+    FIRST_STEP,
     NO_VERSION,
     POSITION_BYTES_MAX,
     SEGMENT_STEPS,
@@ -79,17 +81,17 @@ class LogState:
     slices: int
     version: Version
     digest: bytes
-    next_step: Step
-    time_ms: int
-    total_bytes: int
-    total_records: int
-    control: int  # a control record that exists, from the newest commit that names one
-    sealed: bool
-    producers: Mapping[str, ProducerState]
-    origins: tuple[Origin, ...]
-    first_segment: SegmentIndex
-    segment_refs: bytes
-    tail: tuple[StepEntry, ...]
+    next_step: Step = FIRST_STEP
+    time_ms: int = 0
+    total_bytes: int = 0
+    total_records: int = 0
+    control: int = 0  # a control record that exists, from the newest commit that names one
+    sealed: bool = False
+    producers: Mapping[str, ProducerState] = field(default_factory=dict)
+    origins: tuple[Origin, ...] = ()
+    first_segment: SegmentIndex = FIRST_SEGMENT
+    segment_refs: bytes = b""
+    tail: tuple[StepEntry, ...] = ()
 
     @property
     def sealed_segments(self) -> SegmentIndex:
@@ -122,23 +124,7 @@ class LogState:
 
 def genesis(lake_id: str, slices: int) -> LogState:
     """The state before the first commit."""
-    return LogState(
-        lake_id=lake_id,
-        slices=slices,
-        version=NO_VERSION,
-        digest=genesis_digest(lake_id),
-        next_step=Step(0),
-        time_ms=0,
-        total_bytes=0,
-        total_records=0,
-        control=0,
-        sealed=False,
-        producers={},
-        origins=(),
-        first_segment=SegmentIndex(0),
-        segment_refs=b"",
-        tail=(),
-    )
+    return LogState(lake_id, slices, NO_VERSION, genesis_digest(lake_id))
 
 
 def pack_ref(segment: Segment) -> bytes:
@@ -223,7 +209,7 @@ def encode_snapshot(state: LogState) -> bytes:
 def decode_snapshot(data: bytes, what: str) -> LogState:
     """The bytes of a snapshot object → state; `CorruptError` unless its parts agree with each other."""
     fields = decode(Kind.SNAPSHOT, data, what)
-    state = _STATE.read(fields, tail=())
+    state = _STATE.read(fields)
     tail = _read_entries(fields, state.sealed_steps)
     refs = len(state.segment_refs)
     if refs % REF_BYTES or state.sealed_steps + len(tail) != state.next_step:
