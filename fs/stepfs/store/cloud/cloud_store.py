@@ -18,6 +18,7 @@ from stepfs.errors import StepfsError
 from stepfs.store.ages import age_s
 from stepfs.store.answers import PASSING, Verdict, create_outcome
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, ignore_progress
+from stepfs.store.calls import Calls
 from stepfs.store.cloud.answers import UNSIGNED
 from stepfs.store.cloud.place import Place
 from stepfs.store.cloud.requests import TIMEOUTS, RequestError, Requests, Timeouts
@@ -56,7 +57,8 @@ class CloudStore:
         self.counts = Counts()
         self._place = place
         self._prefix = f"{place.prefix}/" if place.prefix else ""
-        self._requests = Requests(place, self.counts, timeouts, data_threads, silence)
+        self._calls = Calls(place.url, place.words, data_threads, silence)
+        self._requests = Requests(place, self.counts, timeouts, self._calls)
         self._clock = StoreClock(place.endpoint)
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
@@ -66,7 +68,7 @@ class CloudStore:
             found = obstore.get(client, name)
             pieces = found.stream(min_chunk_size=PIECE_BYTES)
             what = f"{self.url}/{key}"
-            return whole_body(pieces, found.meta["size"], bytes_max, what, self._requests.sign_of_life)
+            return whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
 
         found = await self._get(key, fetch, bytes)
         self.counts.add(bytes_read=len(found or b""))
@@ -76,7 +78,7 @@ class CloudStore:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
-        target = ReadTarget(buffer, landed, self._requests.sign_of_life)
+        target = ReadTarget(buffer, landed, self._calls.sign_of_life)
 
         def fetch(client: Client) -> int:
             target.check()
@@ -108,9 +110,9 @@ class CloudStore:
             if error.answer.verdict is Verdict.FORBIDDEN and await self._read_back(key) is not None:
                 outcome = Put.EXISTS  # to credentials that may create and not overwrite
             if outcome is None:
-                raise self._requests.explained(error, "create", key) from error
+                raise self._calls.explained(error.answer, "create", key) from error
             if outcome is Put.EXISTS:
-                self._requests.rights.prove("create", [key])
+                self._calls.rights.prove("create", [key])
             return outcome
         return Put.CREATED
 
@@ -143,7 +145,7 @@ class CloudStore:
             doubtful = error.answer is UNSIGNED or error.answer.verdict in {Verdict.EXISTS, Verdict.FORBIDDEN}
             landed = single and doubtful and await self._read_back(key) == b"".join(views)
             if not landed:  # else an attempt that seemed lost has
-                raise self._requests.explained(error, "put", key, "write") from error
+                raise self._calls.explained(error.answer, "put", key, "write") from error
         finally:
             abandoned.set()
 
@@ -170,7 +172,7 @@ class CloudStore:
             try:
                 page = await self._requests.call("list", (prefix,), next_page)
             except RequestError as error:
-                raise self._requests.explained(error, "list", prefix) from error
+                raise self._calls.explained(error.answer, "list", prefix) from error
             # Azure may begin at `offset` itself, and Azurite begins at the beginning.
             rows = (row for row in page if row["path"] > offset and row["path"].startswith(wanted))
             found += [self._entry(row, now) for row in rows]
@@ -213,7 +215,7 @@ class CloudStore:
                 for key in keys:
                     await self._delete((key,))
             elif error.answer.verdict is not Verdict.ABSENT:
-                raise self._requests.explained(error, "delete", keys[0]) from error
+                raise self._calls.explained(error.answer, "delete", keys[0]) from error
 
     async def _get(
         self, key: str, fetch: Callable[[Client], T], past_end: Callable[[], T], *, data: bool = False
@@ -224,8 +226,8 @@ class CloudStore:
             if error.answer.verdict is Verdict.PAST_END:
                 return past_end()
             if error.answer.verdict is not Verdict.ABSENT:
-                raise self._requests.explained(error, "get", key, "read") from error
-        self._requests.rights.prove("get", [key])
+                raise self._calls.explained(error.answer, "get", key, "read") from error
+        self._calls.rights.prove("get", [key])
         return None
 
     async def _read_back(self, key: str) -> bytes | None:

@@ -10,13 +10,11 @@ import trio
 from obstore.exceptions import BaseError
 
 from stepfs import entropy
-from stepfs.errors import StepfsError
 from stepfs.store.answers import PASSING, Answer, Verdict
 from stepfs.store.api import Counts
 from stepfs.store.calls import Calls
 from stepfs.store.cloud.answers import read_answer, unusable
 from stepfs.store.cloud.place import Place
-from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
     from stepfs.store.cloud.place import Client
@@ -54,17 +52,15 @@ class Requests:
         place: Place,
         counts: Counts,
         timeouts: Timeouts,
-        data_threads: int | None,
-        silence: Silence | None,
+        calls: Calls,
     ) -> None:
         self._place = place
         self._counts = counts
+        self._calls = calls
         self._timeouts_s = {"create": timeouts.commit, "put": timeouts.upload}
         self._data_timeout_s = timeouts.data
         self._clients: dict[tuple[float, int], Client] = {}
         self._making = threading.Lock()
-        self._calls = Calls(place.url, place.words, data_threads, silence)
-        self.rights, self.sign_of_life = self._calls.rights, self._calls.sign_of_life
 
     async def call(
         self,
@@ -99,7 +95,7 @@ class Requests:
                 if once or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
                     raise
             else:
-                self.rights.prove(verb, keys)
+                self._calls.rights.prove(verb, keys)
                 return result
             await trio.sleep(entropy.uniform(0.0, _PAUSE_S * 2**number))
         raise AssertionError
@@ -114,13 +110,9 @@ class Requests:
     def _failed(self, text: str) -> RequestError:
         answer = read_answer(text)
         if answer.status:
-            self.sign_of_life()
+            self._calls.sign_of_life()
         self._counts.add(throttled=answer.verdict is Verdict.THROTTLED)
         return RequestError(answer)
-
-    def explained(self, error: RequestError, verb: str, key: str, doing: str = "") -> StepfsError:
-        """The error for the caller."""
-        return self._calls.explained(error.answer, verb, key, doing)
 
     def close(self) -> None:
         """Drop all connections."""

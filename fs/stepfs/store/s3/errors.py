@@ -75,11 +75,6 @@ def _is_own(error: boto.ClientError, code: str) -> bool:
     return code.startswith("NoSuch") or code == "NotFound" or "x-amz-request-id" in headers
 
 
-def code_of(error: Exception) -> str:
-    """S3 error code, '' if there was none."""
-    return error.response.get("Error", {}).get("Code", "") if isinstance(error, boto.ClientError) else ""
-
-
 def broke_in_body(error: Exception) -> bool:
     """The answer began and its body did not arrive whole: request the rest."""
     return isinstance(error, _BODY)

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 import crc32c
 import trio
 
-from stepfs.store.s3.errors import FAILURES, code_of
+from stepfs.store.s3.errors import FAILURES, read_error
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -226,7 +226,7 @@ class Upload:
             )
         except FAILURES as error:
             # the retry of a completion that succeeded finds no upload any more, but the object
-            if code_of(error) != "NoSuchUpload":
+            if read_error(error).said != "NoSuchUpload":
                 raise
             if client.head_object(**self._target)["ContentLength"] != self.length:
                 raise
