@@ -24,7 +24,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 

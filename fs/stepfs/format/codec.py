@@ -142,7 +142,6 @@ class Fields:
         self.what = what
 
     def __contains__(self, name: str) -> bool:
-        """Whether the map has an optional key."""
         return name in self._map
 
     def integer(self, name: str, *, low: int = 0, high: int = INTEGER_MAX) -> int:

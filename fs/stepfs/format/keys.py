@@ -81,7 +81,6 @@ def source_listing_key(lake_id: str, digest: str, shard: int) -> str:
 
 
 def plan_key(lake_id: str, digest: str) -> str:
-    """The text of a plan, named by its digest."""
     return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}"
 
 

@@ -33,7 +33,6 @@ class Layout(Generic[T]):
         self._reads = [(field, name, read) for field, (name, read, _) in fields.items()]
 
     def body(self, value: T) -> dict[str, Any]:
-        """The map."""
         return {
             name: getattr(value, field) if write is None else write(getattr(value, field))
             for field, name, write in self._writes

@@ -180,7 +180,6 @@ def read_footer(footer: bytes, *, size: int, what: str) -> tuple[int, int]:
 
 
 def read_index(data: bytes, *, size: int, what: str) -> TgbIndex:
-    """The index of a TGB of `size` bytes."""
     index = _INDEX.read(decode(Kind.TGB_INDEX, data, what))
     check_packed(index.packed_slices, index.packed_blocks, size=size, what=what)
     return index

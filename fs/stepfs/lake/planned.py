@@ -14,7 +14,6 @@ from stepfs.store.api import Store
 
 
 async def kept_plan(store: Store, lake_id: str, digest: str) -> str | None:
-    """The normalised text of a plan that a run kept."""
     data = await store.get(plan_key(lake_id, digest))
     return None if data is None else data.decode("utf-8", "replace")
 

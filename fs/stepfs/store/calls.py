@@ -61,7 +61,6 @@ class Rights:
         self._proven: set[tuple[str, str]] = set()
 
     def prove(self, verb: str, keys: Iterable[str]) -> None:
-        """Record that `verb` was allowed on these keys."""
         self._proven.update((verb, _prefix(key)) for key in keys)
 
     def passing(self, verdict: Verdict, verb: str, key: str) -> bool:

@@ -49,7 +49,6 @@ class StoreReport:
 
     @property
     def fit(self) -> bool:
-        """Whether a lake may live here."""
         return all(check.passed for check in self.checks)
 
     def refusal(self) -> str:

@@ -56,7 +56,6 @@ class ReadTarget:
         return len(self._buffer) - self.done
 
     def check(self) -> None:
-        """Raise `AbandonedReadError` if the buffer is abandoned."""
         if self._abandoned:
             raise AbandonedReadError
 
@@ -74,7 +73,6 @@ class ReadTarget:
         self.check()
 
     def append(self, piece: bytes) -> None:
-        """Copy the next bytes."""
         with self._filling:
             self.check()
             self._buffer[self.done : self.done + len(piece)] = piece

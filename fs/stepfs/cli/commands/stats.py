@@ -32,7 +32,6 @@ class Sums:
     last_ms: int = 0
 
     def add(self, entry: StepEntry) -> None:
-        """One more step."""
         self.first_ms = min(self.first_ms, entry.time_ms) if self.steps else entry.time_ms
         self.last_ms = max(self.last_ms, entry.time_ms)
         self.steps += 1
@@ -46,7 +45,6 @@ class Sums:
         return self.payload_bytes * 1000 / span_ms if span_ms else None
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
         rate = self.bytes_per_s
         return {
             **self.amounts(),
@@ -56,7 +54,6 @@ class Sums:
         }
 
     def amounts(self) -> dict[str, int]:
-        """Without times."""
         return {"steps": self.steps, "bytes": self.payload_bytes, "records": self.records}
 
 
@@ -69,7 +66,6 @@ class LakeStats:
     hours: dict[tuple[int, str], Sums] = field(default_factory=dict)
 
     def add(self, entry: StepEntry) -> None:
-        """One more step."""
         name, hour = entry.producer_id, entry.time_ms // HOUR_MS
         self.whole.add(entry)
         self.producers.setdefault(name, Sums()).add(entry)

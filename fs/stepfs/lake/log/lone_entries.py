@@ -55,7 +55,6 @@ class LoneEntries:
         self._history = 0  # counts calls of `clear`
 
     def get(self, step: Step) -> StepEntry | None:
-        """The entry if it is in memory."""
         entry = self._entries.get(step)
         if entry is not None:
             self._entries.move_to_end(step)

@@ -48,21 +48,17 @@ class Segments:
         return segment.entries[step % SEGMENT_STEPS]
 
     def get(self, index: SegmentIndex) -> Segment | None:
-        """The segment if it is in memory."""
         return self._loaded.get(index)
 
     def remember(self, segment: Segment) -> None:
-        """Keep a segment that was just sealed or loaded."""
         self._loaded[segment.index] = segment
         self._loaded.move_to_end(segment.index)
         self._evict()
 
     def is_loading(self, index: SegmentIndex) -> bool:
-        """Whether a task is loading this segment now."""
         return index in self._loading
 
     def has_room(self) -> bool:
-        """Whether one more segment fits without an eviction."""
         return len(self._loaded) < self._kept_max
 
     def _evict(self) -> None:

@@ -167,7 +167,6 @@ class _Chain:
         self._digest: bytes | None = None  # of the commit before, if it was readable
 
     def check(self, key: str, body: bytes) -> list[Damage]:
-        """The damage of the commit under `key`."""
         number = number_of(log_prefix(self._lake_id), key)
         assert number is not None
         before = self._digest if number == self.expected else None

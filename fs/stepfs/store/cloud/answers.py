@@ -31,7 +31,6 @@ UNSIGNED: Final = Answer(
 
 
 def read_answer(text: str) -> Answer:
-    """The answer that the text of obstore's error tells."""
     head, _, cause = text.partition("\n\nDebug source:")
     found = _STATUS.search(head)
     lead = head[: found.start()] if found else head

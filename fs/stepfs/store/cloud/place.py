@@ -77,7 +77,6 @@ class Place:
 
 
 def google_place(bucket: str, prefix: str) -> Place:
-    """The place of gs://`bucket`/`prefix`; no request."""
     endpoint = endpoint_from(("GOOGLE_BASE_URL",), "https://storage.googleapis.com")
     return Place(
         f"gs://{bucket}/{prefix}".rstrip("/"),
@@ -93,7 +92,6 @@ def google_place(bucket: str, prefix: str) -> Place:
 
 
 def azure_place(account: str, container: str, prefix: str) -> Place:
-    """The place of az://`account`/`container`/`prefix`; no request."""
     default = f"https://{account}.blob.core.windows.net"
     endpoint = endpoint_from(("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"), default)
     return Place(

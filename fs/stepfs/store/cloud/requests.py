@@ -115,5 +115,4 @@ class Requests:
         return RequestError(answer)
 
     def close(self) -> None:
-        """Drop all connections."""
         self._clients.clear()

@@ -52,7 +52,6 @@ def write_all(handle: int, parts: Sequence[Buffer]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

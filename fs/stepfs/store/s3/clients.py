@@ -73,13 +73,11 @@ class Clients:
         return self._client("data", 4, CONTROL_THREADS_MAX + self.data_threads, self.data_timeout_s)
 
     def direct(self) -> DirectReads:
-        """Ranged reads beside the `data` client."""
         self.data()
         assert self._direct is not None
         return self._direct
 
     def close(self) -> None:
-        """Drop all connections."""
         with self._lock:
             if self._direct is not None:
                 self._direct.close()

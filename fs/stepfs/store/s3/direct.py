@@ -93,7 +93,6 @@ class DirectReads:
             self._place = self._learn(path)
 
     def close(self) -> None:
-        """Drop all connections."""
         while self._idle:
             self._idle.pop()[1].close()
 

@@ -41,7 +41,6 @@ _BODY: Final = (
 
 
 def read_error(error: Exception) -> Answer:
-    """The answer of which an error of `FAILURES` tells."""
     line = " ".join(str(error).split())[:300]
     if not isinstance(error, boto.ClientError):
         return Answer(_without_answer(error), line)

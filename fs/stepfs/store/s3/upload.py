@@ -138,7 +138,6 @@ class Upload:
         self.abandoned = threading.Event()  # once set, bodies raise at the next read
 
     def create(self, client: S3Client, body: bytes) -> None:
-        """Single PUT, only if absent."""
         client.put_object(
             **self._target,
             **self._encryption,
