@@ -134,21 +134,14 @@ async def confirmed_snapshots(
 
 
 async def _candidates(store: Store, prefix: str, at_most: Version | None) -> list[Version]:
-    """Versions of existing snapshots, newest first, a bounded number of them."""
+    """Versions of existing snapshots, newest first, a bounded number of them: they are at most `_VERSIONS_MAX` versions apart
+    in practice."""
     last = await last_number(store, prefix)
     if last is None:
         return []
-    newest = [Version(last)] if at_most is None or last <= at_most else []
-    if newest:
-        return newest + await _older(store, prefix, Version(last))
-    assert at_most is not None
-    return await _older(store, prefix, Version(at_most + 1))
-
-
-async def _older(store: Store, prefix: str, below: Version) -> list[Version]:
-    """Some snapshots below a version, newest first: they are at most `_VERSIONS_MAX` versions apart in practice."""
-    listed = await listed_slots(store, prefix, after=below - _CANDIDATES_MAX * _VERSIONS_MAX)
-    return [Version(n) for n in sorted(listed, reverse=True) if n < below][:_CANDIDATES_MAX]
+    newest = last if at_most is None else min(last, at_most)
+    listed = await listed_slots(store, prefix, after=newest - _CANDIDATES_MAX * _VERSIONS_MAX)
+    return [Version(n) for n in sorted(listed, reverse=True) if n <= newest][:_CANDIDATES_MAX]
 
 
 async def _read_confirmed(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Final
@@ -162,16 +162,11 @@ async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
     named: dict[str, array[int]] = {}
     async with aclosing(live_entries(reader, first_live, reader.state.next_step)) as parts:
         async for part in parts:
-            for name in _own_names(part):
-                named.setdefault(name[0], array("Q")).append(name[1])
+            for entry in part:
+                name = parse_data_key(entry.tgb.key) if entry.tgb.origin == 0 else None
+                if name is not None:
+                    named.setdefault(name.producer, array("Q")).append(name.nonce)
     return {producer: array("Q", sorted(nonces)) for producer, nonces in named.items()}
-
-
-def _own_names(entries: tuple[StepEntry, ...]) -> Iterator[tuple[str, int]]:
-    for entry in entries:
-        name = parse_data_key(entry.tgb.key) if entry.tgb.origin == 0 else None
-        if name is not None:
-            yield name.producer, name.nonce
 
 
 async def _each_page(store: Store, prefix: str, do: Do, *, after: str = "", end: str | None = None) -> None:
