@@ -21,10 +21,8 @@ def seed(value: int) -> None:
 
 
 def token(size: int) -> bytes:
-    """`size` random bytes."""
     return _source.get().randbytes(size)
 
 
 def uniform(low: float, high: float) -> float:
-    """A float in [low, high], for jitter."""
     return _source.get().uniform(low, high)

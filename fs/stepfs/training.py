@@ -13,7 +13,6 @@ by all.
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
 import sys
@@ -104,14 +103,6 @@ class StreamState:
         self.next_step = next_step
 
 
-class _Event(enum.Enum):
-    """The fate of a checkpoint."""
-
-    SAVED = "saved"
-    RESUMED = "resumed"
-    DROPPED = "dropped"
-
-
 class CheckpointHook:
     """Records in the lake which checkpoints are durable. Every rank may call it; only rank 0 writes.
 
@@ -147,7 +138,7 @@ class CheckpointHook:
             raise UsageError(f"whose checkpoints are these? Name a group, or mount {where} with --group")
         self._group = group
         self._keep = keep
-        self._unsaid: list[tuple[int, _Event]] = []  # by next step: not recorded yet
+        self._unsaid: list[tuple[int, dict[str, bool]]] = []  # not recorded yet: next step, and its fate
         self._speaking = threading.Lock()  # futures call back from their own threads
 
     def __call__(self, next_step: int) -> None:
@@ -159,7 +150,7 @@ class CheckpointHook:
         """
         if _rank() == 0:
             self._check_order(check_integer(next_step, "next_step"))
-        self._say(next_step, _Event.SAVED)
+        self._say(next_step)
 
     def resumed(self, next_step: int) -> None:
         """Record that training resumed from the checkpoint at `next_step`: call it after loading, before the next
@@ -169,7 +160,7 @@ class CheckpointHook:
         among the `keep` newest: they belong to an abandoned branch. `WithdrawnError` when the checkpoint's steps are
         reclaimed.
         """
-        self._say(next_step, _Event.RESUMED)
+        self._say(next_step, resumed=True)
 
     def after(self, future: Future[object], next_step: int) -> None:
         """Record the checkpoint once the future of `dcp.async_save` is done; a failed save is not recorded.
@@ -182,20 +173,21 @@ class CheckpointHook:
 
         def done(ended: Future[object]) -> None:
             if not ended.cancelled() and ended.exception() is None:
-                self._say(next_step, _Event.SAVED)
+                self._say(next_step)
 
         future.add_done_callback(done)
 
     def dropped(self, next_step: int) -> None:
         """Record that the checkpoint that resumed at `next_step` was deleted."""
-        self._say(next_step, _Event.DROPPED)
+        self._say(next_step, drop=True)
 
-    def _say(self, next_step: int, event: _Event) -> None:
+    def _say(self, next_step: int, **fate: bool) -> None:
+        """`fate`: as `record_checkpoint` takes it; saved by default."""
         next_step = check_integer(next_step, "next_step")
         if _rank() != 0:
             return
         with self._speaking:
-            self._unsaid.append((next_step, event))
+            self._unsaid.append((next_step, fate))
             try:
                 trio.run(self._record)
             except StoreUnreachableError as error:
@@ -224,14 +216,11 @@ class CheckpointHook:
         try:
             log = await LogReader.open(store, await open_lake(store))
             while self._unsaid:
-                next_step, event = self._unsaid[0]
-                drop, resumed = event is _Event.DROPPED, event is _Event.RESUMED
+                next_step, fate = self._unsaid[0]
                 try:
-                    await record_checkpoint(
-                        log, self._group, next_step, keep=self._keep, drop=drop, resumed=resumed
-                    )
+                    await record_checkpoint(log, self._group, next_step, keep=self._keep, **fate)
                 except AbsentError:
-                    if not drop:
+                    if "drop" not in fate:
                         raise
                 del self._unsaid[0]
         finally:

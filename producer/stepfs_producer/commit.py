@@ -2,7 +2,7 @@
 
     unresolved?  the same bytes to the same slot again, before anything else (hazard 5)
     follow       the head, read until a probe misses
-    rebase       the commit on top of it (pure, rebase.py), decoded as by a reader (stepfs.lake.log.rehearsal)
+    rebase       the commit on top of it (pure, rebase.py), decoded as by a reader (stepfs.lake.log.apply)
     create       log/<head+1>, exactly once; reading the slot resolves an ambiguous result (stepfs.lake.slots)
     floor        after every branch with our slot: it is Committed only if the floor has not passed it (hazard 1)
 
@@ -28,8 +28,8 @@ from stepfs.format.commit import COMMIT_ID_BYTES, Commit
 from stepfs.format.ids import Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
+from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.slots import Mine, SlotLost, Unknown, take_slot
 from stepfs.store.api import Store
 from stepfs_producer.rebase import Refusal, Stamp

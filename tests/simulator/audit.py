@@ -15,8 +15,7 @@ from stepfs.format.keys import (
     index_prefix,
     log_prefix,
     number_of,
-    segment_of_entries_key,
-    segment_of_key,
+    segment_of,
     snapshot_prefix,
 )
 from stepfs.lake.log.reader import LogReader
@@ -42,13 +41,13 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
     versions = range(ledger.floor_version, ledger.state.version + 1)
     _same(ledger, "log", _names(shared, log_prefix(lake_id)), {ledger.head_key(v) for v in versions})
     _snapshots(ledger, _names(shared, snapshot_prefix(lake_id)))
-    segments = {segment_of_key(lake_id, key) for key in _names(shared, index_prefix(lake_id))}
+    segments = {segment_of(index_prefix(lake_id), key) for key in _names(shared, index_prefix(lake_id))}
     first, end = ledger.first_live_step // ledger.segment_steps, len(ledger.steps) // ledger.segment_steps
     ledger.require(
         all(segment is not None and first <= segment < end for segment in segments),
         f"index segments {segments} are kept; {first}…{end - 1} make sense",
     )
-    alone = {segment_of_entries_key(lake_id, key) for key in _names(shared, entries_prefix(lake_id))}
+    alone = {segment_of(entries_prefix(lake_id), key) for key in _names(shared, entries_prefix(lake_id))}
     ledger.require(alone <= segments, f"entries of segments {alone} are kept; segments {segments} are there")
     numbers = [
         number_of(control_prefix(lake_id), key) for key in sorted(_names(shared, control_prefix(lake_id)))

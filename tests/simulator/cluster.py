@@ -24,6 +24,7 @@ from doubles.faulty_store import Event, ObjectMap
 from draw import Storm, scenario
 from flavours import Flavour
 from forks import ForkActor
+from lakework import list_groups, reclaim
 from ledger import Ledger
 from operators import ReclaimerActor, SealerActor
 from process_store import ProcessStore
@@ -35,10 +36,8 @@ from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity, encode_lake
-from stepfs.lake.control import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import reclaim
 
 _VIRTUAL_S_MAX = 4 * 3600.0
 _SETTLED_S = 120.0  # longer than any fault delays what it delays

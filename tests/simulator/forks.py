@@ -6,6 +6,7 @@ import trio
 from cluster_world import World
 from crc32c import crc32c
 from doubles.faulty_store import ObjectMap
+from lakework import reclaim
 from ledger import payload
 from process_store import ProcessStore
 from scenario import ForkPlan
@@ -19,7 +20,6 @@ from stepfs.lake.fork import fork
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.unfinished_fork import group_name
 
 _GROUP = "trainer"

@@ -23,11 +23,12 @@ from stepfs.format.keys import (
     LAKE,
     control_prefix,
     data_prefix,
+    entries_prefix,
+    index_prefix,
     log_prefix,
     number_of,
     numbered,
-    segment_of_entries_key,
-    segment_of_key,
+    segment_of,
     snapshot_prefix,
 )
 from stepfs.format.records import LakeIdentity
@@ -262,9 +263,9 @@ class Ledger:
                     number < self.floor_version, f"{key} was deleted; the floor is {self.floor_version}"
                 )
                 return
-        segment = segment_of_key(lake_id, key)
+        segment = segment_of(index_prefix(lake_id), key)
         if segment is None:
-            segment = segment_of_entries_key(lake_id, key)
+            segment = segment_of(entries_prefix(lake_id), key)
         if segment is not None:
             self.require(
                 (segment + 1) * self.segment_steps <= self.first_live_step, f"{key} holds live steps"

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import trio
+from lakework import reclaim
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.node import NodeRecord
@@ -17,7 +18,6 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-import typer
 import yaml
+from programs import commands_of
 
 from stepfs.cli.app import app
 
@@ -26,8 +26,7 @@ UNIT = DEPLOY / "stepfs@.service"
 
 def variables() -> set[str]:
     """Every STEPFS_… variable that some option of `stepfs` reads, and those that are read elsewhere."""
-    command = typer.main.get_command(app)
-    options = {p.envvar for sub in command.commands.values() for p in sub.params if p.envvar}  # type: ignore[attr-defined]
+    options = {p.envvar for sub in commands_of(app).values() for p in sub.params if p.envvar}
     return {str(name) for name in options} | {"STEPFS_LOG_FORMAT", "STEPFS_LOG_DIR", "STEPFS_DEBUG"}
 
 

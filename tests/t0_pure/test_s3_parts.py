@@ -10,18 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.store.api import Put
+from stepfs.store.answers import create_outcome, explain
+from stepfs.store.api import Put, byte_views
 from stepfs.store.read_target import AbandonedReadError, ReadTarget
-from stepfs.store.s3.errors import create_outcome, explain
-from stepfs.store.s3.upload import ChainedBody, byte_views
+from stepfs.store.s3.errors import read_error
+from stepfs.store.s3.upload import ChainedBody
+from stepfs.store.settings import S3
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "RequestLimitExceeded", "IncompleteBody"])
 def test_throttling_is_later_whatever_its_status(code):
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
     error = ClientError(answer, "PutObject")
-    assert create_outcome(error) is Put.UNKNOWN
-    assert isinstance(explain(error, "s3://b", "create log/1"), StoreUnreachableError)
+    assert create_outcome(read_error(error)) is Put.UNKNOWN
+    assert isinstance(explain(read_error(error), "s3://b", "create log/1", S3), StoreUnreachableError)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=60), st.data())

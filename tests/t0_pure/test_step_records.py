@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
-from stepfs.format.keys import entries_key, segment_of_entries_key, segment_of_key
+from stepfs.format.keys import entries_prefix, extent, index_prefix, segment_of
 from stepfs.format.snapshot import Segment, StepEntry, encode_segment
 from stepfs.format.step_records import (
     Elsewhere,
@@ -122,7 +122,9 @@ def test_a_truncated_object_and_a_place_that_points_on_are_corrupt():
 
 
 def test_names_say_which_segment():
-    key = entries_key(LAKE_ID, INDEX)
-    assert segment_of_entries_key(LAKE_ID, key) == INDEX
-    assert segment_of_key(LAKE_ID, key) is None  # so readers and reclaimers before this object ignore it
-    assert segment_of_entries_key(LAKE_ID, key + "0") is None
+    key = extent(entries_prefix(LAKE_ID), INDEX)
+    assert segment_of(entries_prefix(LAKE_ID), key) == INDEX
+    assert (
+        segment_of(index_prefix(LAKE_ID), key) is None
+    )  # so readers and reclaimers before this object ignore it
+    assert segment_of(entries_prefix(LAKE_ID), key + "0") is None

@@ -24,7 +24,7 @@ from stepfs.format.ids import (
     Version,
 )
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
-from stepfs.lake.log.rehearsal import rehearsed
+from stepfs.lake.log.apply import rehearsed
 from stepfs_producer.rebase import rebase
 from stepfs_producer.tgb_writer import check_records, freeze
 

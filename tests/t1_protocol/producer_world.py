@@ -16,6 +16,7 @@ from deterministic import run_seeded
 from doubles.faults import Plan, no_faults
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from ledger import Ledger, payload
 
 from stepfs.errors import StepfsError
@@ -23,7 +24,6 @@ from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.lake.reclaim.run import reclaim
 from stepfs_producer import AsyncProducer
 
 SLICES = 2

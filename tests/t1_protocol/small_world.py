@@ -19,6 +19,7 @@ from decoded_once import decoded_once
 from deterministic import run_seeded, scaled
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from process_store import ProcessStore
 from producer_world import World, feed
 
@@ -29,7 +30,6 @@ from stepfs.lake.decisions import Request, decide
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.report import Report
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Put
 
 T = TypeVar("T")

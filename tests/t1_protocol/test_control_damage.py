@@ -10,6 +10,7 @@ from controlled import control_keys
 from crc32c import crc32c
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import list_groups
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import (
@@ -28,7 +29,6 @@ from small_world import (
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.control import RECORD_BYTES_MAX
 from stepfs.format.ids import Step
-from stepfs.lake.control import list_groups
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import Reclaimer

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import trio
 from controlled import control_keys
 from doubles.trio_clock import TrioClock
+from lakework import list_groups
 from process_store import ProcessStore
 from producer_world import World
 from small_world import GROWN, NEED, checkpoint, clean, group, grow, process, register, small
 
 from stepfs.format.ids import Step
-from stepfs.lake.control import list_groups
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import Reclaimer
 from stepfs.store.api import Put

@@ -6,6 +6,7 @@ import pytest
 import trio
 from controlled import control_keys
 from doubles.trio_clock import TrioClock
+from lakework import list_groups
 from producer_world import World
 from small_world import (
     NEED,
@@ -20,7 +21,6 @@ from small_world import (
 from stepfs.errors import RefusedError
 from stepfs.format.control import RECORD_BYTES_MAX
 from stepfs.format.ids import INTEGER_MAX, Step
-from stepfs.lake.control import list_groups
 from stepfs.lake.reclaim.run import Reclaimer
 
 LAST = STEPS - 1

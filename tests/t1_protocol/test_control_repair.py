@@ -8,6 +8,7 @@ import pytest
 from controlled import control_keys
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import list_groups, reclaim
 from ledger import Ledger
 from producer_world import World, feed
 from small_world import NEED, STEPS, TOTALS, clean, group, grow, process, register, small
@@ -19,11 +20,11 @@ from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.control import Control, list_groups
+from stepfs.lake.control import Control
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import Reclaimer, reclaim
+from stepfs.lake.reclaim.run import Reclaimer
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.repair import repair_control
 from stepfs.store.api import Entry

@@ -11,6 +11,7 @@ from deterministic import scaled
 from doubles.faults import ERROR_500, delayed
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
 from stepfs.format.grid.record import Grid
@@ -22,7 +23,6 @@ from stepfs.lake.decisions import Advance
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify.repair import repair_control
 from stepfs_producer import AsyncProducer
 

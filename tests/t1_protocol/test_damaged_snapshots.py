@@ -12,6 +12,7 @@ import pytest
 from crc32c import crc32c
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from process_store import ProcessStore
 from producer_world import World, feed
 from small_world import (
@@ -35,7 +36,6 @@ from stepfs.format.keys import log_prefix, number_of, snapshot_prefix
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import reclaim
 
 UNREADABLE = pytest.mark.logs("unreadable, using an older one")
 

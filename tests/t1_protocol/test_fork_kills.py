@@ -14,6 +14,7 @@ import trio
 from doubles.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import list_groups, reclaim
 from process_store import ProcessStore
 from producer_world import SLICES, World, feed
 from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, group, grow, process, small
@@ -23,13 +24,11 @@ from stepfs.format.control import Cut
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.control import list_groups
 from stepfs.lake.fork import fork
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.unfinished_fork import group_name
 
 CUT = Cut(Step(10), Step(10), Step(12))

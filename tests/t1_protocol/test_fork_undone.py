@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from doubles.faulty_store import Event, ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from process_store import ProcessStore
 from producer_world import World
 from small_world import group, process, small
@@ -16,7 +17,6 @@ from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.unfinished_fork import group_name
 from stepfs.store.api import Put
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from producer_world import World, append, feed, simulate
 from scenarios import scenario
 
@@ -16,7 +17,6 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import reclaim
 from stepfs_producer import commit_loop, rebase
 
 POSITION_BYTES = 1000

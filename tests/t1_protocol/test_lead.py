@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import trio
+from lakework import reclaim
 from producer_world import SLICES, World, append, feed, payload, simulate
 from scenarios import scenario
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix
 from stepfs.lake.groups import Group
-from stepfs.lake.reclaim.run import reclaim
 from stepfs_producer import AsyncProducer
 from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
 

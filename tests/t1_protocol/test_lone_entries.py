@@ -14,7 +14,7 @@ from test_growth import generator, virtually
 
 from stepfs.errors import RefusedError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
-from stepfs.format.keys import entries_key, entries_prefix, segment_key
+from stepfs.format.keys import entries_prefix, extent, index_prefix
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.lone_entries import SEGMENT_SHARE_BYTES, LoneEntries
 from stepfs.lake.log.reader import LogReader
@@ -127,7 +127,7 @@ def nothing(key: str, shared: ObjectMap) -> bytes:
 async def test_a_damaged_or_foreign_entry_is_read_from_the_segment(spoil) -> None:
     shared = await long_lake(4)
     lake_id = (await open_lake(FaultyStore(shared))).lake_id
-    key = entries_key(lake_id, SegmentIndex(1))
+    key = extent(entries_prefix(lake_id), SegmentIndex(1))
     body = spoil(key, shared)
     shared.remove(key)
     shared.put(key, body)
@@ -213,4 +213,4 @@ async def test_producers_write_the_entries_beside_each_segment() -> None:
         entry = await reader.lone_entry(Step(6))
         assert entry.tgb.length(SliceIndex(1)) == 6
         assert [key.split("/")[1] for _, key in store.counts.keys or ()] == ["entries"]
-        assert segment_key(identity.lake_id, SegmentIndex(0)) in shared.objects
+        assert extent(index_prefix(identity.lake_id), SegmentIndex(0)) in shared.objects

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from producer_world import World
 from small_world import checkpoint, grow, litter, process, register, small
 
@@ -13,7 +14,6 @@ from stepfs.lake.fork import fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Put

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import pytest
 import trio
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from producer_world import World
 from small_world import NEED, SEGMENT, checkpoint, clean, grow, litter, process, register, small
 
 from stepfs.format.ids import SegmentIndex, Step
-from stepfs.format.keys import log_prefix, numbered, reclaim_key, segment_key, snapshot_prefix
+from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, reclaim_key, snapshot_prefix
 from stepfs.format.node import NodeRecord
 from stepfs.lake.fleet import write_node
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim import report as report_room
 from stepfs.lake.reclaim.report import CountingRemover, Report
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Entry
 
 GRACE_S = 100.0
@@ -93,7 +93,7 @@ def test_a_dry_run_knows_what_a_killed_reclaimer_left(monkeypatch: pytest.Monkey
         await clean(world)
         lake_id = world.identity.lake_id
         for key in (
-            segment_key(lake_id, SegmentIndex(NEED // SEGMENT - 1)),
+            extent(index_prefix(lake_id), SegmentIndex(NEED // SEGMENT - 1)),
             numbered(log_prefix(lake_id), 2),
             *sorted(key for key in kept if key.startswith(snapshot_prefix(lake_id)))[:1],
             *sorted(key for key in kept if "/data/" in key and key not in world.shared.objects)[:3],

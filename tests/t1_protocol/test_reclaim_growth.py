@@ -9,13 +9,14 @@ from functools import partial
 import trio
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from test_growth import Lake, append, lake_of, virtually
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.reclaim.report import Report
-from stepfs.lake.reclaim.run import Reclaimer, reclaim
+from stepfs.lake.reclaim.run import Reclaimer
 
 GRACE_S = 3600.0
 GROUPS = 3

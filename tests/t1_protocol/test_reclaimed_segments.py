@@ -9,7 +9,7 @@ from test_reader_hazards import move_on
 
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SegmentIndex, Step
-from stepfs.format.keys import entries_key, segment_key
+from stepfs.format.keys import entries_prefix, extent, index_prefix
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import Reclaimer
 
@@ -36,7 +36,7 @@ def test_it_is_told_that_the_step_was_reclaimed() -> None:
 def test_a_segment_that_is_missing_above_the_floor_is_damage() -> None:
     async def scenario(world: World) -> None:
         reader, step = await first_unloaded(world)
-        world.shared.remove(segment_key(world.identity.lake_id, SegmentIndex(step // SEGMENT)))
+        world.shared.remove(extent(index_prefix(world.identity.lake_id), SegmentIndex(step // SEGMENT)))
         with pytest.raises(CorruptError, match="index segment is missing"):
             await reader.entry(step)
 
@@ -50,7 +50,7 @@ def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_
         reclaimer = Reclaimer(process(world, "reclaimer"), world.identity)
         await move_on(world)
         await reclaimer.run()
-        late = entries_key(world.identity.lake_id, SegmentIndex(0))
+        late = extent(entries_prefix(world.identity.lake_id), SegmentIndex(0))
         assert world.ledger.first_live_step >= SEGMENT
         await process(world, "slow writer").create(late, b"step records of a segment that is gone")
         further = world.ledger.first_live_step + 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 from process_store import ProcessStore
 from producer_world import World
 from small_world import NEED, STEPS, group, grow, process, small
@@ -23,7 +24,7 @@ from stepfs.lake.groups import Group
 from stepfs.lake.reclaim import need as need_room
 from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim.report import Report
-from stepfs.lake.reclaim.run import Reclaimer, reclaim
+from stepfs.lake.reclaim.run import Reclaimer
 
 GRACE_S = 3600.0
 DAY_MS = 86_400_000

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import trio
 from doubles.faulty_store import FaultyStore
+from lakework import reclaim
 from ledger import payload
 from producer_world import SLICES, World, append, caught, feed, simulate
 from scenarios import scenario
@@ -22,7 +23,6 @@ from stepfs.format.ids import Step
 from stepfs.format.tgb import build
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import reclaim
 from stepfs_producer import AsyncProducer, pending
 from stepfs_producer.pending import Ticket
 from stepfs_producer.tgb_writer import described

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from stepfs.store.local.local_store import LocalStore
-from stepfs.store.s3.listing import page_entries
+from stepfs.store.s3.requests import page_entries
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

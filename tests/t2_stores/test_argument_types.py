@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import trio
+from lakework import list_groups
 
 from stepfs import CheckpointHook, StreamState
 from stepfs.errors import UsageError
-from stepfs.lake.control import list_groups
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer, Producer

@@ -137,7 +137,7 @@ async def test_a_read_given_up_for_silence_leaves_the_buffer_alone(cloud):
         await store.read_into("data/1", 0, memoryview(buffer))
     cloud.proxy.release()
     with trio.fail_after(60):
-        while store._requests._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
+        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
             await trio.sleep(0.01)
     assert buffer == bytes(1000)
 
@@ -155,7 +155,7 @@ async def test_what_an_abandoned_upload_sends_is_what_it_was_given(cloud):
     body[:] = b"new" * 1000
     cloud.proxy.release()
     with trio.fail_after(60):
-        while store._requests._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
+        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
             await trio.sleep(0.01)
     assert await cloud.direct.get("data/1") == b"old" * 1000
 

@@ -76,8 +76,7 @@ def test_an_endpoint_that_cannot_work_is_named(monkeypatch, url, endpoint, messa
 @pytest.mark.parametrize(("url", "extra"), [("gs://bucket/x", "gcs"), ("az://account/container/x", "azure")])
 def test_without_its_extra_a_url_names_it(monkeypatch, url, extra):
     for name in [name for name in sys.modules if name.startswith("stepfs.store.cloud.")]:
-        if name != "stepfs.store.cloud.settings":
-            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingPackageError, match=rf"needs the package obstore.*'stepfs\[{extra}\]'"):
         open_store(url)

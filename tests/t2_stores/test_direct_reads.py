@@ -90,7 +90,9 @@ async def test_what_lasts_ends_as_with_botocore(raw_s3, raw_store, fault):
     found = await read(directly)
     assert directly.counts.get - before == len(raw_s3.requests) - asked, "each request is counted"
     assert was_direct(raw_s3.requests[asked])
-    plain._rights.prove("get", [KEY])  # with the same past: a 403 is another line once something was allowed
+    plain._calls.rights.prove(
+        "get", [KEY]
+    )  # with the same past: a 403 is another line once something was allowed
     assert found == await read(plain)
 
 

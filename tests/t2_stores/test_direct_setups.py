@@ -231,7 +231,7 @@ async def test_credentials_that_rotate_are_followed(raw_s3, monkeypatch, tmp_pat
     assert len(set(keys)) == len(set(tokens)) == 3
     (tmp_path / "issue.py").write_text("raise SystemExit('no more')")  # botocore says what is wrong
     plain = S3Store(servers.BUCKET, "lake", endpoint_url=raw_s3.endpoint_url)
-    plain._rights.prove("get", [KEY])
+    plain._calls.rights.prove("get", [KEY])
     assert await read(store) == await read(plain)
     await store.aclose()
     await plain.aclose()
@@ -257,7 +257,7 @@ async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_s3, raw_store
         nursery.cancel_scope.cancel()
     seen = bytes(buffer)
     with trio.fail_after(60):
-        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
+        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
             await trio.sleep(0.01)
     assert time.monotonic() - began < 100
     assert buffer == seen

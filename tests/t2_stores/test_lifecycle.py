@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from lakework import list_groups, reclaim
 
 from stepfs.clock import SystemClock
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE, data_prefix, log_prefix, number_of, snapshot_prefix
-from stepfs.lake.control import list_groups
 from stepfs.lake.fork import fork
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer

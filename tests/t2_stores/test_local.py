@@ -264,7 +264,7 @@ async def test_a_dead_disk_is_unreachable(store, monkeypatch):
         ("s3://", "is not a bucket name"),
         ("s3://UPPER/x", "is not a bucket name"),
         ("s3://bucket/a/../b", "not an object key"),
-        ("s3://key:secret@bucket/a", "credentials do not belong into a URL"),
+        ("s3://key:secret@bucket/a", "credentials and options do not belong into a URL"),
     ],
 )
 def test_bad_urls_are_refused_before_anything_is_touched(url, message):

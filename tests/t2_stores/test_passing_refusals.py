@@ -92,7 +92,7 @@ async def test_a_slot_that_was_refused_for_a_moment_is_undecided_not_given_up(st
 async def test_a_404_that_is_not_the_stores_is_not_absence(stubbed, stub, page):
     stub.answer = lambda _method, _path: page
     for verb, call in calls(stubbed).items():
-        with pytest.raises(StoreUnreachableError, match="no S3 server's; look for a proxy"):
+        with pytest.raises(StoreUnreachableError, match="not the store's; look for a proxy"):
             await call()
         assert verb
 

@@ -158,7 +158,7 @@ async def test_a_read_given_up_for_silence_leaves_the_buffer_alone(direct, fault
         await store.read_into("data/1", 0, memoryview(buffer))
     fault_proxy.release()
     with trio.fail_after(60):
-        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
+        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
             await trio.sleep(0.01)
     assert buffer == bytes(1000)
     await store.aclose()

@@ -11,8 +11,8 @@ from faultproxy import LOST_REQUEST, FaultProxy
 
 from stepfs.store.api import Put
 from stepfs.store.opening import open_store
-from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX
 from stepfs.store.s3.s3_store import S3Store
+from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX
 
 UPLOADS = DATA_THREADS_MAX + 8
 DATA_TIMEOUT_S = 20.0
@@ -46,13 +46,13 @@ async def test_the_commit_path_answers_while_all_uploads_hang(
         with trio.fail_after(DATA_TIMEOUT_S - 1):
             while len(fault_proxy.handled) < DATA_THREADS_MAX:  # noqa: ASYNC110 - the proxy tells nobody
                 await trio.sleep(0.01)
-            assert proxied._threads.borrowed_tokens == DATA_THREADS_MAX
+            assert proxied._calls.data_threads.borrowed_tokens == DATA_THREADS_MAX
             assert await proxied.get("log/0") == b"zero"
             assert await proxied.get("log/1") is None
             assert await proxied.create("log/1", b"one") is Put.CREATED
             assert len(await proxied.list("log/")) == 2
             await follow_all_at_once(proxied)
-            assert proxied._threads.borrowed_tokens == DATA_THREADS_MAX, (
+            assert proxied._calls.data_threads.borrowed_tokens == DATA_THREADS_MAX, (
                 "none of the uploads got through meanwhile"
             )
         nursery.cancel_scope.cancel()
@@ -67,7 +67,8 @@ async def follow_all_at_once(store: S3Store) -> None:
 
 async def test_one_store_never_runs_more_than_sixty_four_threads(stores: tuple[S3Store, S3Store]) -> None:
     proxied, _ = stores
-    limiters = (proxied._threads, proxied._control_threads, proxied._commit_threads)
+    calls = proxied._calls
+    limiters = (calls.data_threads, calls._control_threads, calls._commit_threads)
     assert sum(limiter.total_tokens for limiter in limiters) == 64
 
 

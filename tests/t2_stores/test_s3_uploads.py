@@ -103,7 +103,7 @@ async def test_a_cancelled_upload_returns_at_once_and_never_becomes_other_bytes(
             scope.cancel()
     body[:] = b"y" * len(body)
     with trio.fail_after(10):
-        while proxied._threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
+        while proxied._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
             await trio.sleep(0.02)
     assert len(fault_proxy.handled) == 1
     assert await direct.get("data/1") is None
@@ -119,7 +119,7 @@ async def test_a_cancelled_read_lets_go_of_the_buffer_and_the_connection(proxied
     assert trio.current_time() - started < 3.0  # not the timeout, nor the 8 s transfer
     buffer[:] = b"m" * len(buffer)
     with trio.fail_after(10):
-        while proxied._threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
+        while proxied._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
             await trio.sleep(0.02)
     assert buffer == b"m" * len(buffer)
 

@@ -124,7 +124,7 @@ async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_https):
         nursery.cancel_scope.cancel()
     seen = bytes(buffer)
     with trio.fail_after(60):
-        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
+        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
             await trio.sleep(0.01)
     assert buffer == seen
     await store.aclose()

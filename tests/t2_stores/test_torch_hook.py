@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import trio
+from lakework import list_groups, reclaim
 
 from stepfs import CheckpointHook
 from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.lake.control import list_groups
 from stepfs.lake.identity import create_lake, open_lake
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer

@@ -12,9 +12,9 @@ from stubs3 import EMPTY_404, HTML_404, Answer, xml_error
 
 from stepfs.errors import RefusedError
 from stepfs.store.local.local_store import LocalStore
+from stepfs.store.probe import keeps_versions
 from stepfs.store.s3 import s3_store
 from stepfs.store.s3.s3_store import S3Store
-from stepfs.store.versioning import keeps_versions
 
 XML = {"Content-Type": "application/xml"}
 

@@ -11,9 +11,9 @@ import pytest
 import servers
 import trio
 from endings import ENDINGS, assert_nothing_is_left, nodes_of, save
+from lakework import list_groups
 from realmount import PATIENCE_S, mounted, payload, running, until
 
-from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 

@@ -88,7 +88,7 @@ class TestInit:
             (["http://host/x", "--slices", "1"], "unknown scheme 'http'"),
             (["relative/dir", "--slices", "1"], "file:///"),
             (["s3://no/", "--slices", "1"], "is not a bucket name"),
-            (["s3://key:secret@bucket/x", "--slices", "1"], "credentials do not belong"),
+            (["s3://key:secret@bucket/x", "--slices", "1"], "credentials and options do not belong"),
             (["file:///tmp/x", "--slices", "0"], "--slices 0"),
             (["file:///tmp/x", "--slices", "many"], "--slices"),
             (["file:///tmp/x"], "give --slices N"),

@@ -8,15 +8,14 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from lakes import stepfs
+from programs import commands_of
 
 from stepfs.cli.app import app
 from stepfs_producer.cli.app import app as produce
 
-GROUP = typer.main.get_command(app)
-COMMANDS = sorted(GROUP.commands)  # type: ignore[attr-defined]
-ALL = [*GROUP.commands.values(), *typer.main.get_command(produce).commands.values()]  # type: ignore[attr-defined]
+COMMANDS = commands_of(app)
+ALL = [*COMMANDS.values(), *commands_of(produce).values()]
 NO_VARIABLE = {"help", "version"}
 OF_ANOTHER_MEANING = {("init", "ranks")}  # STEPFS_RANKS is what a mount's node reads
 
@@ -41,10 +40,10 @@ def test_an_unknown_option_is_a_usage_error():
     assert "--no-such-option" in ended.err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_an_empty_word_is_never_a_name(command):
     """A variable that is not set would otherwise be the current directory."""
-    arguments = [each for each in GROUP.commands[command].params if each.param_type_name == "argument"]  # type: ignore[attr-defined]
+    arguments = [each for each in COMMANDS[command].params if each.param_type_name == "argument"]
     for place, argument in enumerate(arguments):
         if argument.type.name == "text":
             ended = stepfs(command, *["file:///nowhere"] * place, "")

@@ -31,7 +31,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "reason"),
     [
-        (["ls", "s3://no-such-bucket/x"], {}, 3, "bucket no-such-bucket does not exist"),
+        (["ls", "s3://no-such-bucket/x"], {}, 3, "the bucket of s3://no-such-bucket/x does not exist"),
         (["init", "s3://no-such-bucket/x", "--slices", "1"], {}, 3, "create it first"),
         (["ls", f"s3://{servers.BUCKET}/x"], {}, 3, "stepfs init"),
         (["ls", f"s3://{servers.BUCKET}/x"], {"AWS_SECRET_ACCESS_KEY": "wrong"}, 4, "AWS_SECRET_ACCESS_KEY"),

@@ -6,7 +6,7 @@ import json_schemas
 import pytest
 from lakes import SLICES, commit, payloads, stepfs
 
-from stepfs.cli.lake_stats import HOUR_MS, LakeStats
+from stepfs.cli.commands.stats import HOUR_MS, LakeStats
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.snapshot import StepEntry

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import trio
 from lakes import stepfs
+from lakework import list_groups
 from realmount import STEPFS, mounted, payload, until
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import data_prefix
-from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store

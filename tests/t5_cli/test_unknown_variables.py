@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 from lakes import stepfs
+from programs import commands_of
 from typer.testing import CliRunner
 
 from stepfs.cli import variables
@@ -21,8 +21,7 @@ TREE = Path(__file__).parents[2]
 def test_the_list_is_what_is_read():
     read = set()
     for each in (app, produce):
-        command = typer.main.get_command(each)
-        read |= {p.envvar for sub in command.commands.values() for p in sub.params if p.envvar}  # type: ignore[attr-defined]
+        read |= {p.envvar for sub in commands_of(each).values() for p in sub.params if p.envvar}
     for package in ("fs/stepfs", "producer/stepfs_producer"):
         for file in (TREE / package).rglob("*.py"):
             read |= set(re.findall(r"environ(?:\.get\(|\[)\"(STEPFS_\w+)\"", file.read_text()))

@@ -9,6 +9,7 @@ import pytest
 import rottenlake
 import trio
 from lakes import stepfs
+from lakework import reclaim
 
 from stepfs.errors import RefusedError
 from stepfs.format.ids import Step
@@ -17,7 +18,6 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.tail import read_versions
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.lake.verify import metadata
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.store.local.local_store import LocalStore

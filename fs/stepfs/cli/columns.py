@@ -1,12 +1,20 @@
-"""Aligned plain text: the same on a terminal and in a pipe."""
+"""What commands print: aligned plain text, the same on a terminal and in a pipe, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from stepfs.format.ids import JSON_SCHEMA
+
 QUIET_MS: Final = 60_000  # a producer with a commit within this time is shown as live
+
+
+def json_text(facts: Mapping[str, object], *, indent: int | None = 2) -> str:
+    """A document of fs/JSON.md."""
+    return json.dumps({"schema": JSON_SCHEMA, **facts}, indent=indent)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from stepfs.cli.options import opt
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.cli.payload_bytes import ends_of, file_bytes, reading
+from stepfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepfs.format.payload.excerpt import Excerpt
     from stepfs.format.payload.schema import PayloadSchema
 
 PayloadSchemaOption = Annotated[
@@ -34,7 +31,7 @@ FromPayload = Annotated[
 _FILE_BYTES_MAX: Final = 1 << 20
 
 
-def schema_text(given: str | None, sample: str | None, ext: str) -> str | None:
+async def schema_text(given: str | None, sample: str | None, ext: str) -> str | None:
     """The text to be stored for a lake of `ext` files; None if neither option is given. `UsageError` for mistakes."""
     if given is not None and sample is not None:
         raise UsageError("give --payload-schema or --from-payload, not both")
@@ -43,7 +40,7 @@ def schema_text(given: str | None, sample: str | None, ext: str) -> str | None:
             f"--{'from-payload' if given is None else 'payload-schema'}: is empty; name a file, or leave it out"
         )
     if sample is not None:
-        return _of_sample(Path(sample), ext).text()
+        return (await _of_sample(Path(sample), ext)).text()
     if given is None:
         return None
     from stepfs.format.payload.schema import given_schema
@@ -53,7 +50,7 @@ def schema_text(given: str | None, sample: str | None, ext: str) -> str | None:
     return given_schema(_text_of(Path(given)), ext, given).text()
 
 
-def _of_sample(path: Path, ext: str) -> PayloadSchema:
+async def _of_sample(path: Path, ext: str) -> PayloadSchema:
     from stepfs.format.payload.arrays import read_arrays
     from stepfs.format.payload.excerpt import UnreadablePayloadError
     from stepfs.format.payload.schema import ArraySpec, PayloadSchema, format_of, given_schema
@@ -62,7 +59,7 @@ def _of_sample(path: Path, ext: str) -> PayloadSchema:
     what = f"--from-payload {path}"
     try:
         with TorchProcess() as by_torch:
-            found = read_arrays(format_of(ext), ends_of(path), by_torch).arrays
+            found = read_arrays(format_of(ext), await ends_of(file_bytes(path)), by_torch).arrays
     except UnreadablePayloadError as error:
         raise UsageError(f"{what}: {error}") from error
     arrays = {array.name: ArraySpec(array.dtype, array.shape) for array in found}
@@ -70,35 +67,10 @@ def _of_sample(path: Path, ext: str) -> PayloadSchema:
     return given_schema(PayloadSchema(format_of(ext), arrays).text(), ext, what)
 
 
-def ends_of(path: Path) -> Excerpt:
-    """The first and last bytes of a file. `AbsentError`, `RefusedError` if it cannot be read."""
-    from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt
-
-    with _reading(path):
-        if path.exists() and not path.is_file() and not path.is_dir():  # opening a FIFO waits for a writer
-            raise UsageError(f"{path}: is not a regular file; name a file that holds one payload")
-    with _reading(path), path.open("rb") as file:
-        length = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        head = file.read(HEAD_BYTES_MAX)
-        file.seek(max(0, length - TAIL_BYTES_MAX))
-        return Excerpt(memoryview(head), memoryview(file.read(TAIL_BYTES_MAX)), length)
-
-
 def _text_of(path: Path) -> str:
-    with _reading(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         data = file.read(_FILE_BYTES_MAX)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: is no JSON in UTF-8 ({error}); write the schema as text") from error
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise AbsentError(f"{path}: no such file; name one that exists") from error
-    except OSError as error:
-        raise RefusedError(f"{path}: {error.strerror or error}; name a readable file") from error

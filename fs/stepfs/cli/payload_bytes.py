@@ -1,11 +1,13 @@
-"""Where `stepfs show` reads a payload from: a file, or a slice of a lake. Only the parts that it shows are read."""
+"""Where a command reads a payload from: a file, or a slice of a lake. Only the parts that it needs are read."""
 
 from __future__ import annotations
 
 import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 
@@ -17,15 +19,12 @@ if TYPE_CHECKING:
 WHOLE_BYTES_MAX: Final = 64 << 20  # longer slices are read in parts, which no checksum covers
 
 
-class PayloadBytes(Protocol):
-    """A payload of `length` bytes."""
+@dataclass(frozen=True, slots=True)
+class PayloadBytes:
+    """A payload of `length` bytes. `read(offset, size)`: bytes [offset, offset + size), all of which it has."""
 
-    @property
-    def length(self) -> int: ...
-
-    async def read(self, offset: int, size: int) -> bytes:
-        """Bytes [offset, offset + size), all of which the payload has."""
-        ...
+    length: int
+    read: Callable[[int, int], Awaitable[bytes]]
 
 
 async def ends_of(payload: PayloadBytes) -> Excerpt:
@@ -39,86 +38,57 @@ async def ends_of(payload: PayloadBytes) -> Excerpt:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WholePayload:
-    """In memory."""
-
-    data: bytes
-
-    @property
-    def length(self) -> int:
-        return len(self.data)
-
-    async def read(self, offset: int, size: int) -> bytes:
-        return self.data[offset : offset + size]
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """`AbsentError`, `RefusedError` for an error of the file system."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise AbsentError(f"{path}: no such file; name one that exists, or the URL of a lake") from error
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror or error}; name a readable file") from error
 
 
-@dataclass(frozen=True, slots=True)
-class FilePayload:
-    """A file, such as one of a mount."""
+def file_bytes(path: Path) -> PayloadBytes:
+    """A file, such as one of a mount. `UsageError` for anything but a file: opening a FIFO waits for a writer."""
+    with reading(path):
+        found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{path}: is not a regular file; name a file that holds one payload")
 
-    path: Path
-    length: int
+    def read(offset: int, size: int) -> bytes:
+        with reading(path), path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
 
-    @classmethod
-    def at(cls, path: Path) -> FilePayload:
-        """`AbsentError`, `RefusedError`, `UsageError` for anything but a file: opening a FIFO waits for a writer."""
-        try:
-            found = path.stat()
-        except FileNotFoundError as error:
-            raise AbsentError(f"{path}: no such file; name one, or the URL of a lake") from error
-        except OSError as error:
-            raise RefusedError(f"{path}: {error.strerror or error}; name a readable file") from error
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{path}: is not a regular file; name a file, or the URL of a lake")
-        return cls(path, found.st_size)
-
-    async def read(self, offset: int, size: int) -> bytes:
+    async def read_in_thread(offset: int, size: int) -> bytes:
         import trio
 
-        return await trio.to_thread.run_sync(self._read, offset, size, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(read, offset, size, abandon_on_cancel=True)
 
-    def _read(self, offset: int, size: int) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(offset)
-                return file.read(size)
-        except OSError as error:
-            raise RefusedError(f"{self.path}: {error.strerror or error}; name a readable file") from error
+    return PayloadBytes(found.st_size, read_in_thread)
 
 
-@dataclass(frozen=True, slots=True)
-class SlicePayload:
-    """A long slice, in ranges."""
-
-    store: Store
-    key: str
-    ref: SliceRef
-
-    @property
-    def length(self) -> int:
-        return self.ref.length
-
-    async def read(self, offset: int, size: int) -> bytes:
-        buffer = bytearray(size)
-        got = (
-            await self.store.read_into(self.key, self.ref.offset + offset, memoryview(buffer)) if size else 0
-        )
-        if got is None:
-            raise CorruptError(f"{self.key} is missing; `stepfs verify` says what to do")
-        if got < size:
-            raise CorruptError(f"{self.key} is shorter than was committed; `stepfs verify` says what to do")
-        return bytes(buffer)
-
-
-async def slice_payload(store: Store, key: str, ref: SliceRef) -> PayloadBytes:
+async def slice_bytes(store: Store, key: str, ref: SliceRef) -> PayloadBytes:
     """A slice. One that is read whole is verified: `CorruptError`."""
     from crc32c import crc32c
 
-    payload = SlicePayload(store, key, ref)
+    async def read(offset: int, size: int) -> bytes:
+        buffer = bytearray(size)
+        got = await store.read_into(key, ref.offset + offset, memoryview(buffer)) if size else 0
+        if got is None:
+            raise CorruptError(f"{key} is missing; `stepfs verify` says what to do")
+        if got < size:
+            raise CorruptError(f"{key} is shorter than was committed; `stepfs verify` says what to do")
+        return bytes(buffer)
+
     if ref.length > WHOLE_BYTES_MAX:
-        return payload
-    data = await payload.read(0, ref.length)
+        return PayloadBytes(ref.length, read)
+    data = await read(0, ref.length)
     if crc32c(data) != ref.crc32c:
         raise CorruptError(f"{key}: checksum mismatch; `stepfs verify` says what to do")
-    return WholePayload(data)
+
+    async def read_again(offset: int, size: int) -> bytes:
+        return data[offset : offset + size]
+
+    return PayloadBytes(ref.length, read_again)

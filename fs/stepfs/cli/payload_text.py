@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepfs.cli.failure import say
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.cli.payload_bytes import reading
+from stepfs.errors import AbsentError, UsageError
 
 if TYPE_CHECKING:
     from stepfs.format.payload.arrays import ArrayInfo
@@ -41,13 +42,12 @@ def decoder(given: str | None, recorded: Mapping[str, object]) -> Decode | None:
         raise UsageError("--tokenizer: is empty; give `bytes`, or the model's tokenizer.json")
     path = Path(given)
     try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
+        with reading(path):
+            data = path.read_bytes()
+    except AbsentError as error:
         raise AbsentError(
             f"--tokenizer {given}: no such file; give `bytes`, or the model's tokenizer.json"
         ) from error
-    except OSError as error:
-        raise RefusedError(f"{path}: {error.strerror or error}; name a readable file") from error
     known = recorded.get("file_sha256")
     if known is not None and known != hashlib.sha256(data).hexdigest():
         say(

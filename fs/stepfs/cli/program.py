@@ -7,7 +7,7 @@ typer's parameters of them costs more than most commands take to run.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -49,41 +49,26 @@ def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] 
     return app
 
 
-class _Commands(Mapping[str, Any]):
-    """Name → click's command, made at the first look at it."""
-
-    def __init__(self, package: str, summaries: Mapping[str, str]) -> None:
-        self._package = package
-        self._summaries = summaries
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            summary = self._summaries[name]  # the KeyError of a name that is no command
-            attribute = name.replace("-", "_")
-            function = getattr(importlib.import_module(f"{self._package}.{attribute}"), attribute)
-            one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-            one.command(name, short_help=summary)(reported()(function))
-            self._made[name] = typer.main.get_command(one)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._summaries)
-
-    def __len__(self) -> int:
-        return len(self._summaries)
-
-
 def lazy_group(package: str, summaries: Mapping[str, str]) -> type[TyperGroup]:
     """For `typer.Typer(cls=…)`. Command `some-name` is function `some_name` of module `PACKAGE.some_name`."""
 
     class LazyGroup(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
-            self.commands: Mapping[str, Any] = _Commands(package, summaries)  # type: ignore[assignment]
+            self.commands: dict[str, Any] = dict.fromkeys(summaries)  # each made at the first look at it
 
         def list_commands(self, ctx: Any) -> list[str]:
             del ctx
-            return list(self.commands)
+            return list(summaries)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            del ctx
+            if cmd_name in summaries and self.commands[cmd_name] is None:
+                attribute = cmd_name.replace("-", "_")
+                function = getattr(importlib.import_module(f"{package}.{attribute}"), attribute)
+                one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+                one.command(cmd_name, short_help=summaries[cmd_name])(reported()(function))
+                self.commands[cmd_name] = typer.main.get_command(one)
+            return self.commands.get(cmd_name)
 
     return LazyGroup

@@ -93,7 +93,6 @@ async def origin_stores(store: Store, options: StoreOptions) -> AsyncIterator[Or
 
 @asynccontextmanager
 async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[LineageReader]:
-    """A reader of the spans of a lake, with its log."""
     from stepfs.lake.lineage import LineageReader
     from stepfs.torch.process import TorchProcess
 

@@ -13,8 +13,7 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.local.local_store import LocalStore
-from stepfs.store.probe import probe_store
-from stepfs.store.versioning import keeps_versions
+from stepfs.store.probe import keeps_versions, probe_store
 
 
 async def check_lake(store: Store) -> AsyncIterator[Finding]:

@@ -133,16 +133,15 @@ def unpack(body: bytes | memoryview, what: str) -> Value:
 class Fields:
     """A decoded map, read field by field, each with its type and bound."""
 
-    __slots__ = ("_map", "_what")
+    __slots__ = ("_map", "what")
 
     def __init__(self, value: Value, what: str) -> None:
         if not isinstance(value, dict):
             raise CorruptError(f"{what}: expected a map, found {type(value).__name__}")
         self._map = value
-        self._what = what
+        self.what = what
 
     def __contains__(self, name: str) -> bool:
-        """Whether the map has an optional key."""
         return name in self._map
 
     def integer(self, name: str, *, low: int = 0, high: int = INTEGER_MAX) -> int:
@@ -174,34 +173,34 @@ class Fields:
         return value
 
     def map(self, name: str) -> Fields:
-        return Fields(self._map.get(name), f"{self._what}: {name}")
+        return Fields(self._map.get(name), f"{self.what}: {name}")
 
     def maps(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[Fields]:
-        value = self._map.get(name)
-        if not isinstance(value, list) or len(value) > items_max:
-            raise self.bad(name, f"a list of at most {items_max} maps")
-        return [Fields(item, f"{self._what}: {name}[{number}]") for number, item in enumerate(value)]
+        items = self._items(name, items_max, "maps")
+        return [Fields(item, f"{self.what}: {name}[{number}]") for number, item in enumerate(items)]
 
     def integers(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[int]:
-        value = self._map.get(name)
-        if not isinstance(value, list) or len(value) > items_max:
-            raise self.bad(name, f"a list of at most {items_max} integers")
+        items = self._items(name, items_max, "integers")
         numbers = [
-            n for n in value if isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= INTEGER_MAX
+            n for n in items if isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= INTEGER_MAX
         ]
-        if len(numbers) != len(value):
+        if len(numbers) != len(items):
             raise self.bad(name, f"integers in [0, {INTEGER_MAX}]")
         return numbers
 
     def texts(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[str]:
-        value = self._map.get(name)
-        if not isinstance(value, list) or len(value) > items_max:
-            raise self.bad(name, f"a list of at most {items_max} texts")
-        texts = [text for text in value if isinstance(text, str)]
-        if len(texts) != len(value):
+        items = self._items(name, items_max, "texts")
+        texts = [text for text in items if isinstance(text, str)]
+        if len(texts) != len(items):
             raise self.bad(name, "texts")
         return texts
 
+    def _items(self, name: str, items_max: int, what: str) -> list[Value]:
+        value = self._map.get(name)
+        if not isinstance(value, list) or len(value) > items_max:
+            raise self.bad(name, f"a list of at most {items_max} {what}")
+        return value
+
     def bad(self, name: str, expected: str) -> CorruptError:
         """The error for a field of a wrong type or value; raise it."""
-        return CorruptError(f"{self._what}: field {name!r} is not {expected}")
+        return CorruptError(f"{self.what}: field {name!r} is not {expected}")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.codec import Fields, Kind, decode, encode, readable
 from stepfs.format.descriptor import Descriptor, descriptor_body, read_descriptor
 from stepfs.format.ids import POSITION_BYTES_MAX, Epoch, Step, Version
+from stepfs.format.layout import Layout, Stored, stored
 
 COMMIT_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
@@ -89,89 +90,61 @@ def chain_digest(prev_digest: bytes, body: bytes) -> bytes:
     return hashlib.sha256(prev_digest + body).digest()
 
 
+def _read_kind(fields: Fields, name: str) -> CommitKind:
+    kind = fields.text(name)
+    if kind not in set(CommitKind):
+        raise NewerFormatError(f"{fields.what}: commit of unknown kind {kind!r}; upgrade stepfs")
+    return CommitKind(kind)
+
+
+def _read_tgbs(fields: Fields, name: str) -> tuple[Descriptor, ...]:
+    return tuple(map(read_descriptor, fields.maps(name, items_max=COMMIT_TGBS_MAX)))
+
+
+ORIGIN: Final = Layout(
+    Origin,
+    url=stored("url", Fields.text, bytes_max=URL_BYTES_MAX),
+    lake_id=stored("lake", Fields.text),
+    skip_first=stored("skip_first", Fields.integer),
+    skip_end=Stored("skip_end", lambda fields, name: fields.integer(name, low=fields.integer("skip_first"))),
+    end=stored("end", Fields.integer),
+)
+_COMMIT: Final = Layout(
+    Commit,
+    version=stored("version", Fields.integer),
+    lake_id=stored("lake", Fields.text),
+    kind=Stored("kind", _read_kind, str),
+    commit_id=stored("id", Fields.binary, size=COMMIT_ID_BYTES),
+    prev_digest=stored("prev", Fields.binary, size=DIGEST_BYTES),
+    producer_id=stored("producer", Fields.text),
+    epoch=stored("epoch", Fields.integer),
+    incarnation=stored("incarnation", Fields.binary, size=COMMIT_ID_BYTES),
+    next_seq=stored("next_seq", Fields.integer),
+    position=stored("position", Fields.binary, size_max=POSITION_BYTES_MAX),
+    first_step=stored("first_step", Fields.integer),
+    tgbs=Stored("tgbs", _read_tgbs, lambda tgbs: list(map(descriptor_body, tgbs))),
+    time_ms=stored("time", Fields.integer),
+    total_bytes=stored("bytes", Fields.total),
+    total_records=stored("records", Fields.total),
+    control=stored("control", Fields.integer),
+    retired=stored("retired", Fields.boolean),
+)
+
+
 def encode_commit(commit: Commit) -> bytes:
     """Commit → the bytes of its log object. `RefusedError` if readers would not accept them."""
-    assert len(commit.commit_id) == len(commit.incarnation) == COMMIT_ID_BYTES
-    assert len(commit.prev_digest) == DIGEST_BYTES
-    assert len(commit.position) <= POSITION_BYTES_MAX
-    assert len(commit.tgbs) <= COMMIT_TGBS_MAX
-    body: dict[str, object] = {
-        "version": commit.version,
-        "lake": commit.lake_id,
-        "kind": str(commit.kind),
-        "id": commit.commit_id,
-        "prev": commit.prev_digest,
-        "producer": commit.producer_id,
-        "epoch": commit.epoch,
-        "incarnation": commit.incarnation,
-        "next_seq": commit.next_seq,
-        "position": commit.position,
-        "first_step": commit.first_step,
-        "tgbs": [descriptor_body(tgb) for tgb in commit.tgbs],
-        "time": commit.time_ms,
-        "bytes": commit.total_bytes,
-        "records": commit.total_records,
-        "control": commit.control,
-        "retired": commit.retired,
-    }
+    body = _COMMIT.body(commit)
     if commit.origin is not None:
-        body["origin"] = origin_body(commit.origin)
+        body["origin"] = ORIGIN.body(commit.origin)
     return readable(Kind.COMMIT, encode(Kind.COMMIT, body), commit, decode_commit)
 
 
 def decode_commit(data: bytes, what: str) -> Commit:
     """The bytes of a log object → Commit. `NewerFormatError` for a kind this reader does not know."""
     fields = decode(Kind.COMMIT, data, what)
-    name = fields.text("kind")
-    if name not in set(CommitKind):
-        raise NewerFormatError(f"{what}: commit of unknown kind {name!r}; upgrade stepfs")
-    kind = CommitKind(name)
-    tgbs = tuple(
-        read_descriptor(item, f"{what}: tgb {number}")
-        for number, item in enumerate(fields.maps("tgbs", items_max=COMMIT_TGBS_MAX))
-    )
-    if bool(tgbs) != (kind is CommitKind.DATA):
-        raise CorruptError(f"{what}: a {kind} commit with {len(tgbs)} TGBs")
-    return Commit(
-        version=Version(fields.integer("version")),
-        lake_id=fields.text("lake"),
-        kind=kind,
-        commit_id=fields.binary("id", size=COMMIT_ID_BYTES),
-        prev_digest=fields.binary("prev", size=DIGEST_BYTES),
-        producer_id=fields.text("producer"),
-        epoch=Epoch(fields.integer("epoch")),
-        incarnation=fields.binary("incarnation", size=COMMIT_ID_BYTES),
-        next_seq=fields.integer("next_seq"),
-        position=fields.binary("position", size_max=POSITION_BYTES_MAX),
-        first_step=Step(fields.integer("first_step")),
-        tgbs=tgbs,
-        time_ms=fields.integer("time"),
-        total_bytes=fields.total("bytes"),
-        total_records=fields.total("records"),
-        control=fields.integer("control"),
-        retired=fields.boolean("retired"),
-        origin=read_origin(fields.map("origin")) if kind is CommitKind.ORIGIN else None,
-    )
-
-
-def origin_body(origin: Origin) -> dict[str, object]:
-    """Origin → the map stored in origin commits and snapshots."""
-    return {
-        "url": origin.url,
-        "lake": origin.lake_id,
-        "skip_first": origin.skip_first,
-        "skip_end": origin.skip_end,
-        "end": origin.end,
-    }
-
-
-def read_origin(fields: Fields) -> Origin:
-    """Inverse of `origin_body`."""
-    skip_first = Step(fields.integer("skip_first"))
-    return Origin(
-        url=fields.text("url", bytes_max=URL_BYTES_MAX),
-        lake_id=fields.text("lake"),
-        skip_first=skip_first,
-        skip_end=Step(fields.integer("skip_end", low=skip_first)),
-        end=Step(fields.integer("end")),
-    )
+    commit = _COMMIT.read(fields)
+    if bool(commit.tgbs) != (commit.kind is CommitKind.DATA):
+        raise CorruptError(f"{what}: a {commit.kind} commit with {len(commit.tgbs)} TGBs")
+    if commit.kind is CommitKind.ORIGIN:
+        commit = replace(commit, origin=ORIGIN.read(fields.map("origin")))
+    return commit

@@ -15,6 +15,7 @@ from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.codec import Fields, Kind, decode, encode, readable
 from stepfs.format.commit import URL_BYTES_MAX
 from stepfs.format.ids import FIRST_STEP, FIRST_VERSION, ID_BYTES_MAX, INTEGER_MAX, Step, Version
+from stepfs.format.layout import Layout, Stored, stored
 
 RECORD_ID_BYTES: Final = 16
 RECORD_BYTES_MAX: Final = 1 << 20
@@ -89,17 +90,7 @@ NOTHING_YET: Final = ControlRecord()  # before record 0
 
 def encode_control(lake_id: str, record: ControlRecord) -> bytes:
     """`RefusedError` if the record is larger than `RECORD_BYTES_MAX`, or if readers would not accept it."""
-    body: dict[str, object] = {
-        "lake": lake_id,
-        "id": record.record_id,
-        "time": record.time_ms,
-        "first_live_step": record.first_live_step,
-        "floor": record.floor,
-        "deleted_bytes": record.deleted_bytes,
-        "groups": [_group_body(name, group) for name, group in sorted(record.groups.items())],
-        "minima": [number for pair in record.minima for number in pair],
-    }
-    data = encode(Kind.CONTROL, body)
+    data = encode(Kind.CONTROL, {"lake": lake_id, **_LAYOUT.body(record)})
     if len(data) > RECORD_BYTES_MAX:
         raise RefusedError(
             f"the lake's {len(record.groups)} groups keep too many checkpoints for one record ({len(data)} bytes, at most "
@@ -111,26 +102,25 @@ def encode_control(lake_id: str, record: ControlRecord) -> bytes:
 def decode_control(data: bytes, what: str) -> tuple[str, ControlRecord]:
     """→ (lake id, record)."""
     fields = decode(Kind.CONTROL, data, what)
-    flat = fields.integers("minima", items_max=2 * MINIMA_MAX)
+    record = _LAYOUT.read(fields)
+    for name, group in record.groups.items():
+        if group.need < record.first_live_step:
+            raise CorruptError(
+                f"{what}: group {name!r} needs step {group.need}, below {record.first_live_step}"
+            )
+    return fields.text("lake"), record
+
+
+def _read_minima(fields: Fields, name: str) -> tuple[tuple[int, Step], ...]:
+    flat = fields.integers(name, items_max=2 * MINIMA_MAX)
     minima = tuple((number, Step(need)) for number, need in zip(flat[::2], flat[1::2], strict=False))
     if len(flat) % 2 or any(a >= c or b >= d for (a, b), (c, d) in pairwise(minima)):
-        raise CorruptError(f"{what}: the minima of the need do not rise")
-    first_live = Step(fields.integer("first_live_step"))
-    groups = {}
-    for item in fields.maps("groups"):
-        name = item.text("name")
-        groups[name] = group = _read_group(item, what)
-        if group.need < first_live:
-            raise CorruptError(f"{what}: group {name!r} needs step {group.need}, below {first_live}")
-    return fields.text("lake"), ControlRecord(
-        record_id=fields.binary("id", size=RECORD_ID_BYTES),
-        time_ms=fields.integer("time"),
-        first_live_step=first_live,
-        floor=Version(fields.integer("floor")),
-        deleted_bytes=fields.total("deleted_bytes"),
-        groups=groups,
-        minima=minima,
-    )
+        raise CorruptError(f"{fields.what}: the minima of the need do not rise")
+    return minima
+
+
+def _read_groups(fields: Fields, name: str) -> dict[str, GroupRecord]:
+    return {item.text("name"): _read_group(item, fields.what) for item in fields.maps(name)}
 
 
 def _group_body(name: str, group: GroupRecord) -> dict[str, object]:
@@ -166,3 +156,17 @@ def _read_group(fields: Fields, what: str) -> GroupRecord:
         opened=Step(fields.integer("opened") if "opened" in fields else 0),
         fork=fork,
     )
+
+
+_LAYOUT: Final = Layout(
+    ControlRecord,
+    record_id=stored("id", Fields.binary, size=RECORD_ID_BYTES),
+    time_ms=stored("time", Fields.integer),
+    first_live_step=stored("first_live_step", Fields.integer),
+    floor=stored("floor", Fields.integer),
+    deleted_bytes=stored("deleted_bytes", Fields.total),
+    groups=Stored(
+        "groups", _read_groups, lambda groups: [_group_body(*named) for named in sorted(groups.items())]
+    ),
+    minima=Stored("minima", _read_minima, lambda minima: [number for pair in minima for number in pair]),
+)

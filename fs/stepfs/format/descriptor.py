@@ -16,6 +16,7 @@ from typing import Final
 from stepfs.errors import CorruptError
 from stepfs.format.codec import Fields
 from stepfs.format.ids import BLOCK_BYTES, SLICE_BYTES_MAX, SLICES_MAX, SliceIndex
+from stepfs.format.layout import Layout, stored
 
 _SLICE: Final = struct.Struct("<QQII")
 SLICE_ENTRY_BYTES: Final = _SLICE.size
@@ -105,29 +106,20 @@ def check_packed(packed_slices: bytes, packed_blocks: bytes, *, size: int, what:
         raise CorruptError(f"{what}: {len(packed_blocks)} bytes of block checksums for {blocks} blocks")
 
 
-def descriptor_body(tgb: Descriptor) -> dict[str, object]:
-    """Descriptor → the map stored in commits, snapshots and index segments."""
-    return {
-        "origin": tgb.origin,
-        "key": tgb.key,
-        "size": tgb.size,
-        "seq": tgb.seq,
-        "slices": tgb.packed_slices,
-        "blocks": tgb.packed_blocks,
-    }
+_LAYOUT: Final = Layout(
+    Descriptor,
+    origin=stored("origin", Fields.integer, high=255),
+    key=stored("key", Fields.text, bytes_max=_KEY_BYTES_MAX),
+    size=stored("size", Fields.integer),
+    seq=stored("seq", Fields.integer),
+    packed_slices=stored("slices", Fields.binary),
+    packed_blocks=stored("blocks", Fields.binary),
+)
+descriptor_body: Final = _LAYOUT.body  # the map stored in commits, snapshots and index segments
 
 
-def read_descriptor(fields: Fields, what: str) -> Descriptor:
+def read_descriptor(fields: Fields) -> Descriptor:
     """Inverse of `descriptor_body`; `CorruptError` for anything out of bounds."""
-    size = fields.integer("size")
-    packed_slices = fields.binary("slices")
-    packed_blocks = fields.binary("blocks")
-    check_packed(packed_slices, packed_blocks, size=size, what=what)
-    return Descriptor(
-        origin=fields.integer("origin", high=255),
-        key=fields.text("key", bytes_max=_KEY_BYTES_MAX),
-        size=size,
-        seq=fields.integer("seq"),
-        packed_slices=packed_slices,
-        packed_blocks=packed_blocks,
-    )
+    tgb = _LAYOUT.read(fields)
+    check_packed(tgb.packed_slices, tgb.packed_blocks, size=tgb.size, what=fields.what)
+    return tgb

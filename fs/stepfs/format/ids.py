@@ -14,6 +14,7 @@ SegmentIndex = NewType("SegmentIndex", int)  # steps [i * SEGMENT_STEPS, (i + 1)
 NO_VERSION: Final = Version(-1)
 FIRST_VERSION: Final = Version(0)
 FIRST_STEP: Final = Step(0)
+FIRST_SEGMENT: Final = SegmentIndex(0)
 
 INTEGER_MAX: Final = 2**53  # exact in every consumer of our JSON, and far above any real lake
 TOTAL_MAX: Final = 2**63 - 1  # running totals: 8 EiB of payload, and as many records

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,12 +46,19 @@ def number_of(prefix: str, key: str) -> int | None:
     return int(tail)
 
 
-def log_prefix(lake_id: str) -> str:
-    return f"{lake_id}/log/"
+def _prefix(room: str) -> Callable[[str], str]:
+    return lambda lake_id: f"{lake_id}/{room}/"
 
 
-def control_prefix(lake_id: str) -> str:
-    return f"{lake_id}/control/"
+log_prefix: Final = _prefix("log")
+control_prefix: Final = _prefix("control")
+snapshot_prefix: Final = _prefix("snapshot")
+index_prefix: Final = _prefix("index")
+entries_prefix: Final = _prefix("entries")
+data_prefix: Final = _prefix("data")
+nodes_prefix: Final = _prefix("nodes")
+sources_prefix: Final = _prefix("sources")
+plans_prefix: Final = _prefix("plans")
 
 
 def reclaim_key(lake_id: str) -> str:
@@ -58,41 +66,13 @@ def reclaim_key(lake_id: str) -> str:
     return f"{lake_id}/reclaim"
 
 
-def snapshot_prefix(lake_id: str) -> str:
-    return f"{lake_id}/snapshot/"
-
-
-def index_prefix(lake_id: str) -> str:
-    return f"{lake_id}/index/"
-
-
-def entries_prefix(lake_id: str) -> str:
-    return f"{lake_id}/entries/"
-
-
-def data_prefix(lake_id: str) -> str:
-    return f"{lake_id}/data/"
-
-
 def producer_prefix(lake_id: str, producer: str) -> str:
     """The prefix of a producer's objects; `producer` is its `component`."""
     return f"{lake_id}/data/{producer}/"
 
 
-def nodes_prefix(lake_id: str) -> str:
-    return f"{lake_id}/nodes/"
-
-
 def node_key(lake_id: str, group: str, node: str) -> str:
     return f"{lake_id}/nodes/{component(group)}/{component(node)}"
-
-
-def sources_prefix(lake_id: str) -> str:
-    return f"{lake_id}/sources/"
-
-
-def plans_prefix(lake_id: str) -> str:
-    return f"{lake_id}/plans/"
 
 
 def source_listing_key(lake_id: str, digest: str, shard: int) -> str:
@@ -101,7 +81,6 @@ def source_listing_key(lake_id: str, digest: str, shard: int) -> str:
 
 
 def plan_key(lake_id: str, digest: str) -> str:
-    """The text of a plan, named by its digest."""
     return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}"
 
 
@@ -120,38 +99,21 @@ def _hexadecimal(digest: str) -> str:
     return digest
 
 
-def segment_key(lake_id: str, segment: SegmentIndex) -> str:
-    """`index/<first>-<last>`, both steps inclusive."""
-    return index_prefix(lake_id) + _extent(segment)
-
-
-def segment_of_key(lake_id: str, key: str) -> SegmentIndex | None:
-    """Inverse of `segment_key`; None for anything else."""
-    return _segment_of(index_prefix(lake_id), key)
-
-
-def entries_key(lake_id: str, segment: SegmentIndex) -> str:
-    """`entries/<first>-<last>`: the same steps as the segment of that name, each readable alone."""
-    return entries_prefix(lake_id) + _extent(segment)
-
-
-def segment_of_entries_key(lake_id: str, key: str) -> SegmentIndex | None:
-    """Inverse of `entries_key`; None for anything else."""
-    return _segment_of(entries_prefix(lake_id), key)
-
-
-def _extent(segment: SegmentIndex) -> str:
+def extent(prefix: str, segment: SegmentIndex) -> str:
+    """The object of a segment's steps under `prefix`: `<first>-<last>`, both inclusive. `index/` has the segment as a whole,
+    `entries/` each of its steps readable alone."""
     first = segment * SEGMENT_STEPS
     last = first + SEGMENT_STEPS - 1
-    return f"{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"
+    return f"{prefix}{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"
 
 
-def _segment_of(prefix: str, key: str) -> SegmentIndex | None:
+def segment_of(prefix: str, key: str) -> SegmentIndex | None:
+    """Inverse of `extent`; None for anything else."""
     first, dash, _ = key.removeprefix(prefix).partition("-")
     if not (dash and first.isascii() and first.isdigit()):
         return None
     segment = SegmentIndex(int(first) // SEGMENT_STEPS)
-    return segment if prefix + _extent(segment) == key else None
+    return segment if extent(prefix, segment) == key else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.format.codec import Kind, decode, encode
+from stepfs.format.codec import Fields, Kind, decode, encode
 from stepfs.format.ids import Step
+from stepfs.format.layout import Layout, Stored, stored
 
 _TEXT_BYTES_MAX: Final = 4096
 PERMILLE: Final = 1000
@@ -50,42 +51,35 @@ def node_name(host: str, directory: str) -> str:
 
 
 def encode_node(lake_id: str, record: NodeRecord) -> bytes:
-    return encode(
-        Kind.NODE,
-        {
-            "lake": lake_id,
-            "group": record.group,
-            "host": _text(record.host),
-            "directory": _text(record.directory),
-            "pid": record.pid,
-            "stepfs": _text(record.version),
-            "next_step": record.next_step,
-            "read_to": record.read_to,
-            "waited": record.waited_permille,
-            "time": record.time_ms,
-            "interval": record.interval_ms,
-        },
-    )
+    return encode(Kind.NODE, {"lake": lake_id, **_LAYOUT.body(record)})
 
 
 def decode_node(data: bytes, what: str) -> tuple[str, NodeRecord]:
     """→ (lake id, record)."""
     fields = decode(Kind.NODE, data, what)
-    return fields.text("lake"), NodeRecord(
-        group=fields.text("group"),
-        host=fields.text("host", bytes_max=_TEXT_BYTES_MAX),
-        directory=fields.text("directory", bytes_max=_TEXT_BYTES_MAX),
-        pid=fields.integer("pid"),
-        version=fields.text("stepfs", bytes_max=_TEXT_BYTES_MAX),
-        next_step=Step(fields.integer("next_step")),
-        read_to=Step(fields.integer("read_to")),
-        waited_permille=fields.integer("waited", high=PERMILLE),
-        time_ms=fields.integer("time"),
-        interval_ms=fields.integer("interval"),
-    )
+    return fields.text("lake"), _LAYOUT.read(fields)
+
+
+def _any_text(name: str) -> Stored:
+    return stored(name, Fields.text, bytes_max=_TEXT_BYTES_MAX)._replace(write=_text)
 
 
 def _text(text: str) -> str:
     """Any host or path as UTF-8 of a bounded size; a longer text loses its beginning."""
     printable = text.encode(errors="backslashreplace")
     return printable[-_TEXT_BYTES_MAX:].decode(errors="ignore")
+
+
+_LAYOUT: Final = Layout(
+    NodeRecord,
+    group=stored("group", Fields.text),
+    host=_any_text("host"),
+    directory=_any_text("directory"),
+    pid=stored("pid", Fields.integer),
+    version=_any_text("stepfs"),
+    next_step=stored("next_step", Fields.integer),
+    read_to=stored("read_to", Fields.integer),
+    waited_permille=stored("waited", Fields.integer, high=PERMILLE),
+    time_ms=stored("time", Fields.integer),
+    interval_ms=stored("interval", Fields.integer),
+)

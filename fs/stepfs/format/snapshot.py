@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepfs.errors import CorruptError
 from stepfs.format.codec import Fields, Kind, decode, encode, readable
-from stepfs.format.commit import (
-    COMMIT_ID_BYTES,
-    DIGEST_BYTES,
-    Origin,
-    genesis_digest,
-    origin_body,
-    read_origin,
-)
+from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, ORIGIN, Origin, genesis_digest
 from stepfs.format.descriptor import Descriptor, descriptor_body, read_descriptor
 from stepfs.format.ids import (
+    FIRST_SEGMENT,
+    FIRST_STEP,
     NO_VERSION,
     POSITION_BYTES_MAX,
     SEGMENT_STEPS,
@@ -33,6 +28,7 @@ from stepfs.format.ids import (
     Step,
     Version,
 )
+from stepfs.format.layout import Layout, Stored, stored
 
 _REF: Final = struct.Struct("<Q8s")
 REF_BYTES: Final = _REF.size
@@ -85,17 +81,17 @@ class LogState:
     slices: int
     version: Version
     digest: bytes
-    next_step: Step
-    time_ms: int
-    total_bytes: int
-    total_records: int
-    control: int  # a control record that exists, from the newest commit that names one
-    sealed: bool
-    producers: Mapping[str, ProducerState]
-    origins: tuple[Origin, ...]
-    first_segment: SegmentIndex
-    segment_refs: bytes
-    tail: tuple[StepEntry, ...]
+    next_step: Step = FIRST_STEP
+    time_ms: int = 0
+    total_bytes: int = 0
+    total_records: int = 0
+    control: int = 0  # a control record that exists, from the newest commit that names one
+    sealed: bool = False
+    producers: Mapping[str, ProducerState] = field(default_factory=dict)
+    origins: tuple[Origin, ...] = ()
+    first_segment: SegmentIndex = FIRST_SEGMENT
+    segment_refs: bytes = b""
+    tail: tuple[StepEntry, ...] = ()
 
     @property
     def sealed_segments(self) -> SegmentIndex:
@@ -128,23 +124,7 @@ class LogState:
 
 def genesis(lake_id: str, slices: int) -> LogState:
     """The state before the first commit."""
-    return LogState(
-        lake_id=lake_id,
-        slices=slices,
-        version=NO_VERSION,
-        digest=genesis_digest(lake_id),
-        next_step=Step(0),
-        time_ms=0,
-        total_bytes=0,
-        total_records=0,
-        control=0,
-        sealed=False,
-        producers={},
-        origins=(),
-        first_segment=SegmentIndex(0),
-        segment_refs=b"",
-        tail=(),
-    )
+    return LogState(lake_id, slices, NO_VERSION, genesis_digest(lake_id))
 
 
 def pack_ref(segment: Segment) -> bytes:
@@ -152,20 +132,61 @@ def pack_ref(segment: Segment) -> bytes:
     return _REF.pack(segment.entries[-1].time_ms, segment.digest[:8])
 
 
+def _read_producers(fields: Fields, name: str) -> dict[str, ProducerState]:
+    states = map(_PRODUCER.read, fields.maps(name))
+    return {state.producer_id: state for state in states}
+
+
+def entry_layout(producer: Stored) -> Layout[StepEntry]:
+    """An entry beside its step, which follows from its place, and its descriptor."""
+    return Layout(
+        StepEntry,
+        version=stored("version", Fields.integer),
+        time_ms=stored("time", Fields.integer),
+        producer_id=producer,
+        epoch=stored("epoch", Fields.integer),
+    )
+
+
+_PRODUCER: Final = Layout(
+    ProducerState,
+    producer_id=stored("id", Fields.text),
+    epoch=stored("epoch", Fields.integer),
+    incarnation=stored("incarnation", Fields.binary, size=COMMIT_ID_BYTES),
+    next_seq=stored("next_seq", Fields.integer),
+    position=stored("position", Fields.binary, size_max=POSITION_BYTES_MAX),
+    retired=stored("retired", Fields.boolean),
+    version=stored("version", Fields.integer),
+    time_ms=stored("time", Fields.integer),
+)
+_STATE: Final = Layout(  # beside the tail
+    LogState,
+    lake_id=stored("lake", Fields.text),
+    slices=stored("slices", Fields.integer, low=1, high=SLICES_MAX),
+    version=stored("version", Fields.integer),
+    digest=stored("digest", Fields.binary, size=DIGEST_BYTES),
+    next_step=stored("next_step", Fields.integer),
+    time_ms=stored("time", Fields.integer),
+    total_bytes=stored("bytes", Fields.total),
+    total_records=stored("records", Fields.total),
+    control=stored("control", Fields.integer),
+    sealed=stored("sealed", Fields.boolean),
+    producers=Stored(
+        "producer_states",
+        _read_producers,
+        lambda producers: [_PRODUCER.body(state) for _, state in sorted(producers.items())],
+    ),
+    origins=ORIGIN.several("origins", 255),
+    first_segment=stored("first_segment", Fields.integer),
+    segment_refs=stored("segments", Fields.binary),
+)
+
+
 def encode_segment(lake_id: str, segment: Segment) -> bytes:
     """Segment → the bytes of its index object. `RefusedError` if readers would not accept them."""
     assert len(segment.entries) == SEGMENT_STEPS
-    producers = sorted({entry.producer_id for entry in segment.entries})
-    data = encode(
-        Kind.SEGMENT,
-        {
-            "lake": lake_id,
-            "index": segment.index,
-            "digest": segment.digest,
-            "producers": producers,
-            "steps": _entry_bodies(segment.entries, producers),
-        },
-    )
+    body = {"lake": lake_id, "index": segment.index, "digest": segment.digest}
+    data = encode(Kind.SEGMENT, body | _entries_body(segment.entries))
     return readable(Kind.SEGMENT, data, (lake_id, segment), decode_segment)
 
 
@@ -173,7 +194,7 @@ def decode_segment(data: bytes, what: str) -> tuple[str, Segment]:
     """The bytes of an index object → (lake id, segment)."""
     fields = decode(Kind.SEGMENT, data, what)
     index = SegmentIndex(fields.integer("index"))
-    entries = _read_entries(fields, Step(index * SEGMENT_STEPS), what)
+    entries = _read_entries(fields, Step(index * SEGMENT_STEPS))
     if len(entries) != SEGMENT_STEPS:
         raise CorruptError(f"{what}: {len(entries)} steps in a segment of {SEGMENT_STEPS}")
     return fields.text("lake"), Segment(index, fields.binary("digest", size=DIGEST_BYTES), entries)
@@ -181,120 +202,43 @@ def decode_segment(data: bytes, what: str) -> tuple[str, Segment]:
 
 def encode_snapshot(state: LogState) -> bytes:
     """State → the bytes of its snapshot object. `RefusedError` if readers would not accept them."""
-    producers = sorted({entry.producer_id for entry in state.tail})
-    data = encode(
-        Kind.SNAPSHOT,
-        {
-            "lake": state.lake_id,
-            "slices": state.slices,
-            "version": state.version,
-            "digest": state.digest,
-            "next_step": state.next_step,
-            "time": state.time_ms,
-            "bytes": state.total_bytes,
-            "records": state.total_records,
-            "control": state.control,
-            "sealed": state.sealed,
-            "producer_states": [_producer_body(p) for _, p in sorted(state.producers.items())],
-            "origins": [origin_body(origin) for origin in state.origins],
-            "first_segment": state.first_segment,
-            "segments": state.segment_refs,
-            "producers": producers,
-            "steps": _entry_bodies(state.tail, producers),
-        },
-    )
+    data = encode(Kind.SNAPSHOT, _STATE.body(state) | _entries_body(state.tail))
     return readable(Kind.SNAPSHOT, data, state, decode_snapshot)
 
 
 def decode_snapshot(data: bytes, what: str) -> LogState:
     """The bytes of a snapshot object → state; `CorruptError` unless its parts agree with each other."""
     fields = decode(Kind.SNAPSHOT, data, what)
-    refs = fields.binary("segments")
-    first_segment = SegmentIndex(fields.integer("first_segment"))
-    next_step = Step(fields.integer("next_step"))
-    sealed_steps = Step((first_segment + len(refs) // REF_BYTES) * SEGMENT_STEPS)
-    tail = _read_entries(fields, sealed_steps, what)
-    if len(refs) % REF_BYTES or sealed_steps + len(tail) != next_step:
+    state = _STATE.read(fields)
+    tail = _read_entries(fields, state.sealed_steps)
+    refs = len(state.segment_refs)
+    if refs % REF_BYTES or state.sealed_steps + len(tail) != state.next_step:
         raise CorruptError(
-            f"{what}: {len(refs)} reference bytes and {len(tail)} steps do not end at {next_step}"
+            f"{what}: {refs} reference bytes and {len(tail)} steps do not end at {state.next_step}"
         )
-    producers = [_read_producer(item) for item in fields.maps("producer_states")]
-    return LogState(
-        lake_id=fields.text("lake"),
-        slices=fields.integer("slices", low=1, high=SLICES_MAX),
-        version=Version(fields.integer("version")),
-        digest=fields.binary("digest", size=DIGEST_BYTES),
-        next_step=next_step,
-        time_ms=fields.integer("time"),
-        total_bytes=fields.total("bytes"),
-        total_records=fields.total("records"),
-        control=fields.integer("control"),
-        sealed=fields.boolean("sealed"),
-        producers={producer.producer_id: producer for producer in producers},
-        origins=tuple(read_origin(item) for item in fields.maps("origins", items_max=255)),
-        first_segment=first_segment,
-        segment_refs=refs,
-        tail=tail,
-    )
+    return replace(state, tail=tail)
 
 
-def _entry_bodies(entries: Sequence[StepEntry], producers: list[str]) -> list[dict[str, object]]:
-    number_of = {producer: number for number, producer in enumerate(producers)}
-    return [
-        {
-            "version": entry.version,
-            "time": entry.time_ms,
-            "producer": number_of[entry.producer_id],
-            "epoch": entry.epoch,
-            **descriptor_body(entry.tgb),
-        }
-        for entry in entries
-    ]
-
-
-def _read_entries(fields: Fields, first_step: Step, what: str) -> tuple[StepEntry, ...]:
-    producers = fields.texts("producers")
-    entries = []
-    for offset, item in enumerate(fields.maps("steps")):
-        number = item.integer("producer")
-        if number >= len(producers):
-            raise CorruptError(
-                f"{what}: step {first_step + offset} names producer {number} of {len(producers)}"
-            )
-        entries.append(
-            StepEntry(
-                step=Step(first_step + offset),
-                version=Version(item.integer("version")),
-                time_ms=item.integer("time"),
-                producer_id=producers[number],
-                epoch=Epoch(item.integer("epoch")),
-                tgb=read_descriptor(item, what),
-            )
-        )
-    return tuple(entries)
-
-
-def _producer_body(producer: ProducerState) -> dict[str, object]:
+def _entries_body(entries: Sequence[StepEntry]) -> dict[str, object]:
+    """The names of producers, each once, and the entries with numbers of them."""
+    producers = sorted({entry.producer_id for entry in entries})
+    numbers = {producer: number for number, producer in enumerate(producers)}
+    layout = entry_layout(Stored("producer", Fields.integer, numbers.__getitem__))
     return {
-        "id": producer.producer_id,
-        "epoch": producer.epoch,
-        "incarnation": producer.incarnation,
-        "next_seq": producer.next_seq,
-        "position": producer.position,
-        "retired": producer.retired,
-        "version": producer.version,
-        "time": producer.time_ms,
+        "producers": producers,
+        "steps": [layout.body(entry) | descriptor_body(entry.tgb) for entry in entries],
     }
 
 
-def _read_producer(fields: Fields) -> ProducerState:
-    return ProducerState(
-        producer_id=fields.text("id"),
-        epoch=Epoch(fields.integer("epoch")),
-        incarnation=fields.binary("incarnation", size=COMMIT_ID_BYTES),
-        next_seq=fields.integer("next_seq"),
-        position=fields.binary("position", size_max=POSITION_BYTES_MAX),
-        retired=fields.boolean("retired"),
-        version=Version(fields.integer("version")),
-        time_ms=fields.integer("time"),
-    )
+def _read_entries(fields: Fields, first_step: Step) -> tuple[StepEntry, ...]:
+    producers = fields.texts("producers")
+
+    def named(item: Fields, name: str) -> str:
+        number = item.integer(name)
+        if number >= len(producers):
+            raise CorruptError(f"{item.what}: names producer {number} of {len(producers)}")
+        return producers[number]
+
+    layout = entry_layout(Stored("producer", named))
+    items = enumerate(fields.maps("steps"), first_step)
+    return tuple(layout.read(item, step=step, tgb=read_descriptor(item)) for step, item in items)

@@ -21,16 +21,19 @@ from stepfs.errors import CorruptError
 from stepfs.format.codec import (
     HEADER_BYTES,
     OBJECT_BYTES_MAX,
+    Fields,
     Kind,
     decode,
     encode,
     envelope_bytes,
 )
 from stepfs.format.descriptor import SLICE_ENTRY_BYTES, descriptor_body, read_descriptor
-from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, SEGMENT_STEPS, Epoch, Step, Version
-from stepfs.format.snapshot import Segment, StepEntry
+from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, SEGMENT_STEPS, Step
+from stepfs.format.layout import stored
+from stepfs.format.snapshot import Segment, StepEntry, entry_layout
 
 DIGEST_BYTES: Final = 8
+_ENTRY: Final = entry_layout(stored("producer", Fields.text))
 _FIXED_BYTES: Final = 512  # everything but the slices: key, names of fields, producer id
 _ALIGNMENT_BYTES: Final = 64
 _RECORD_BYTES_MAX: Final = DESCRIPTOR_BYTES_MAX + (8 << 10)
@@ -88,14 +91,7 @@ def decode_step_record(data: bytes | memoryview, what: str) -> StepRecord | Else
             fields.integer("at", high=OBJECT_BYTES_MAX),
             fields.integer("size", low=HEADER_BYTES, high=_RECORD_BYTES_MAX),
         )
-    entry = StepEntry(
-        step=Step(fields.integer("step")),
-        version=Version(fields.integer("version")),
-        time_ms=fields.integer("time"),
-        producer_id=fields.text("producer"),
-        epoch=Epoch(fields.integer("epoch")),
-        tgb=read_descriptor(fields, what),
-    )
+    entry = _ENTRY.read(fields, step=Step(fields.integer("step")), tgb=read_descriptor(fields))
     return StepRecord(fields.text("lake"), fields.binary("digest", size=DIGEST_BYTES), entry)
 
 
@@ -120,17 +116,5 @@ def decode_step_records(data: bytes, slices: int, what: str) -> Iterator[StepRec
 
 
 def _encode_record(record: StepRecord) -> bytes:
-    entry = record.entry
-    return encode(
-        Kind.STEP_ENTRY,
-        {
-            "lake": record.lake_id,
-            "digest": record.digest,
-            "step": entry.step,
-            "version": entry.version,
-            "time": entry.time_ms,
-            "producer": entry.producer_id,
-            "epoch": entry.epoch,
-            **descriptor_body(entry.tgb),
-        },
-    )
+    body = {"lake": record.lake_id, "digest": record.digest, "step": record.entry.step}
+    return encode(Kind.STEP_ENTRY, body | _ENTRY.body(record.entry) | descriptor_body(record.entry.tgb))

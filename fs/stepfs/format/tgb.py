@@ -20,9 +20,10 @@ from typing import Final
 from crc32c import crc32c
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.codec import FORMAT_VERSION, Kind, decode, encode
+from stepfs.format.codec import FORMAT_VERSION, Fields, Kind, decode, encode
 from stepfs.format.descriptor import SliceRef, block_count, check_packed, pack_slices
 from stepfs.format.ids import BLOCK_BYTES, Epoch
+from stepfs.format.layout import Layout, stored
 
 Buffer = bytes | bytearray | memoryview
 
@@ -50,6 +51,17 @@ class TgbIndex:
     seq: int
     packed_slices: bytes
     packed_blocks: bytes
+
+
+_INDEX: Final = Layout(
+    TgbIndex,
+    lake_id=stored("lake", Fields.text),
+    producer_id=stored("producer", Fields.text),
+    epoch=stored("epoch", Fields.integer, low=1),
+    seq=stored("seq", Fields.integer),
+    packed_slices=stored("slices", Fields.binary),
+    packed_blocks=stored("blocks", Fields.binary),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +115,8 @@ def build(
             whole = crc32c(_ZEROS[:padding], whole)
         offset += len(view) + padding
     packed_slices, packed_blocks = pack_slices(slices)
-    index = encode(
-        Kind.TGB_INDEX,
-        {
-            "lake": lake_id,
-            "producer": producer_id,
-            "epoch": epoch,
-            "seq": seq,
-            "slices": packed_slices,
-            "blocks": packed_blocks,
-        },
-    )
+    own = TgbIndex(lake_id, producer_id, epoch, seq, packed_slices, packed_blocks)
+    index = encode(Kind.TGB_INDEX, _INDEX.body(own))
     place = _FOOTER.pack(offset, len(index))
     end = b"".join([index, place, struct.pack("<I", crc32c(place)), _FOOT])
     return TgbImage((*parts, end), offset + len(end), crc32c(end, whole), packed_slices, packed_blocks)
@@ -177,16 +180,6 @@ def read_footer(footer: bytes, *, size: int, what: str) -> tuple[int, int]:
 
 
 def read_index(data: bytes, *, size: int, what: str) -> TgbIndex:
-    """The index of a TGB of `size` bytes."""
-    fields = decode(Kind.TGB_INDEX, data, what)
-    packed_slices = fields.binary("slices")
-    packed_blocks = fields.binary("blocks")
-    check_packed(packed_slices, packed_blocks, size=size, what=what)
-    return TgbIndex(
-        lake_id=fields.text("lake"),
-        producer_id=fields.text("producer"),
-        epoch=Epoch(fields.integer("epoch", low=1)),
-        seq=fields.integer("seq"),
-        packed_slices=packed_slices,
-        packed_blocks=packed_blocks,
-    )
+    index = _INDEX.read(decode(Kind.TGB_INDEX, data, what))
+    check_packed(index.packed_slices, index.packed_blocks, size=size, what=what)
+    return index

@@ -231,10 +231,3 @@ class Control:
         return CorruptError(
             f"{why}. This is the lake's newest control record: nothing is reclaimed and no group changes until {repair}"
         )
-
-
-async def list_groups(store: Store, identity: LakeIdentity) -> Mapping[str, GroupRecord]:
-    """The live groups of a lake, by name."""
-    control = Control(store, identity)
-    await control.refresh()
-    return control.groups

@@ -26,12 +26,10 @@ _READS_MAX: Final = 16
 
 
 async def write_node(store: Store, identity: LakeIdentity, record: NodeRecord) -> None:
-    """Rewrite this mount's record."""
     await store.put(_key(identity, record), [encode_node(identity.lake_id, record)])
 
 
 async def remove_node(store: Store, identity: LakeIdentity, record: NodeRecord) -> None:
-    """Remove the record of a mount that ends. Idempotent."""
     await store.delete([_key(identity, record)])
 
 

@@ -26,11 +26,12 @@ from stepfs.format.control import NO_END, RECORD_ID_BYTES, ControlRecord, Cut, F
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import (
     control_prefix,
+    extent,
+    index_prefix,
     log_prefix,
     new_lake_id,
     numbered,
     plans_prefix,
-    segment_key,
     snapshot_prefix,
     sources_prefix,
 )
@@ -47,9 +48,9 @@ from stepfs.format.snapshot import (
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
+from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.slots import create_own
 from stepfs.lake.unfinished_fork import group_name, undo, undo_others
 from stepfs.store.api import Store
@@ -266,7 +267,7 @@ async def _fill(
         tail=tuple(kept),
     )
     for segment in segments:
-        await _create(store, segment_key(lake_id, segment.index), encode_segment(lake_id, segment))
+        await _create(store, extent(index_prefix(lake_id), segment.index), encode_segment(lake_id, segment))
         await write_step_records(store, lake_id, parent.identity.slices, segment)
     await _create(store, numbered(log_prefix(lake_id), commit.version), body)
     await _create(store, numbered(snapshot_prefix(lake_id), commit.version), encode_snapshot(state))

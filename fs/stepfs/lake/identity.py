@@ -100,9 +100,10 @@ async def check_identity(store: Store, identity: LakeIdentity) -> None:
 
 async def refuse_existing(store: Store) -> None:
     """`RefusedError` if there is a lake under the URL."""
-    data = await store.get(LAKE, bytes_max=1 << 20)
-    if data is not None:
-        found = decode_lake(data, f"{store.url}/{LAKE}")
-        raise RefusedError(
-            f"{store.url} is a lake already ({found.grid}, {found.ext}); use it, or choose another prefix"
-        )
+    try:
+        found = await open_lake(store)
+    except AbsentError:
+        return
+    raise RefusedError(
+        f"{store.url} is a lake already ({found.grid}, {found.ext}); use it, or choose another prefix"
+    )

@@ -25,7 +25,6 @@ class OriginStores:
         return self._own if tgb.origin == 0 else self.open(state.origins[tgb.origin - 1])
 
     def open(self, origin: Origin) -> Store:
-        """The store of one origin."""
         if origin.url not in self._others:
             self._others[origin.url] = self._own if origin.url == self._own.url else self._opener(origin.url)
         return self._others[origin.url]

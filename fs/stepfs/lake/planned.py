@@ -5,15 +5,15 @@ The names of texts and listings are their digests. Positions are in commits, one
 
 from __future__ import annotations
 
-from stepfs.format.commit import Commit, decode_commit
+from stepfs.format.commit import Commit
 from stepfs.format.ids import Version
-from stepfs.format.keys import log_prefix, numbered, plan_key, source_listing_key
+from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.format.planned.listing import Listing, from_shards, shard_count
+from stepfs.lake.log.tail import read_commit
 from stepfs.store.api import Store
 
 
 async def kept_plan(store: Store, lake_id: str, digest: str) -> str | None:
-    """The normalised text of a plan that a run kept."""
     data = await store.get(plan_key(lake_id, digest))
     return None if data is None else data.decode("utf-8", "replace")
 
@@ -31,6 +31,5 @@ async def kept_listing(store: Store, lake_id: str, digest: str) -> Listing | Non
 
 async def commit_of(store: Store, lake_id: str, version: Version) -> Commit | None:
     """The commit of a log version; None once it was reclaimed."""
-    key = numbered(log_prefix(lake_id), version)
-    body = await store.get(key)
-    return None if body is None else decode_commit(body, key)
+    found = await read_commit(store, lake_id, version)
+    return None if found is None else found[0]

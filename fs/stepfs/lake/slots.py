@@ -16,7 +16,7 @@ import trio
 from stepfs import entropy
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.keys import number_of, numbered
-from stepfs.store.api import Put, Store
+from stepfs.store.api import Entry, Put, Store
 
 _ROUNDS_MAX: Final = 8
 _RETRY_S: Final = (0.02, 0.1)
@@ -120,6 +120,13 @@ async def last_number(store: Store, prefix: str, *, after: int = -1) -> int | No
                 break
             number, full = following
     return number
+
+
+async def listed_slots(store: Store, prefix: str, *, after: int = -1, ages: bool = False) -> dict[int, Entry]:
+    """The slots above number `after`, rising, as LIST shows them; other objects under `prefix` are left out."""
+    behind = numbered(prefix, after) if after >= 0 else prefix
+    page = await store.list(prefix, after=behind, ages=ages)
+    return {number: entry for entry in page if (number := number_of(prefix, entry.key)) is not None}
 
 
 async def _greatest_after(store: Store, prefix: str, number: int) -> tuple[int, bool] | None:

@@ -28,7 +28,6 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.segments import decode_in_thread
 from stepfs.lake.origins import OriginStores
 from stepfs.mount import documents
 from stepfs.mount.fuse.control import Control
@@ -70,7 +69,7 @@ class Assembly:
         self.options = options
         self.store = store
         self.reader = reader
-        reader.segments.decoding = decode_in_thread
+        reader.segments.in_thread = True
         self.machine = machine
         self.meter = Meter()
         self.known = LookupCounts()

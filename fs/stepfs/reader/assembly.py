@@ -37,7 +37,6 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.segments import decode_in_thread
 from stepfs.lake.origins import OriginStores
 from stepfs.reader.lending import LENT_SHARE, Lending
 from stepfs.reader.options import LakeOptions
@@ -59,7 +58,7 @@ class Assembly:
         self.options = options
         self.store = store
         self.log = log
-        log.segments.decoding = decode_in_thread
+        log.segments.in_thread = True
         self.ranks = options.ranks_of(log.identity.grid)
         self.tree = Tree(log, ViewOptions(options.steps, wait=options.wait_s is not None))
         self.opened = Step(0)  # one past the greatest step that was read here

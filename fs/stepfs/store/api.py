@@ -26,6 +26,11 @@ def ignore_progress(landed: int) -> None:
     """For callers that need no progress."""
 
 
+def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
+    """The parts that have bytes, as flat views."""
+    return [view for part in parts if len(view := memoryview(part).cast("B"))]
+
+
 class Put(enum.Enum):
     """How a conditional create ended."""
 

@@ -10,17 +10,17 @@ from urllib.parse import unquote
 from stepfs.errors import MissingPackageError, UsageError
 from stepfs.format.arguments import check_text
 from stepfs.store.api import Store
-from stepfs.store.cloud.settings import AZURE, GOOGLE
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.names import check_key
 from stepfs.store.options import StoreOptions
-from stepfs.store.s3.settings import SET_KEYS
+from stepfs.store.settings import AZURE, GOOGLE, S3
 from stepfs.store.silence import Silence
 
 _FORMS: Final = "file:///directory, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OF_GOOGLE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_SERVERS: Final = {"s3": (S3, _BUCKET), "gs": (GOOGLE, _OF_GOOGLE), "az": (AZURE, _BUCKET)}
 
 
 def open_store(
@@ -40,8 +40,19 @@ def open_store(
         raise UsageError(f"{url!r} has no scheme; write {_FORMS}")
     if scheme == "file":
         return LocalStore(_local_root(url, rest))
+    if scheme not in _SERVERS:
+        raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write {_FORMS}")
+    words, name = _SERVERS[scheme]
+    if "@" in rest or "?" in rest:
+        raise UsageError(f"credentials and options do not belong into a URL; {words.check_keys}")
+    account, _, inner = rest.partition("/") if scheme == "az" else ("", "", rest)
+    bucket, _, prefix = inner.partition("/")
+    if scheme == "az" and _ACCOUNT.fullmatch(account) is None:
+        raise UsageError(f"{url!r}: {account!r} is not an account name; write {words.form}")
+    if name.fullmatch(bucket) is None:
+        raise UsageError(f"{url!r}: {bucket!r} is not a {words.container} name; write {words.form}")
+    prefix = prefix.strip("/") and check_key(prefix.strip("/"))
     if scheme == "s3":
-        bucket, prefix = _bucket_and_prefix(url, rest)
         from stepfs.store.s3.s3_store import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
 
         return S3Store(
@@ -52,25 +63,9 @@ def open_store(
             data_threads=options.connections,
             silence=silence,
         )
-    if scheme in {"gs", "az"}:
-        return _cloud_store(url, scheme, rest, options, silence)
-    raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write {_FORMS}")
-
-
-def _cloud_store(url: str, scheme: str, rest: str, options: StoreOptions, silence: Silence | None) -> Store:
-    account, _, inner = rest.partition("/") if scheme == "az" else ("", "", rest)
-    words = AZURE if scheme == "az" else GOOGLE
-    if "@" in rest or "?" in rest:
-        raise UsageError(f"credentials and options do not belong into a URL; {words.check_keys}")
-    bucket, _, prefix = inner.partition("/")
-    if scheme == "az" and _ACCOUNT.fullmatch(account) is None:
-        raise UsageError(f"{url!r}: {account!r} is not an account name; write {words.form}")
-    if (_BUCKET if scheme == "az" else _OF_GOOGLE).fullmatch(bucket) is None:
-        raise UsageError(f"{url!r}: {bucket!r} is not a {words.container} name; write {words.form}")
-    prefix = prefix.strip("/") and check_key(prefix.strip("/"))
     try:  # obstore takes a tenth of a second, and comes with an extra
         from stepfs.store.cloud.cloud_store import CloudStore  # noqa: PLC0415
-        from stepfs.store.cloud.providers import azure_place, google_place  # noqa: PLC0415
+        from stepfs.store.cloud.place import azure_place, google_place  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             f"{scheme}:// needs the package obstore, which is not installed: pip install 'stepfs[{words.extra}]'"
@@ -87,13 +82,3 @@ def _local_root(url: str, rest: str) -> Path:
     if "\0" in str(root) or ".." in root.parts:
         raise UsageError(f"{url!r} does not name a directory; write file:///directory")
     return root
-
-
-def _bucket_and_prefix(url: str, rest: str) -> tuple[str, str]:
-    bucket, _, prefix = rest.partition("/")
-    if "@" in rest:
-        raise UsageError(f"credentials do not belong into a URL; {SET_KEYS}")
-    if _BUCKET.fullmatch(bucket) is None:
-        raise UsageError(f"{url!r}: {bucket!r} is not a bucket name; write s3://bucket/prefix")
-    prefix = prefix.strip("/")
-    return bucket, check_key(prefix) if prefix else ""

@@ -8,7 +8,7 @@ Probe objects live under `probe/`, outside every lake id; a role without the rig
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,8 +28,6 @@ _SERVERS: Final = {  # Server header of unfit servers → their usual name
     "AmazonS3": "probably `rclone serve s3` or another gofakes3 server",
     "MinIO": "probably the JuiceFS gateway or an old MinIO",
 }
-
-_Examination = Callable[[Store, str], Awaitable["Check"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class StoreReport:
 
     @property
     def fit(self) -> bool:
-        """Whether a lake may live here."""
         return all(check.passed for check in self.checks)
 
     def refusal(self) -> str:
@@ -72,71 +69,63 @@ async def probe_store(store: Store, *, thorough: bool) -> None:
     Brief: two creates, a read, a delete, one after the other. Thorough: `examine_store`. `StoreUnreachableError` if
     the server does not decide a create.
     """
-    report = await (examine_store(store) if thorough else _examine(store, {_second_create: _one_key}))
+    report = await _examine(store, _EXAMINATIONS if thorough else _EXAMINATIONS[:1])
     if not report.fit:
         raise RefusedError(report.refusal())
 
 
+async def keeps_versions(store: Store) -> bool:
+    """Whether only a lifecycle rule of the bucket frees space: advice, so no verb of `Store`; False for one that cannot say."""
+    ask = getattr(store, "keeps_versions", None)
+    return ask is not None and bool(await ask())
+
+
 async def examine_store(store: Store) -> StoreReport:
     """Try every capability that stepfs needs; only an unreachable or closed store raises."""
-    checks: Mapping[_Examination, Callable[[str], list[str]]] = {
-        _second_create: _one_key,
-        _racing_creates: _race_keys,
-        _reading: _one_key,
-        _listing: _list_keys,
-    }
-    return await _examine(store, checks)
+    return await _examine(store, _EXAMINATIONS)
 
 
-async def _examine(store: Store, checks: Mapping[_Examination, Callable[[str], list[str]]]) -> StoreReport:
-    """`checks`: each with the keys that it may leave under a prefix."""
+async def _examine(store: Store, examinations: Sequence[_Examination]) -> StoreReport:
     report = StoreReport(store.url)
-    for check, keys in checks.items():
+    for name, look, keys in examinations:
         prefix = f"{PREFIX}{entropy.token(16).hex()}"
         try:
-            report.checks.append(await check(store, prefix))
+            seen = await look(store, prefix)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 10.0), suppress(StepfsError):
-                await store.delete(keys(prefix))  # the check's result matters more
-        if not report.checks[-1].passed:
-            break  # further checks would only repeat it
+                await store.delete(keys(prefix))  # the look's result matters more
+        report.checks.append(Check(name, not seen, seen))
+        if seen:
+            break  # further looks would only repeat it
     report.server = str(getattr(store, "server", ""))
     return report
 
 
-async def _second_create(store: Store, prefix: str) -> Check:
-    name = "conditional create"
+async def _second_create(store: Store, prefix: str) -> str:
     first = await _decided(store, prefix, b"first")
     second = await _decided(store, prefix, b"second")
     if first is Put.CREATED and second is Put.CREATED:
-        return Check(
-            name, passed=False, seen="the condition is ignored, a second create of the same key succeeded"
-        )
+        return "the condition is ignored, a second create of the same key succeeded"
     if second is not Put.EXISTS:
-        return Check(
-            name, passed=False, seen=f"two creates of one key ended as {first.value}, {second.value}"
-        )
+        return f"two creates of one key ended as {first.value}, {second.value}"
     body = await store.get(prefix)
     # Our first create may have succeeded without a reply.
     kept = body == b"first" or (first is Put.EXISTS and body is not None)
-    return Check(name, passed=kept, seen="" if kept else "a refused create changed the object")
+    return "" if kept else "a refused create changed the object"
 
 
-async def _racing_creates(store: Store, prefix: str) -> Check:
-    name = "racing creates"
+async def _racing_creates(store: Store, prefix: str) -> str:
     outcomes = await _race(store, _race_keys(prefix))
     for key, ended in outcomes.items():
         winners = [body for body, outcome in ended.items() if outcome is Put.CREATED]
         unsure = {Put.UNKNOWN, Put.RETRY} & set(ended.values())
         if len(winners) > 1:
-            return Check(
-                name, passed=False, seen=f"{len(winners)} of {_RACERS} racing creates of one key succeeded"
-            )
+            return f"{len(winners)} of {_RACERS} racing creates of one key succeeded"
         if winners and await store.get(key) != winners[0]:
-            return Check(name, passed=False, seen="the object is not the winner's")
+            return "the object is not the winner's"
         if not winners and not unsure:
-            return Check(name, passed=False, seen="no one of racing creates succeeded")
-    return Check(name, passed=True)
+            return "no one of racing creates succeeded"
+    return ""
 
 
 async def _race(store: Store, keys: Sequence[str]) -> dict[str, dict[bytes, Put]]:
@@ -159,35 +148,29 @@ async def _race(store: Store, keys: Sequence[str]) -> dict[str, dict[bytes, Put]
     return outcomes
 
 
-async def _reading(store: Store, prefix: str) -> Check:
-    name = "read after write"
+async def _reading(store: Store, prefix: str) -> str:
     if await store.get(prefix) is not None:
-        return Check(name, passed=False, seen="an object that was never written is there")
+        return "an object that was never written is there"
     body = bytes(range(256)) * 256
     await store.put(prefix, [body])
     if await store.get(prefix) != body:
-        return Check(name, passed=False, seen="an object just written does not read back")
+        return "an object just written does not read back"
     middle = bytearray(1000)
     if await store.read_into(prefix, 12345, memoryview(middle)) != 1000 or middle != body[12345:13345]:
-        return Check(name, passed=False, seen="a ranged read returns other bytes")
+        return "a ranged read returns other bytes"
     await store.delete([prefix])
-    if await store.get(prefix) is not None:
-        return Check(name, passed=False, seen="a deleted object is still there")
-    return Check(name, passed=True)
+    return "" if await store.get(prefix) is None else "a deleted object is still there"
 
 
-async def _listing(store: Store, prefix: str) -> Check:
-    name = "list after write"
+async def _listing(store: Store, prefix: str) -> str:
     keys = _list_keys(prefix)
     for key in reversed(keys):
         await store.put(key, [b"x"])
-    listed = [entry.key for entry in await store.list(f"{prefix}-list/")]
-    if listed != keys:
-        return Check(name, passed=False, seen="objects just written are not listed, or not in order")
-    some = [entry.key for entry in await store.list(f"{prefix}-list/", after=keys[1], limit=2)]
-    if some != keys[2:4]:
-        return Check(name, passed=False, seen="listing does not start or stop where it was told to")
-    return Check(name, passed=True)
+    if [entry.key for entry in await store.list(f"{prefix}-list/")] != keys:
+        return "objects just written are not listed, or not in order"
+    some = await store.list(f"{prefix}-list/", after=keys[1], limit=2)
+    right = [entry.key for entry in some] == keys[2:4]
+    return "" if right else "listing does not start or stop where it was told to"
 
 
 def _one_key(prefix: str) -> list[str]:
@@ -214,3 +197,13 @@ async def _decided(store: Store, key: str, body: bytes) -> Put:
 def _alias(server: str) -> str:
     known = [name for sign, name in _SERVERS.items() if server.startswith(sign)]
     return f", {known[0]}" if known else ""
+
+
+# Name, the look (its result is the wrong behaviour, '' for none), and the keys that it may leave under a prefix.
+_Examination = tuple[str, Callable[[Store, str], Awaitable[str]], Callable[[str], list[str]]]
+_EXAMINATIONS: Final[tuple[_Examination, ...]] = (
+    ("conditional create", _second_create, _one_key),
+    ("racing creates", _racing_creates, _race_keys),
+    ("read after write", _reading, _one_key),
+    ("list after write", _listing, _list_keys),
+)

@@ -1,4 +1,4 @@
-"""The buffer of a read, whose owner may abandon it at any moment.
+"""The bytes of a read: collected, or in a buffer whose owner may abandon it at any moment.
 
 Bytes land under a lock that `abandon` takes, and the owner may checksum them while they are still in the CPU's cache.
 Once `abandon` has returned, no byte is written to the buffer any more, and the connection is shut down so that the
@@ -8,13 +8,27 @@ thread ends at once instead of at its timeout.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from stepfs.errors import CorruptError
 from stepfs.store.api import Progress
 
 PIECE_BYTES: Final = 1 << 20  # fits into a CPU's cache
+
+
+def whole_body(
+    pieces: Iterable[bytes], size: int, bytes_max: int, what: str, sign_of_life: Callable[[], None]
+) -> bytes:
+    """The body of `what`, an object of `size` bytes; `CorruptError` before the first piece if it is too large."""
+    if size > bytes_max:
+        raise CorruptError(f"{what} has {size} bytes, at most {bytes_max} make sense")
+    found = []
+    for piece in pieces:
+        found.append(piece)
+        sign_of_life()
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
 class AbandonedReadError(Exception):
@@ -42,7 +56,6 @@ class ReadTarget:
         return len(self._buffer) - self.done
 
     def check(self) -> None:
-        """Raise `AbandonedReadError` if the buffer is abandoned."""
         if self._abandoned:
             raise AbandonedReadError
 
@@ -60,7 +73,6 @@ class ReadTarget:
         self.check()
 
     def append(self, piece: bytes) -> None:
-        """Copy the next bytes."""
         with self._filling:
             self.check()
             self._buffer[self.done : self.done + len(piece)] = piece

@@ -15,7 +15,6 @@ import trio
 
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.lake.control import list_groups
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
@@ -154,7 +153,7 @@ async def _audit_objects(run: Run, audit: Audit) -> None:
     store = open_store(run.lake)
     identity = await open_lake(store)
     log = await LogReader.open(store, identity)
-    groups = await list_groups(store, identity)
+    groups = log.control.groups
     lake_id, floor, first = identity.lake_id, log.control.floor, log.first_live_step
     need = min((group.need for group in groups.values()), default=first)
     if first != need or log.state.next_step != audit.steps:
@@ -193,7 +192,8 @@ def _in_use(lake_id: str, key: str, *, floor: int, first: int) -> bool:
     for prefix in (keys.log_prefix(lake_id), keys.snapshot_prefix(lake_id)):
         if (number := keys.number_of(prefix, key)) is not None:
             return number >= floor
-    for segment in (keys.segment_of_key(lake_id, key), keys.segment_of_entries_key(lake_id, key)):
+    for prefix in (keys.index_prefix(lake_id), keys.entries_prefix(lake_id)):
+        segment = keys.segment_of(prefix, key)
         if segment is not None:
             return (segment + 1) * SEGMENT_STEPS > first
     # What a producer killed while it was starting left of its probe has a name of its own and belongs to no lake.

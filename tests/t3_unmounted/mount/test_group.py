@@ -11,6 +11,7 @@ from controlled import newest_control
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 from faketable import FakeTable
+from lakework import reclaim
 
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
@@ -24,7 +25,6 @@ from stepfs.format.node import NodeRecord, node_name
 from stepfs.lake.fleet import BEAT_S, list_nodes, list_nodes_outside, write_node
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.cli.mount_checks import warn_of_memory
+from stepfs.cli.commands.mount import warn_of_memory
 from stepfs.data.memory import available
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host import cache_directory

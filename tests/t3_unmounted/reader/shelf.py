@@ -9,6 +9,7 @@ import trio
 from doubles.faults import no_faults
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
+from lakework import reclaim
 
 from stepfs.clock import SystemClock
 from stepfs.format.grid.record import Grid
@@ -18,7 +19,6 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.run import reclaim
 from stepfs.reader.options import LakeOptions
 from stepfs.reader.session import open_reader
 from stepfs.store.opening import open_store

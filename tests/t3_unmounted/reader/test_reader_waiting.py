@@ -8,6 +8,7 @@ import pytest
 import trio
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
+from lakework import list_groups
 from shelf import SMALL, Shelf, outcome_of
 
 from stepfs.errors import (
@@ -21,7 +22,6 @@ from stepfs.errors import (
 )
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
-from stepfs.lake.control import list_groups
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
-from stepfs.cli.target import is_lake
+from stepfs.cli.target import is_lake, opened_log
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from stepfs.format.control import GroupRecord
-    from stepfs.lake.log.reader import LogReader
 
 
 def checkpoint(
@@ -63,30 +60,20 @@ def checkpoint(
         mounted = mounted_lake(Path(target))
         lake, store_options = mounted.lake, store_options.at_endpoint(mounted.endpoint_url)
 
-    async def change(log: LogReader) -> GroupRecord:
-        if next_step is None:
-            return await Group.on(log.control, group).retire()
-        return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
+    async def change() -> GroupRecord:
+        async with opened_log(lake, store_options) as log:
+            if next_step is None:
+                return await Group.on(log.control, group).retire()
+            return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
 
-    _show(group, trio.run(_changed, lake, store_options, change), retired=retire, as_json=as_json)
-
-
-async def _changed(
-    lake: str, store_options: StoreOptions, change: Callable[[LogReader], Awaitable[GroupRecord]]
-) -> GroupRecord:
-    from stepfs.cli.target import opened_log
-
-    async with opened_log(lake, store_options) as log:
-        return await change(log)
+    _show(group, trio.run(change), retired=retire, as_json=as_json)
 
 
 def _show(name: str, record: GroupRecord, *, retired: bool, as_json: bool) -> None:
     kept = list(record.kept)
     if as_json:
-        from stepfs.format.ids import JSON_SCHEMA
-
         facts = {"group": name, "need": record.need, "kept": kept, "retired": retired}
-        typer.echo(json.dumps({"schema": JSON_SCHEMA, **facts}))
+        typer.echo(json_text(facts, indent=None))
     elif retired:
         typer.echo(f"group {name} is retired; it holds nothing back")
     else:

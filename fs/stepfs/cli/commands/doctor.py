@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs.cli.columns import json_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
-from stepfs.cli.target import is_lake
+from stepfs.cli.target import is_lake, opened_store
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def doctor(
 
     findings = _check_machine(target)
     if target is not None and is_lake(target):
-        import trio
-
-        findings += trio.run(_check_lake, target, StoreOptions(endpoint_url))
+        findings += _check_lake(target, StoreOptions(endpoint_url))
     lines = list(_lines(findings))
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     typer.echo(_document(findings, len(failed)) if as_json else "\n".join(lines))
@@ -71,13 +69,11 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _document(findings: Sequence[Finding], failed: int) -> str:
-    from stepfs.format.ids import JSON_SCHEMA
-
     rows = [
         {"level": str(one.level), "subject": one.subject, "detail": one.detail, "remedy": one.remedy}
         for one in findings
     ]
-    return json.dumps({"schema": JSON_SCHEMA, "failed": failed, "findings": rows}, indent=2)
+    return json_text({"failed": failed, "findings": rows})
 
 
 def _check_machine(target: str | None) -> list[Finding]:
@@ -98,9 +94,13 @@ def _check_machine(target: str | None) -> list[Finding]:
     ]
 
 
-async def _check_lake(lake: str, store_options: StoreOptions) -> list[Finding]:
-    from stepfs.cli.target import opened_store
+def _check_lake(lake: str, store_options: StoreOptions) -> list[Finding]:
+    import trio
+
     from stepfs.doctor.lakes import check_lake
 
-    async with opened_store(lake, store_options) as store:
-        return [finding async for finding in check_lake(store)]
+    async def found() -> list[Finding]:
+        async with opened_store(lake, store_options) as store:
+            return [finding async for finding in check_lake(store)]
+
+    return trio.run(found)

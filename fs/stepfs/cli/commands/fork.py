@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs.cli.columns import printable
+from stepfs.cli.columns import json_text, printable
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Json, opt
+from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
@@ -60,29 +59,36 @@ def fork(
     """
     import trio
 
+    from stepfs.clock import SystemClock
+    from stepfs.lake import fork as forks
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.log.left_out import left_out
+    from stepfs.lake.log.reader import LogReader
+
     match = _POINT.fullmatch(point)
     if match is None and not until_damage:
         raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
     url, step = (match[1], int(match[2])) if match else (point, None)
-    wanted = _Wanted(
-        url, step, new, _skipped(skip), until, until_damage, payload_schema, from_payload, as_json
-    )
-    trio.run(_fork, wanted, StoreOptions(endpoint_url))
+    skipped, options = _skipped(skip), StoreOptions(endpoint_url)
 
+    async def make() -> None:
+        async with opened_store(url, options) as above, opened_store(new, options) as store:
+            parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
+            schema = await schema_text(payload_schema, from_payload, parent.identity.ext)
+            cut = _cut(parent, step, skipped, until)
+            identity = await forks.fork(parent, store, cut, SystemClock(), payload_schema=schema)
+            count = sum(map(len, forks.parent_steps(cut, parent.first_live_step, parent.state.next_step)))
+            rest = await left_out(parent) if parent.damage is not None else None
+        if as_json:
+            lakes = {"lake": new, "lake_id": identity.lake_id, "parent": url}
+            typer.echo(_document(lakes, parent, cut, count, rest))
+            return
+        what = f"created lake {identity.lake_id} at {new}, a fork of {url} at step {cut.step}"
+        typer.echo(f"{what}, with {count} steps")
+        if until_damage:
+            _tell_damage(parent, rest)
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The command line, parsed."""
-
-    parent: str
-    step: int | None
-    new: str
-    skip: tuple[int, int | None] | None
-    until: int | None
-    until_damage: bool
-    payload_schema: str | None
-    from_payload: str | None
-    as_json: bool
+    trio.run(make)
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:
@@ -106,40 +112,7 @@ def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | Non
     return Cut(Step(step), Step(first), NO_END if last is None else Step(last), end)
 
 
-async def _fork(wanted: _Wanted, store_options: StoreOptions) -> None:
-    from stepfs.cli.target import opened_store
-    from stepfs.clock import SystemClock
-    from stepfs.lake.fork import fork as make_fork
-    from stepfs.lake.fork import parent_steps
-    from stepfs.lake.identity import open_lake
-    from stepfs.lake.log.left_out import left_out
-    from stepfs.lake.log.reader import LogReader
-
-    async with (
-        opened_store(wanted.parent, store_options) as above,
-        opened_store(wanted.new, store_options) as store,
-    ):
-        parent = await LogReader.open(above, await open_lake(above), until_damage=wanted.until_damage)
-        schema = schema_text(wanted.payload_schema, wanted.from_payload, parent.identity.ext)
-        cut = _cut(parent, wanted.step, wanted.skip, wanted.until)
-        identity = await make_fork(parent, store, cut, SystemClock(), payload_schema=schema)
-        count = sum(map(len, parent_steps(cut, parent.first_live_step, parent.state.next_step)))
-        rest = await left_out(parent) if parent.damage is not None else None
-        if wanted.as_json:
-            lakes = {"lake": wanted.new, "lake_id": identity.lake_id, "parent": wanted.parent}
-            typer.echo(_document(lakes, parent, cut, count, rest))
-            return
-        what = (
-            f"created lake {identity.lake_id} at {wanted.new}, a fork of {wanted.parent} at step {cut.step}"
-        )
-        typer.echo(f"{what}, with {count} steps")
-        if wanted.until_damage:
-            _tell_damage(parent, rest)
-
-
 def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, rest: LeftOut | None) -> str:
-    from stepfs.format.ids import JSON_SCHEMA
-
     left = None
     if parent.damage is not None and rest is not None:
         left = {
@@ -151,7 +124,7 @@ def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, re
             "next_seqs": dict(sorted(rest.next_seqs.items())),
         }
     steps = {"parent_id": parent.identity.lake_id, "step": cut.step, "steps": count}
-    return json.dumps({"schema": JSON_SCHEMA, **lakes, **steps, "left_out": left}, indent=2)
+    return json_text({**lakes, **steps, "left_out": left})
 
 
 def _tell_damage(parent: LogReader, rest: LeftOut | None) -> None:

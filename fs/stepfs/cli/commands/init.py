@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from stepfs.cli.failure import say
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Lake, opt
+from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
-
-if TYPE_CHECKING:
-    from stepfs.format.grid.record import Grid
 
 
 def init(
@@ -52,8 +51,12 @@ def init(
     """
     import trio
 
+    from stepfs.doctor.lakes import note_versions
     from stepfs.format.grid.record import Grid
     from stepfs.format.records import check_ext
+    from stepfs.lake.identity import create_lake
+    from stepfs.store.probe import keeps_versions
+    from stepfs.view.file_names import names_of
 
     number = ranks if slices is None else slices
     if number is None or (slices is not None and (ranks, micro_batches, cp) != (None, 1, 1)):
@@ -62,27 +65,18 @@ def init(
         )
     grid = Grid(number, micro_batches, cp)
     check_ext(ext)
-    schema = schema_text(payload_schema, from_payload, ext)
-    trio.run(_init, lake, grid, ext, check_payload, schema, StoreOptions(endpoint_url))
 
+    async def create() -> None:
+        schema = await schema_text(payload_schema, from_payload, ext)
+        async with opened_store(lake, StoreOptions(endpoint_url)) as store:
+            identity = await create_lake(
+                store, slices=grid, ext=ext, check_payload=check_payload, payload_schema=schema
+            )
+            names = names_of(identity)
+            files = " … ".join(dict.fromkeys(names[place][0].decode() for place in (0, len(names) - 1)))
+            typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")
+            if await keeps_versions(store):
+                advice = note_versions()
+                say(f"stepfs: {advice.detail}; {advice.remedy}")
 
-async def _init(
-    lake: str, grid: Grid, ext: str, check_payload: bool, schema: str | None, store_options: StoreOptions
-) -> None:
-    from stepfs.cli.failure import say
-    from stepfs.cli.target import opened_store
-    from stepfs.doctor.lakes import note_versions
-    from stepfs.lake.identity import create_lake
-    from stepfs.store.versioning import keeps_versions
-    from stepfs.view.file_names import names_of
-
-    async with opened_store(lake, store_options) as store:
-        identity = await create_lake(
-            store, slices=grid, ext=ext, check_payload=check_payload, payload_schema=schema
-        )
-        names = names_of(identity)
-        files = " … ".join(dict.fromkeys(names[place][0].decode() for place in (0, len(names) - 1)))
-        typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")
-        if await keeps_versions(store):
-            advice = note_versions()
-            say(f"stepfs: {advice.detail}; {advice.remedy}")
+    trio.run(create)

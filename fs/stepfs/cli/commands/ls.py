@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
+from stepfs.cli.target import lake_of, opened_log
+from stepfs.format.ids import JSON_SCHEMA, Step
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -28,29 +30,21 @@ def ls(
     """
     import trio
 
-    from stepfs.cli.target import lake_of
-
     lake, store_options = lake_of(target, StoreOptions(endpoint_url))
-    trio.run(_ls, lake, step, as_json, store_options)
 
+    async def find() -> None:
+        async with opened_log(lake, store_options) as log:
+            if step is not None:
+                await log.entry(Step(step))  # AbsentError names the existing steps
+            if as_json:
+                await _print_document(log, step)
+            else:
+                sys.stdout.writelines(_step_names(log) if step is None else _file_names(log))
 
-async def _ls(lake: str, step: int | None, as_json: bool, store_options: StoreOptions) -> None:
-    from stepfs.cli.target import opened_log
-    from stepfs.format.ids import Step
-
-    async with opened_log(lake, store_options) as log:
-        if step is not None:
-            await log.entry(Step(step))  # AbsentError names the existing steps
-        if as_json:
-            await _print_document(log, None if step is None else Step(step))
-        elif step is None:
-            sys.stdout.writelines(_step_names(log))
-        else:
-            sys.stdout.writelines(_file_names(log))
+    trio.run(find)
 
 
 def _step_names(log: LogReader) -> Iterator[str]:
-    from stepfs.format.ids import Step
     from stepfs.view.naming import step_name
 
     for number in range(log.first_live_step, log.state.next_step):
@@ -66,7 +60,6 @@ def _file_names(log: LogReader) -> Iterator[str]:
 
 async def _print_document(log: LogReader, only: int | None) -> None:
     """Print one JSON document step by step: a lake of 10⁶ steps is read segment by segment, never held in memory."""
-    from stepfs.format.ids import JSON_SCHEMA, Step
     from stepfs.format.payload.schema import schema_document
 
     identity = log.identity

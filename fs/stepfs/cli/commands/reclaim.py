@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from stepfs.cli.columns import size_text
+from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake, opt
+from stepfs.cli.target import opened_store, origin_stores
 from stepfs.errors import StoreUnreachableError, UsageError
 from stepfs.store.options import StoreOptions
 
@@ -57,6 +56,8 @@ def reclaim(
     import trio
 
     from stepfs.format.arguments import parse_duration
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.reclaim.run import Reclaimer
 
     interval_s = None if every is None else parse_duration(every)
     if interval_s is not None and interval_s < _INTERVAL_S_MIN:
@@ -64,62 +65,37 @@ def reclaim(
     grace_s = parse_duration(grace)
     if grace_s > _GRACE_S_MAX:
         raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
-    options = _Options(dry_run, interval_s, max_percent, grace_s, orphans, as_json)
-    trio.run(_reclaim, lake, StoreOptions(endpoint_url), options)
+    options = StoreOptions(endpoint_url)
 
+    async def work() -> None:
+        async with opened_store(lake, options) as store, origin_stores(store, options) as origins:
+            reclaimer: Reclaimer | None = None
+            while True:
+                try:
+                    identity = await open_lake(store)
+                    if reclaimer is None or reclaimer.identity != identity:
+                        reclaimer = Reclaimer(
+                            store, identity, origins=origins, max_percent=max_percent, grace_s=grace_s
+                        )
+                    report = await reclaimer.run(dry_run=dry_run, orphans=orphans)
+                    _show(report, dry_run=dry_run, as_json=as_json)
+                except StoreUnreachableError as error:
+                    if interval_s is None:
+                        raise
+                    say(f"stepfs: {error}; trying again in {interval_s:g} s")
+                if interval_s is None:
+                    return
+                await trio.sleep(interval_s)
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    dry_run: bool
-    interval_s: float | None
-    max_percent: float
-    grace_s: float
-    orphans: bool
-    as_json: bool
-
-
-async def _reclaim(lake: str, store_options: StoreOptions, options: _Options) -> None:
-    import trio
-
-    from stepfs.cli.target import opened_store, origin_stores
-    from stepfs.lake.identity import open_lake
-    from stepfs.lake.reclaim.run import Reclaimer
-
-    async with opened_store(lake, store_options) as store, origin_stores(store, store_options) as origins:
-        reclaimer: Reclaimer | None = None
-        while True:
-            try:
-                identity = await open_lake(store)
-                if reclaimer is None or reclaimer.identity != identity:
-                    reclaimer = Reclaimer(
-                        store,
-                        identity,
-                        origins=origins,
-                        max_percent=options.max_percent,
-                        grace_s=options.grace_s,
-                    )
-                _show(
-                    await reclaimer.run(dry_run=options.dry_run, orphans=options.orphans),
-                    dry_run=options.dry_run,
-                    as_json=options.as_json,
-                )
-            except StoreUnreachableError as error:
-                if options.interval_s is None:
-                    raise
-                say(f"stepfs: {error}; trying again in {options.interval_s:g} s")
-            if options.interval_s is None:
-                return
-            await trio.sleep(options.interval_s)
+    trio.run(work)
 
 
 def _show(report: Report, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        from stepfs.format.ids import JSON_SCHEMA
-
         deleted = {"objects": report.deleted_objects, "bytes": report.deleted_bytes}
         facts = {"floor": report.floor, "first_live_step": report.first_live_step, "deleted": deleted}
         more = {"reason": report.reason, "dry_run": dry_run}
-        typer.echo(json.dumps({"schema": JSON_SCHEMA, **facts, **more}))
+        typer.echo(json_text(facts | more, indent=None))
         return
     verb = "would delete" if dry_run else "deleted"
     typer.echo(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, Lake
+from stepfs.cli.target import opened_log
 from stepfs.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from stepfs.format.snapshot import ProducerState
 
 
 def retire_producer(
@@ -24,22 +28,17 @@ def retire_producer(
     """
     import trio
 
-    trio.run(_retire, lake, producer_id, as_json, StoreOptions(endpoint_url))
-
-
-async def _retire(lake: str, producer_id: str, as_json: bool, store_options: StoreOptions) -> None:
-    from stepfs.cli.target import opened_log
     from stepfs.clock import SystemClock
-    from stepfs.lake.log.append import retire_producer
+    from stepfs.lake.log import append
 
-    async with opened_log(lake, store_options) as log:
-        fresh = await retire_producer(log, producer_id, SystemClock())
-        producer, sealed = log.state.producers[producer_id], log.state.sealed
+    async def retire() -> tuple[bool, ProducerState, bool]:
+        async with opened_log(lake, StoreOptions(endpoint_url)) as log:
+            fresh = await append.retire_producer(log, producer_id, SystemClock())
+            return fresh, log.state.producers[producer_id], log.state.sealed
+
+    fresh, producer, sealed = trio.run(retire)
     if as_json:
-        from stepfs.format.ids import JSON_SCHEMA
-
-        document = {
-            "schema": JSON_SCHEMA,
+        facts = {
             "producer": producer_id,
             "epoch": producer.epoch,
             "next_seq": producer.next_seq,
@@ -47,7 +46,7 @@ async def _retire(lake: str, producer_id: str, as_json: bool, store_options: Sto
             "sealed": sealed,
             "changed": fresh,
         }
-        typer.echo(json.dumps(document))
+        typer.echo(json_text(facts, indent=None))
     elif fresh:
         typer.echo(
             f"retired producer {producer_id!r} at epoch {producer.epoch}, after {producer.next_seq} steps: whoever still "

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from stepfs.cli.columns import printable, size_text, table
+from stepfs.cli.columns import json_text, printable, size_text, table
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
-from stepfs.cli.target import is_lake, lake_of
+from stepfs.cli.payload_bytes import PayloadBytes, ends_of, file_bytes, slice_bytes
+from stepfs.cli.target import is_lake, lake_of, opened_log, origin_stores
 from stepfs.errors import AbsentError, CorruptError, UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepfs.cli.payload_bytes import PayloadBytes
     from stepfs.format.payload.arrays import ArrayInfo, ByTorch, PayloadArrays
     from stepfs.format.payload.excerpt import Excerpt
     from stepfs.format.payload.schema import PayloadSchema
@@ -85,52 +85,29 @@ def show(
     """
     import trio
 
-    options = StoreOptions(endpoint_url)
-    wanted = _Wanted(target, step, rank, micro, tokenizer)
-    shown = trio.run(_of_file if _is_file(target) else _of_lake, wanted, options)
-    typer.echo(json.dumps(_document(shown), indent=2) if as_json else "\n".join(_lines(shown)))
+    is_file = not is_lake(target) and not Path(target).is_dir()
+
+    async def find() -> _Shown:
+        if not is_file:
+            lake, options = lake_of(target, StoreOptions(endpoint_url))
+            async with opened_log(lake, options) as log, origin_stores(log.store, options) as origins:
+                return await _shown(await _slice(log, lake, origins, step, rank or 0, micro), tokenizer)
+        for option, given in (("--step", step), ("--rank", rank), ("--micro", micro or None)):
+            if given is not None:
+                raise UsageError(f"{option} is for lakes; {target} is one payload")
+        path = Path(target)
+        payload = _Payload(str(path), path.suffix, file_bytes(path), place={"file": str(path)})
+        return await _shown(payload, tokenizer)
+
+    shown = trio.run(find)
+    typer.echo(json_text(_document(shown)) if as_json else "\n".join(_lines(shown)))
     if shown.problem is not None:
         raise CorruptError(f"{shown.payload.name}: {shown.problem}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    target: str
-    step: int | None
-    rank: int | None
-    micro: int
-    tokenizer: str | None
-
-
-def _is_file(target: str) -> bool:
-    return not is_lake(target) and not Path(target).is_dir()
-
-
-async def _of_file(wanted: _Wanted, _options: StoreOptions) -> _Shown:
-    from stepfs.cli.payload_bytes import FilePayload
-
-    path = Path(wanted.target)
-    for option, given in (
-        ("--step", wanted.step),
-        ("--rank", wanted.rank),
-        ("--micro", wanted.micro or None),
-    ):
-        if given is not None:
-            raise UsageError(f"{option} is for lakes; {path} is one payload")
-    payload = _Payload(str(path), path.suffix, FilePayload.at(path), place={"file": str(path)})
-    return await _shown(payload, wanted)
-
-
-async def _of_lake(wanted: _Wanted, options: StoreOptions) -> _Shown:
-    from stepfs.cli.target import opened_log, origin_stores
-
-    lake, options = lake_of(wanted.target, options)
-    async with opened_log(lake, options) as log, origin_stores(log.store, options) as origins:
-        return await _shown(await _slice(log, lake, origins, wanted), wanted)
-
-
-async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Wanted) -> _Payload:
-    from stepfs.cli.payload_bytes import slice_payload
+async def _slice(
+    log: LogReader, lake: str, origins: OriginStores, step: int | None, rank: int, micro: int
+) -> _Payload:
     from stepfs.format.ids import Step
     from stepfs.lake.identity import payload_schema
     from stepfs.view.file_names import names_of
@@ -139,30 +116,29 @@ async def _slice(log: LogReader, lake: str, origins: OriginStores, wanted: _Want
     identity, newest = log.identity, log.state.next_step - 1
     if newest < log.first_live_step:
         raise AbsentError(f"{lake}: has no step yet")
-    rank, micro, ranks = wanted.rank or 0, wanted.micro, names_of(identity).ranks
+    ranks = names_of(identity).ranks
     if rank >= ranks.world or micro >= ranks.micro_batches:
         raise UsageError(
             f"--rank {rank} --micro {micro}: the lake has {ranks.world} ranks, and {ranks.micro_batches} files of each"
         )
     index = ranks.slice_of(rank, micro)
-    entry = await log.entry(Step(newest if wanted.step is None else wanted.step))
+    entry = await log.entry(Step(newest if step is None else step))
     ref = entry.tgb.slice(index)
-    data = await slice_payload(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
+    data = await slice_bytes(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
     name = f"{step_name(entry.step).decode()}/{names_of(identity).name_of(index).decode()}"
     place: dict[str, object] = {"lake": lake, "lake_id": identity.lake_id, "step": entry.step}
     place |= {"rank": rank, "micro_batch": micro, "producer": entry.producer_id}
     return _Payload(name, identity.ext, data, payload_schema(identity, lake), place)
 
 
-async def _shown(payload: _Payload, wanted: _Wanted) -> _Shown:
-    from stepfs.cli.payload_bytes import ends_of
+async def _shown(payload: _Payload, tokenizer: str | None) -> _Shown:
     from stepfs.cli.payload_text import TOKENS, decoder, ids_array
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.payload.schema import format_of
     from stepfs.format.payload.values import plain
     from stepfs.torch.process import TorchProcess
 
-    decode = decoder(wanted.tokenizer, payload.schema.tokenizer if payload.schema is not None else {})
+    decode = decoder(tokenizer, payload.schema.tokenizer if payload.schema is not None else {})
     ends = await ends_of(payload.data)
     problem = None
     with TorchProcess() as by_torch:
@@ -219,7 +195,6 @@ async def _values(data: PayloadBytes, array: ArrayInfo, count: int) -> NDArray[A
 
 
 def _document(shown: _Shown) -> dict[str, Any]:
-    from stepfs.format.ids import JSON_SCHEMA
     from stepfs.format.payload.schema import ArraySpec, PayloadSchema
 
     schema = shown.payload.schema
@@ -228,7 +203,6 @@ def _document(shown: _Shown) -> dict[str, Any]:
         schema = PayloadSchema(shown.format, arrays)
     nothing = dict.fromkeys(("file", "lake", "lake_id", "step", "rank", "micro_batch", "producer"))
     return {
-        "schema": JSON_SCHEMA,
         **nothing,
         **shown.payload.place,
         "format": shown.format,

@@ -2,21 +2,84 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.columns import json_text, printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
+from stepfs.cli.target import lake_of, opened_log
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.cli.lake_stats import LakeStats, Sums
+    from stepfs.format.snapshot import StepEntry
     from stepfs.lake.log.reader import LogReader
 
+HOUR_MS: Final = 3_600_000
 _HOURS_SHOWN: Final = 24
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of some steps. Times are of commits, by their producers' clocks."""
+
+    steps: int = 0
+    payload_bytes: int = 0
+    records: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+    def add(self, entry: StepEntry) -> None:
+        self.first_ms = min(self.first_ms, entry.time_ms) if self.steps else entry.time_ms
+        self.last_ms = max(self.last_ms, entry.time_ms)
+        self.steps += 1
+        self.payload_bytes += entry.tgb.payload_bytes
+        self.records += entry.tgb.records
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Between the first commit and the last; None for less than two moments."""
+        span_ms = self.last_ms - self.first_ms
+        return self.payload_bytes * 1000 / span_ms if span_ms else None
+
+    def document(self) -> dict[str, Any]:
+        rate = self.bytes_per_s
+        return {
+            **self.amounts(),
+            "first_time": self.first_ms / 1000 if self.steps else None,
+            "last_time": self.last_ms / 1000 if self.steps else None,
+            "bytes_per_s": None if rate is None else round(rate, 3),
+        }
+
+    def amounts(self) -> dict[str, int]:
+        return {"steps": self.steps, "bytes": self.payload_bytes, "records": self.records}
+
+
+@dataclass(slots=True)
+class LakeStats:
+    """All live steps; by producer; and by hour (since 1970) and producer."""
+
+    whole: Sums = field(default_factory=Sums)
+    producers: dict[str, Sums] = field(default_factory=dict)
+    hours: dict[tuple[int, str], Sums] = field(default_factory=dict)
+
+    def add(self, entry: StepEntry) -> None:
+        name, hour = entry.producer_id, entry.time_ms // HOUR_MS
+        self.whole.add(entry)
+        self.producers.setdefault(name, Sums()).add(entry)
+        self.hours.setdefault((hour, name), Sums()).add(entry)
+
+    def by_hour(self) -> dict[int, Sums]:
+        """All producers together; in order."""
+        found: dict[int, Sums] = {}
+        for (hour, _), sums in sorted(self.hours.items()):
+            total = found.setdefault(hour, Sums())
+            total.steps += sums.steps
+            total.payload_bytes += sums.payload_bytes
+            total.records += sums.records
+        return found
 
 
 def stats(
@@ -30,16 +93,11 @@ def stats(
     """
     import trio
 
-    from stepfs.cli.target import lake_of
-
-    lake, store_options = lake_of(target, StoreOptions(endpoint_url))
-    found, facts = trio.run(_counted, lake, store_options)
-    typer.echo(json.dumps(_document(found, facts), indent=2) if as_json else "\n".join(_lines(found, facts)))
+    found, facts = trio.run(_counted, *lake_of(target, StoreOptions(endpoint_url)))
+    typer.echo(json_text(_document(found, facts)) if as_json else "\n".join(_lines(found, facts)))
 
 
 async def _counted(lake: str, store_options: StoreOptions) -> tuple[LakeStats, dict[str, Any]]:
-    from stepfs.cli.lake_stats import LakeStats
-    from stepfs.cli.target import opened_log
     from stepfs.errors import ReclaimedError
     from stepfs.format.ids import Step
 
@@ -69,11 +127,7 @@ def _facts(lake: str, log: LogReader) -> dict[str, Any]:
 
 
 def _document(found: LakeStats, facts: dict[str, Any]) -> dict[str, Any]:
-    from stepfs.cli.lake_stats import HOUR_MS
-    from stepfs.format.ids import JSON_SCHEMA
-
     return {
-        "schema": JSON_SCHEMA,
         **facts,
         **found.whole.document(),
         "producers": {name: sums.document() for name, sums in sorted(found.producers.items())},
@@ -85,8 +139,6 @@ def _document(found: LakeStats, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(found: LakeStats, facts: dict[str, Any]) -> Iterator[str]:
-    from stepfs.cli.lake_stats import HOUR_MS
-
     live, ever = found.whole, facts["next_step"]
     yield f"live      {live.steps} steps, {size_text(live.payload_bytes)}, {live.records} records"
     yield f"in all    {ever} steps, {size_text(facts['total_bytes'])}, {facts['total_records']} records"

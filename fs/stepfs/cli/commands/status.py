@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _WATCH_S: Final = 1.0
 _REDRAW: Final = "\x1b[H\x1b[J"
 
-Report = tuple[dict[str, object], str]  # the document, and the same for people
+Report = tuple[dict[str, object], list[str]]  # the document, and the same in lines for people
 
 
 def status(
@@ -50,9 +50,9 @@ async def _status(target: str, as_json: bool, watch: bool, store_options: StoreO
     redraw = watch and not as_json and sys.stdout.isatty()
     shown = None
     async with aclosing(reports):
-        async for document, text in reports:
-            shown_text = "".join(f"{printable(line)}\n" for line in text.splitlines())
-            block = json.dumps(document, indent=None if watch else 2) + "\n" if as_json else shown_text
+        async for document, lines in reports:
+            text = "".join(f"{printable(line)}\n" for line in lines)
+            block = json.dumps(document, indent=None if watch else 2) + "\n" if as_json else text
             if redraw or block != shown:
                 sys.stdout.write(_REDRAW + block if redraw else block)
                 sys.stdout.flush()
@@ -72,8 +72,7 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
             await log.control.refresh()
             groups = dict(sorted(log.control.groups.items()))
             nodes = await list_nodes(log.store, log.identity)
-            lines = (*_lake_lines(log, groups), *_node_lines(nodes))
-            yield lake_document(log, groups, nodes), "".join(f"{line}\n" for line in lines)
+            yield lake_document(log, groups, nodes), [*_lake_lines(log, groups), *_node_lines(nodes)]
             await trio.sleep(_WATCH_S)
             await log.poll()
 
@@ -213,7 +212,6 @@ async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Repor
     while True:
         document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
         now_s = SystemClock().now_ms() / 1000
-        lines = live_lines(document, before, now_s=now_s, since_start=not live)
-        yield document, "".join(f"{line}\n" for line in lines)
+        yield document, list(live_lines(document, before, now_s=now_s, since_start=not live))
         before = document
         await trio.sleep(_WATCH_S)

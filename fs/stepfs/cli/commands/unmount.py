@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from stepfs.cli.options import Directory, opt
+from stepfs.cli.target import opened_log
 from stepfs.command_hint import command
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.store.options import StoreOptions
-
-if TYPE_CHECKING:
-    from stepfs.mount.unmount import Daemon
 
 
 def unmount(
@@ -35,7 +33,7 @@ def unmount(
         return
     import trio
 
-    from stepfs.checkpoints.record import check_next_step
+    from stepfs.checkpoints.record import check_next_step, record_checkpoint
     from stepfs.mount.host.mountinfo import real_directory
     from stepfs.mount.unmount import committed_steps, daemon_of
 
@@ -47,18 +45,16 @@ def unmount(
         )
     check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
     unmount_and_wait(Path(directory))
+    group, options = daemon.group, StoreOptions(daemon.endpoint_url)
+
+    async def record() -> None:
+        async with opened_log(daemon.lake, options) as log:
+            await record_checkpoint(log, group, checkpoint)
+
     try:
-        trio.run(_record, daemon, daemon.group, checkpoint)
+        trio.run(record)
     except StepfsError as error:
-        by_hand = command("stepfs", "checkpoint", daemon.lake, "--group", daemon.group, checkpoint)
+        by_hand = command("stepfs", "checkpoint", daemon.lake, "--group", group, checkpoint)
         raise type(error)(
             f"{directory} is unmounted, but its checkpoint is not recorded ({error}); do it with `{by_hand}`"
         ) from error
-
-
-async def _record(daemon: Daemon, group: str, next_step: int) -> None:
-    from stepfs.checkpoints.record import record_checkpoint
-    from stepfs.cli.target import opened_log
-
-    async with opened_log(daemon.lake, StoreOptions(daemon.endpoint_url)) as log:
-        await record_checkpoint(log, group, next_step)

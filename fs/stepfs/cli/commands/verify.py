@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs.cli.columns import printable, size_text
+from stepfs.cli.columns import json_text, printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
+from stepfs.cli.target import lake_of, opened_store, origin_stores
 from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.store.options import StoreOptions
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepfs.format.payload.arrays import ByTorch
     from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.records import LakeIdentity
-    from stepfs.lake.log.reader import LogReader
+    from stepfs.lake.origins import OriginStores
     from stepfs.lake.verify.lake import Damage, Verification
     from stepfs.store.api import Store
 
@@ -52,20 +52,23 @@ def verify(
     """
     import trio
 
-    from stepfs.cli.target import lake_of
+    from stepfs.lake.identity import open_lake
+    from stepfs.lake.verify.repair import repair_control
 
-    lake, store_options = lake_of(target, StoreOptions(endpoint_url))
-    if repair:
-        done = trio.run(_repair, lake, store_options)
-        say(printable(done or "the newest control record is sound: nothing to repair"))
-    result, lines, is_sound = trio.run(_verify, lake, as_json, store_options, content)
+    lake, options = lake_of(target, StoreOptions(endpoint_url))
+
+    async def look() -> tuple[Verification, list[str], bool]:
+        async with opened_store(lake, options) as store, origin_stores(store, options) as origins:
+            if repair:
+                done = await repair_control(store, await open_lake(store), origins)
+                say(printable(done or "the newest control record is sound: nothing to repair"))
+            return await _verify(store, origins, lake, content=content, quiet=as_json)
+
+    result, lines, is_sound = trio.run(look)
     if as_json:
-        from stepfs.format.ids import JSON_SCHEMA
-
         errors = [asdict(damage) for damage in result.errors]
         found = {"steps": result.steps, "slices": result.slices, "bytes": result.payload_bytes}
-        document = {"schema": JSON_SCHEMA, **found, "errors": errors, "advice": lines}
-        typer.echo(json.dumps(document, indent=2))
+        typer.echo(json_text({**found, "errors": errors, "advice": lines}))
     else:
         for damage in result.errors:
             say(printable(_damage_line(damage)))
@@ -77,94 +80,29 @@ def verify(
         raise typer.Exit(CorruptError.exit_code)
 
 
-async def _repair(lake: str, store_options: StoreOptions) -> str | None:
-    from stepfs.cli.target import opened_store, origin_stores
-    from stepfs.lake.identity import open_lake
-    from stepfs.lake.verify.repair import repair_control
-
-    async with opened_store(lake, store_options) as store, origin_stores(store, store_options) as origins:
-        return await repair_control(store, await open_lake(store), origins)
-
-
 async def _verify(
-    lake: str, as_json: bool, store_options: StoreOptions, content: bool
+    store: Store, origins: OriginStores, lake: str, *, content: bool, quiet: bool
 ) -> tuple[Verification, list[str], bool]:
     """The damage, lines with remedies, and whether every object that is still read is sound."""
-    from stepfs.cli.target import opened_store
-    from stepfs.lake.identity import open_lake
-    from stepfs.lake.verify.advice import advice, is_passed
-
-    opened: list[LogReader] = []
-    result = await _found(lake, as_json, store_options, opened, content)
-    if not result.errors:
-        return result, [], True
-    lake_id, control_reads, has_beginning = None, True, bool(opened)
-    async with opened_store(lake, store_options) as store:
-        with suppress(StepfsError):
-            identity = await open_lake(store)
-            lake_id = identity.lake_id
-            control_reads = await _reads_control(store, identity)
-            has_beginning = has_beginning or await _begins(store, identity)
-    live = range(opened[0].first_live_step, opened[0].state.next_step) if opened else range(0)
-    lines = advice(
-        lake,
-        lake_id,
-        result.errors,
-        opens=bool(opened),
-        has_beginning=has_beginning,
-        live=live,
-        control_reads=control_reads,
-    )
-    return result, lines, control_reads and all(is_passed(lake_id, damage) for damage in result.errors)
-
-
-async def _reads_control(store: Store, identity: LakeIdentity) -> bool:
     from stepfs.lake.control import Control
-
-    try:
-        await Control(store, identity).refresh()
-    except CorruptError:
-        return False
-    return True
-
-
-async def _begins(store: Store, identity: LakeIdentity) -> bool:
-    """Whether a fork could begin from some state although the head is unreachable."""
-    from stepfs.lake.log.reader import LogReader
-
-    try:
-        await LogReader.open(store, identity, until_damage=True)
-    except StepfsError:
-        return False
-    return True
-
-
-async def _found(
-    lake: str, as_json: bool, store_options: StoreOptions, opened: list[LogReader], content: bool
-) -> Verification:
-    """All damage. `opened` receives the log if a reader reaches its head."""
-    from stepfs.cli.target import opened_store, origin_stores
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
+    from stepfs.lake.verify.advice import advice, is_passed
     from stepfs.lake.verify.lake import Damage, Verification, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
     from stepfs.torch.process import TorchProcess
 
     result, found = Verification(), []
+    identity: LakeIdentity | None = None
+    log: LogReader | None = None
     try:
         with TorchProcess() as by_torch:
-            async with (
-                opened_store(lake, store_options) as store,
-                origin_stores(store, store_options) as origins,
-            ):
-                identity = await open_lake(store)
-                check = _content_check(identity, lake, by_torch) if content else None
-                found = await verify_metadata(store, identity)
-                log = await LogReader.open(store, identity)
-                opened.append(log)
-                total = log.state.next_step - log.first_live_step
-                with _progress(total, quiet=as_json) as advance:
-                    result = await verify_lake(log, origins=origins, progress=advance, content=check)
+            identity = await open_lake(store)
+            check = _content_check(identity, lake, by_torch) if content else None
+            found = await verify_metadata(store, identity)
+            log = await LogReader.open(store, identity)
+            with _progress(log.state.next_step - log.first_live_step, quiet=quiet) as advance:
+                result = await verify_lake(log, origins=origins, progress=advance, content=check)
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
         if code != CorruptError.exit_code and not found:
@@ -173,7 +111,35 @@ async def _found(
         if not any(damage.key in line for damage in found):
             result.damaged(Damage(None, None, "", line))
     result.errors[:0] = found
-    return result
+    if not result.errors:
+        return result, [], True
+    opens, control_reads, has_beginning = log is not None, True, log is not None
+    if identity is not None:
+        with suppress(StepfsError):
+            control_reads = await _ends_well(Control(store, identity).refresh(), CorruptError)
+            if log is None:  # a fork could begin from some state although the head is unreachable
+                begun = LogReader.open(store, identity, until_damage=True)
+                has_beginning = await _ends_well(begun, StepfsError)
+    lake_id = None if identity is None else identity.lake_id
+    live = range(0) if log is None else range(log.first_live_step, log.state.next_step)
+    lines = advice(
+        lake,
+        lake_id,
+        result.errors,
+        opens=opens,
+        has_beginning=has_beginning,
+        live=live,
+        control_reads=control_reads,
+    )
+    return result, lines, control_reads and all(is_passed(lake_id, damage) for damage in result.errors)
+
+
+async def _ends_well(work: Awaitable[object], failure: type[StepfsError]) -> bool:
+    try:
+        await work
+    except failure:
+        return False
+    return True
 
 
 def _content_check(identity: LakeIdentity, lake: str, by_torch: ByTorch) -> PayloadCheck:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
 
-from stepfs.cli.columns import printable
+from stepfs.cli.columns import json_text, printable
 from stepfs.cli.options import Json
 
 if TYPE_CHECKING:
@@ -22,13 +21,12 @@ def version(as_json: Json = False) -> None:
     For a bug report, and to see which extras are installed. Whether it works here is what `stepfs doctor` finds out.
     """
     from stepfs.doctor.versions import versions
-    from stepfs.format.ids import JSON_SCHEMA
 
     found = versions()
     if as_json:
-        document = {"schema": JSON_SCHEMA, **asdict(found)}
+        document = asdict(found)
         document["libraries"] = {library.name: library.version for library in found.libraries}
-        typer.echo(json.dumps(document, indent=2))
+        typer.echo(json_text(document))
         return
     rows = list(_rows(found))
     width = max(len(name) for name, _ in rows)

@@ -35,7 +35,6 @@ class Excerpt:
         return cls(view[:HEAD_BYTES_MAX], view[max(0, len(view) - TAIL_BYTES_MAX) :], len(view))
 
     def has(self, offset: int, size: int) -> bool:
-        """Whether one of the ends has these bytes."""
         return offset + size <= len(self.head) or offset >= self.length - len(self.tail)
 
     def read(self, offset: int, size: int) -> bytes:

@@ -34,7 +34,6 @@ class Spans:
     ids: NDArray[Any]  # integers [micro, tokens]
 
     def ids_of(self, span: int) -> Integers:
-        """The tokens of one span."""
         micro, start, tokens = self.table[span, : _TOKENS + 1].tolist()
         return self.ids[micro, start : start + tokens].astype(np.int64)
 

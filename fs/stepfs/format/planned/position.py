@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypedDict
+from typing import Any, Final
 
 from stepfs.errors import CorruptError
 from stepfs.format.codec import Value, unpack
@@ -25,28 +25,11 @@ _LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS = 1, 2, 8, 9, 11
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class SourceDocument(TypedDict):
-    """`share`: of the tokens of all sources; `epoch`: the one being read, from 0."""
-
-    tokens: int
-    share: float
-    records: int
-    skipped: int
-    epoch: int
-
-
-class PlanDocument(TypedDict):
-    """Totals since the plan began."""
-
-    digest: str
-    step: int
-    tokens: int
-    sources: dict[str, SourceDocument]
-
-
 @dataclass(frozen=True, slots=True)
 class SourceStanding:
-    """One source, over all steps of the plan. `listing`: digest of its files, which does not change; "" if it is none."""
+    """One source, over all steps of the plan. `listing`: digest of its files, which does not change; "" if it is none.
+    `epoch`: the one being read, from 0.
+    """
 
     listing: str
     tokens: int
@@ -63,8 +46,8 @@ class PlanStanding:
     step: int
     sources: Mapping[str, SourceStanding]
 
-    def document(self) -> PlanDocument:
-        """As in JSON documents; sources in order of names."""
+    def document(self) -> dict[str, Any]:
+        """As in JSON documents; sources in order of names. `share`: of the tokens of all sources."""
         total = sum(source.tokens for source in self.sources.values())
         return {
             "digest": self.digest,

@@ -20,9 +20,9 @@ from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
+from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.quiet import EVERY_S, Waiting
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.rehearsal import rehearsed
 from stepfs.lake.slots import SlotLost, settled, take_slot
 
 _QUIET_TIMES_MAX: Final = 4

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stepfs.errors import CorruptError
-from stepfs.format.commit import Commit, CommitKind, chain_digest
+from stepfs.errors import CorruptError, RefusedError
+from stepfs.format.commit import Commit, CommitKind, chain_digest, encode_commit
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.format.snapshot import LogState, ProducerState, Segment, StepEntry, pack_ref
 
@@ -68,6 +68,22 @@ def apply(state: LogState, commit: Commit, body: bytes) -> Applied:
         tail=tail,
     )
     return _seal_segments(grown)
+
+
+def rehearsed(head: LogState, commit: Commit) -> bytes:
+    """The bytes of `log/<version>`; `RefusedError`, and nothing is written, if readers would stop at them.
+
+    Readers are strict and a log slot is permanent, so one commit that they refuse ends a lake. Every commit of every
+    writer passes this check; encoders of all other objects decode their own result (`codec.readable`).
+    """
+    body = encode_commit(commit)
+    try:
+        apply(head, commit, body)
+    except CorruptError as error:
+        raise RefusedError(
+            f"a commit that no reader would accept is not written: {error}; report this"
+        ) from error
+    return body
 
 
 def _seal_segments(state: LogState) -> Applied:

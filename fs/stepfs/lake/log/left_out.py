@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.commit import decode_commit
 from stepfs.format.ids import Step, Version
-from stepfs.format.keys import log_prefix, number_of, numbered
+from stepfs.format.keys import log_prefix
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.tail import read_versions
+from stepfs.lake.slots import listed_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,10 @@ async def left_out(reader: LogReader) -> LeftOut:
     if reader.damage is None:
         return LeftOut(0, reader.state.next_step, {})
     prefix, first = log_prefix(reader.identity.lake_id), reader.damage.version
-    listed = await reader.store.list(prefix, after=numbered(prefix, first - 1) if first > 0 else prefix)
-    numbers = [number for entry in listed if (number := number_of(prefix, entry.key)) is not None]
+    listed = await listed_slots(reader.store, prefix, after=first - 1)
     next_step = reader.state.next_step
     next_seqs: dict[str, int] = {}
-    versions = [Version(number) for number in numbers]
+    versions = list(map(Version, listed))
     async with aclosing(read_versions(reader.store, reader.identity.lake_id, versions)) as bodies:
         async for key, body in bodies:
             try:
@@ -43,4 +43,4 @@ async def left_out(reader: LogReader) -> LeftOut:
             known = reader.state.producers.get(commit.producer_id)
             if commit.next_seq > (known.next_seq if known else 0):
                 next_seqs[commit.producer_id] = commit.next_seq
-    return LeftOut(len(numbers), next_step, next_seqs)
+    return LeftOut(len(listed), next_step, next_seqs)

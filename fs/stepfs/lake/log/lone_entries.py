@@ -17,7 +17,7 @@ from typing import Final
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.descriptor import SLICE_ENTRY_BYTES
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
-from stepfs.format.keys import entries_key
+from stepfs.format.keys import entries_prefix, extent
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import Segment, StepEntry
 from stepfs.format.step_records import (
@@ -55,7 +55,6 @@ class LoneEntries:
         self._history = 0  # counts calls of `clear`
 
     def get(self, step: Step) -> StepEntry | None:
-        """The entry if it is in memory."""
         entry = self._entries.get(step)
         if entry is not None:
             self._entries.move_to_end(step)
@@ -118,7 +117,7 @@ class LoneEntries:
         return None if isinstance(found, Elsewhere) else found
 
     async def _read_at(self, step: Step, offset: int, size: int) -> StepRecord | Elsewhere | None:
-        key = entries_key(self._identity.lake_id, SegmentIndex(step // SEGMENT_STEPS))
+        key = extent(entries_prefix(self._identity.lake_id), SegmentIndex(step // SEGMENT_STEPS))
         buffer = bytearray(size)
         got = await self._store.read_into(key, offset, memoryview(buffer))
         if got is None:
@@ -135,7 +134,7 @@ async def write_step_records(store: Store, lake_id: str, slices: int, segment: S
 
     One attempt: another writer of the same name wrote the same bytes.
     """
-    key = entries_key(lake_id, segment.index)
+    key = extent(entries_prefix(lake_id), segment.index)
     data = encode_step_records(lake_id, slices, segment)
     if data is None:
         return

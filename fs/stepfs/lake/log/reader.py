@@ -18,7 +18,6 @@ from typing import Final
 from stepfs.errors import AbsentError, CorruptError, ReclaimedError
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
@@ -27,7 +26,7 @@ from stepfs.lake.log.apply import ChainError, LogDamage, apply
 from stepfs.lake.log.lone_entries import LoneEntries
 from stepfs.lake.log.segments import Segments
 from stepfs.lake.log.snapshots import PassedOver, newest_snapshot
-from stepfs.lake.log.tail import list_versions, read_versions
+from stepfs.lake.log.tail import list_versions, read_commit, read_versions
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")
@@ -156,11 +155,10 @@ class LogReader:
         """Read the next version into `head`; False if it is not there."""
         version = Version(self.head.version + 1)
         self._touch(version)
-        key = numbered(log_prefix(self.identity.lake_id), version)
-        body = await self.store.get(key)
-        if body is None:
+        found = await read_commit(self.store, self.identity.lake_id, version)
+        if found is None:
             return False
-        self.extend(decode_commit(body, key), body)
+        self.extend(*found)
         return True
 
     def extend(self, commit: Commit, body: bytes) -> None:

@@ -7,14 +7,14 @@ a long lake keeps the few segments that its readers move through, not the histor
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import trio
 
 from stepfs.errors import CorruptError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
-from stepfs.format.keys import segment_key
+from stepfs.format.keys import extent, index_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import Segment, StepEntry, decode_segment
 from stepfs.store.api import Store
@@ -22,28 +22,18 @@ from stepfs.store.api import Store
 _BYTES_MAX: Final = 48 << 20  # `lone_entries` keeps 16 MiB besides
 _KEPT_MIN: Final = 4
 
-Decoded = tuple[str, Segment]
-Decoding = Callable[[Callable[[], Decoded]], Awaitable[Decoded]]
-
-
-async def decode_here(decode: Callable[[], Decoded]) -> Decoded:
-    """Decode in the caller's own thread: right for programs without other tasks."""
-    return decode()
-
-
-async def decode_in_thread(decode: Callable[[], Decoded]) -> Decoded:
-    """Decode in a worker thread: a segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
-    meanwhile."""
-    return await trio.to_thread.run_sync(decode)
-
 
 class Segments:
-    """Loaded segments of one lake, least recently used first out once they exceed a byte budget."""
+    """Loaded segments of one lake, least recently used first out once they exceed a byte budget.
+
+    `in_thread`: decode in a worker thread. A segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
+    meanwhile; programs without other tasks do better without.
+    """
 
     def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _BYTES_MAX) -> None:
         self._store = store
         self._identity = identity
-        self.decoding: Decoding = decode_here
+        self.in_thread = False
         self._kept_max = 0
         self._loaded: OrderedDict[SegmentIndex, Segment] = OrderedDict()
         self._loading: dict[SegmentIndex, trio.Lock] = {}
@@ -58,21 +48,17 @@ class Segments:
         return segment.entries[step % SEGMENT_STEPS]
 
     def get(self, index: SegmentIndex) -> Segment | None:
-        """The segment if it is in memory."""
         return self._loaded.get(index)
 
     def remember(self, segment: Segment) -> None:
-        """Keep a segment that was just sealed or loaded."""
         self._loaded[segment.index] = segment
         self._loaded.move_to_end(segment.index)
         self._evict()
 
     def is_loading(self, index: SegmentIndex) -> bool:
-        """Whether a task is loading this segment now."""
         return index in self._loading
 
     def has_room(self) -> bool:
-        """Whether one more segment fits without an eviction."""
         return len(self._loaded) < self._kept_max
 
     def _evict(self) -> None:
@@ -107,7 +93,7 @@ class Segments:
         self._evict()
 
     def _checked(self, segment: Segment | None, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
-        key = segment_key(self._identity.lake_id, index)
+        key = extent(index_prefix(self._identity.lake_id), index)
         if segment is None:
             raise CorruptError(
                 f"{key}: index segment is missing; restore it, or `stepfs fork` the lake around its steps with --skip"
@@ -124,11 +110,12 @@ class Segments:
         return self._loaded.get(index) or await self._fetch(index)
 
     async def _fetch(self, index: SegmentIndex) -> Segment | None:
-        key = segment_key(self._identity.lake_id, index)
+        key = extent(index_prefix(self._identity.lake_id), index)
         data = await self._store.get(key)
         if data is None:
             return None
-        lake_id, segment = await self.decoding(lambda: decode_segment(data, key))
+        decode = partial(decode_segment, data, key)
+        lake_id, segment = await trio.to_thread.run_sync(decode) if self.in_thread else decode()
         if (lake_id, segment.index) != (self._identity.lake_id, index):
             raise CorruptError(f"{key}: index segment belongs to another lake")
         return segment

@@ -20,7 +20,7 @@ from typing import Final
 from stepfs.errors import CorruptError, NewerFormatError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
-from stepfs.format.keys import log_prefix, number_of, numbered, segment_key, snapshot_prefix
+from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import (
     LogState,
@@ -34,8 +34,8 @@ from stepfs.lake.control import Control
 from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.segments import Segments
-from stepfs.lake.log.tail import read_versions
-from stepfs.lake.slots import SlotLost, last_number, settled, take_slot
+from stepfs.lake.log.tail import read_commit, read_versions
+from stepfs.lake.slots import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")
@@ -134,23 +134,14 @@ async def confirmed_snapshots(
 
 
 async def _candidates(store: Store, prefix: str, at_most: Version | None) -> list[Version]:
-    """Versions of existing snapshots, newest first, a bounded number of them."""
+    """Versions of existing snapshots, newest first, a bounded number of them: they are at most `_VERSIONS_MAX` versions apart
+    in practice."""
     last = await last_number(store, prefix)
     if last is None:
         return []
-    newest = [Version(last)] if at_most is None or last <= at_most else []
-    if newest:
-        return newest + await _older(store, prefix, Version(last))
-    assert at_most is not None
-    return await _older(store, prefix, Version(at_most + 1))
-
-
-async def _older(store: Store, prefix: str, below: Version) -> list[Version]:
-    """Some snapshots below a version, newest first: they are at most `_VERSIONS_MAX` versions apart in practice."""
-    after = below - _CANDIDATES_MAX * _VERSIONS_MAX
-    page = await store.list(prefix, after=numbered(prefix, after) if after > 0 else prefix)
-    numbers = [n for entry in page if (n := number_of(prefix, entry.key)) is not None and n < below]
-    return [Version(n) for n in sorted(numbers, reverse=True)][:_CANDIDATES_MAX]
+    newest = last if at_most is None else min(last, at_most)
+    listed = await listed_slots(store, prefix, after=newest - _CANDIDATES_MAX * _VERSIONS_MAX)
+    return [Version(n) for n in sorted(listed, reverse=True) if n <= newest][:_CANDIDATES_MAX]
 
 
 async def _read_confirmed(
@@ -181,12 +172,12 @@ async def _read_confirmed(
 
 async def _digest_before(store: Store, identity: LakeIdentity, version: Version) -> bytes | None:
     """The digest that commit `version` continues; None if there is no such commit. `CorruptError` if it is damaged."""
-    key = numbered(log_prefix(identity.lake_id), version)
-    body = await store.get(key)
-    if body is None:
+    found = await read_commit(store, identity.lake_id, version)
+    if found is None:
         return None
-    commit = decode_commit(body, key)
+    commit, _ = found
     if (commit.lake_id, commit.version) != (identity.lake_id, version):
+        key = numbered(log_prefix(identity.lake_id), version)
         raise CorruptError(f"{key}: is version {commit.version} of lake {commit.lake_id}")
     return commit.prev_digest
 
@@ -228,7 +219,9 @@ async def _write_snapshot(
     for segment in found.values():
         assert segment is not None
         await _create(
-            store, segment_key(identity.lake_id, segment.index), encode_segment(identity.lake_id, segment)
+            store,
+            extent(index_prefix(identity.lake_id), segment.index),
+            encode_segment(identity.lake_id, segment),
         )
         await write_step_records(store, identity.lake_id, identity.slices, segment)
     snapshot = encode_snapshot(state.trimmed(control.first_live_step))

@@ -1,4 +1,4 @@
-"""Reading a stretch of log versions that is known to exist, several at once, delivered in order."""
+"""Reading log versions: one, or a stretch that is known to exist, several at once, delivered in order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Final
 import trio
 
 from stepfs.errors import StepfsError
+from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import Version
-from stepfs.format.keys import log_prefix, number_of, numbered
+from stepfs.format.keys import log_prefix, numbered
+from stepfs.lake.slots import listed_slots
 from stepfs.store.api import Store
 
 _AT_ONCE: Final = 16
@@ -20,17 +22,19 @@ async def list_versions(store: Store, lake_id: str, first: Version) -> tuple[lis
 
     A gap may come from a LIST that lags, from a reclaim that is still deleting, or from a lost object.
     """
-    prefix = log_prefix(lake_id)
-    after = numbered(prefix, first - 1) if first > 0 else prefix
     versions: list[Version] = []
-    for entry in await store.list(prefix, after=after):
-        number = number_of(prefix, entry.key)
-        if number is None:
-            continue
+    for number in await listed_slots(store, log_prefix(lake_id), after=first - 1):
         if number != first + len(versions):
             return versions, Version(number)
         versions.append(Version(number))
     return versions, None
+
+
+async def read_commit(store: Store, lake_id: str, version: Version) -> tuple[Commit, bytes] | None:
+    """A commit and its stored bytes; None if there is none, or none any more."""
+    key = numbered(log_prefix(lake_id), version)
+    body = await store.get(key)
+    return None if body is None else (decode_commit(body, key), body)
 
 
 async def read_versions(

@@ -8,32 +8,19 @@ from contextlib import suppress
 from stepfs.clock import Clock
 from stepfs.command_hint import command
 from stepfs.errors import AbsentError
-from stepfs.lake.groups import Group
-from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.unfinished_fork import group_name
+from stepfs.lake.unfinished_fork import group_in_parent
 
 _log = logging.getLogger("stepfs.lake.reclaim")
 
 
 async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock) -> None:
-    """Advance, and in the end retire, the group of this lake in the lake it was forked from.
-
-    Only the nearest origin: that lake itself holds the data that it shares with its own parent, as long as we hold it.
-    """
-    if not reader.state.origins:
+    """Advance, and in the end retire, the group of this lake in the lake it was forked from."""
+    group = await group_in_parent(reader, origins, clock)
+    if group is None:
         return
-    parent = reader.state.origins[0]
-    store = origins.open(parent)
-    try:
-        identity = await open_lake(store)
-    except AbsentError:
-        return  # the parent was deleted as a whole; `stepfs verify` reports the lost steps
-    if identity.lake_id != parent.lake_id:
-        return
-    group = Group.of(store, identity, group_name(reader.identity.lake_id), clock)
-    record = await group.read()
+    parent, record = reader.state.origins[0], await group.read()
     if record is None:
         if reader.first_live_step < parent.end:
             need = parent.parent_step(reader.first_live_step)

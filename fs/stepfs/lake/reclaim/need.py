@@ -14,9 +14,10 @@ from typing import Final
 from stepfs.errors import RefusedError
 from stepfs.format.control import ControlRecord
 from stepfs.format.ids import Step
-from stepfs.format.keys import control_prefix, number_of, numbered
+from stepfs.format.keys import control_prefix
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import least_need
+from stepfs.lake.slots import listed_slots
 
 _TIMELESS: Final = " (0 s by the store's clock; a store that sends no Date says so for ever: use --grace 0)"
 
@@ -35,11 +36,12 @@ async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
     if not former or grace_s <= 0:
         return dict.fromkeys(former, grace_s)
     prefix = control_prefix(control.identity.lake_id)
-    after = numbered(prefix, former[0] - 1) if former[0] else prefix
-    listed = await control.store.list(prefix, after=after, ages=True)
-    ages = {n: entry.age_s for entry in listed if (n := number_of(prefix, entry.key)) is not None}
+    listed = await listed_slots(control.store, prefix, after=former[0] - 1, ages=True)
     # A record that vanished is older than those after it.
-    return {ended: max((age for n, age in ages.items() if n >= ended), default=0.0) for ended in former}
+    return {
+        ended: max((entry.age_s for n, entry in listed.items() if n >= ended), default=0.0)
+        for ended in former
+    }
 
 
 def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, next_step: Step) -> Need:

@@ -13,13 +13,14 @@ from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.codec import Kind, decode, encode
-from stepfs.format.commit import chain_digest, decode_commit
+from stepfs.format.commit import chain_digest
 from stepfs.format.ids import Step, Version
-from stepfs.format.keys import log_prefix, numbered, reclaim_key
+from stepfs.format.keys import reclaim_key
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.control import Control
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.tail import read_commit
 from stepfs.lake.reclaim.plan import Target
 from stepfs.store.api import Store
 
@@ -57,12 +58,11 @@ async def is_of_the_log(store: Store, state: LogState) -> bool:
     """Whether the log has led to this state. The copy of a lake in use may hold a later record than its log: by that
     one, live steps would be orphans.
     """
-    key = numbered(log_prefix(state.lake_id), state.version)
-    body = await store.get(key)
     try:
-        return body is not None and chain_digest(decode_commit(body, key).prev_digest, body) == state.digest
+        found = await read_commit(store, state.lake_id, state.version)
     except (CorruptError, NewerFormatError):
         return False
+    return found is not None and chain_digest(found[0].prev_digest, found[1]) == state.digest
 
 
 async def write_progress(store: Store, progress: Progress) -> None:

@@ -34,7 +34,6 @@ class CountingRemover:
         self.bytes = 0
 
     async def remove(self, entries: Sequence[Entry]) -> None:
-        """Delete these objects."""
         if self._store is not None and entries:
             await self._store.delete([entry.key for entry in entries])
         self.objects += len(entries)

@@ -48,24 +48,6 @@ _SEGMENT_BYTES_MAX: Final = 8 << 20  # a run moves through the lake once and doe
 _BEHIND_MAX: Final = 8  # versions: a record of progress that is further back is written again
 
 
-async def reclaim(
-    store: Store,
-    identity: LakeIdentity,
-    *,
-    origins: OriginStores | None = None,
-    dry_run: bool = False,
-    max_percent: float = 100.0,
-    clock: Clock | None = None,
-    grace_s: float = 0.0,
-    orphans: bool = False,
-) -> Report:
-    """One run of a `Reclaimer`."""
-    reclaimer = Reclaimer(
-        store, identity, origins=origins, max_percent=max_percent, clock=clock, grace_s=grace_s
-    )
-    return await reclaimer.run(dry_run=dry_run, orphans=orphans)
-
-
 class Reclaimer:
     """Deletes steps that no kept checkpoint of a live group needs, or needed less than `grace_s` ago. Idempotent."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Final
@@ -19,17 +19,15 @@ from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step
 from stepfs.format.keys import (
     component,
     data_prefix,
-    entries_key,
     entries_prefix,
+    extent,
     index_prefix,
     log_prefix,
     number_of,
     numbered,
     parse_data_key,
     producer_prefix,
-    segment_key,
-    segment_of_entries_key,
-    segment_of_key,
+    segment_of,
     snapshot_prefix,
 )
 from stepfs.format.snapshot import LogState, StepEntry
@@ -52,11 +50,11 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
 
     async def dead_segments(page: list[Entry]) -> None:
         for entry in page:
-            index = segment_of_key(lake_id, entry.key)
+            index = segment_of(index_prefix(lake_id), entry.key)
             if index is not None and (index + 1) * SEGMENT_STEPS <= target.first_live:
                 segments.append(entry)
 
-    boundary = segment_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
+    boundary = extent(index_prefix(lake_id), SegmentIndex(target.first_live // SEGMENT_STEPS))
     await _each_page(store, index_prefix(lake_id), dead_segments, end=boundary)
     last: LastDead = {}
     async with aclosing(_dead_entries(reader, segments, target.first_live)) as parts:
@@ -66,8 +64,8 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
         prefix = producer_prefix(lake_id, producer)
         await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
     # Always: a slow writer may create them after their segment was deleted.
-    records = _only(partial(segment_of_entries_key, lake_id), do)
-    boundary = entries_key(lake_id, SegmentIndex(target.first_live // SEGMENT_STEPS))
+    records = _only(partial(segment_of, entries_prefix(lake_id)), do)
+    boundary = extent(entries_prefix(lake_id), SegmentIndex(target.first_live // SEGMENT_STEPS))
     await _each_page(store, entries_prefix(lake_id), records, end=boundary)
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
@@ -107,7 +105,7 @@ async def _dead_entries(
 ) -> AsyncGenerator[list[StepEntry]]:
     """Entries below `first_live` that are still on record: in segments not deleted yet, the boundary's, the tail."""
     state = reader.state
-    indices = {segment_of_key(reader.identity.lake_id, entry.key) for entry in dead_segments}
+    indices = {segment_of(index_prefix(reader.identity.lake_id), entry.key) for entry in dead_segments}
     boundary = SegmentIndex(first_live // SEGMENT_STEPS)
     if state.first_segment <= boundary < state.sealed_segments:
         indices.add(boundary)
@@ -164,16 +162,11 @@ async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
     named: dict[str, array[int]] = {}
     async with aclosing(live_entries(reader, first_live, reader.state.next_step)) as parts:
         async for part in parts:
-            for name in _own_names(part):
-                named.setdefault(name[0], array("Q")).append(name[1])
+            for entry in part:
+                name = parse_data_key(entry.tgb.key) if entry.tgb.origin == 0 else None
+                if name is not None:
+                    named.setdefault(name.producer, array("Q")).append(name.nonce)
     return {producer: array("Q", sorted(nonces)) for producer, nonces in named.items()}
-
-
-def _own_names(entries: tuple[StepEntry, ...]) -> Iterator[tuple[str, int]]:
-    for entry in entries:
-        name = parse_data_key(entry.tgb.key) if entry.tgb.origin == 0 else None
-        if name is not None:
-            yield name.producer, name.nonce
 
 
 async def _each_page(store: Store, prefix: str, do: Do, *, after: str = "", end: str | None = None) -> None:

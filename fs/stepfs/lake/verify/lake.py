@@ -96,7 +96,6 @@ class _Scan:
         self._answered: set[int] = set()  # origins whose store has answered
 
     async def run(self, first: Step, end: Step) -> None:
-        """Check the steps from `first` to `end` - 1."""
         send, receive = trio.open_memory_channel[StepEntry](TASKS)
         async with trio.open_nursery() as nursery, receive:
             for _ in range(TASKS):

@@ -22,13 +22,13 @@ from stepfs.format.keys import (
     LAKE,
     control_prefix,
     entries_prefix,
+    extent,
     index_prefix,
     log_prefix,
     nodes_prefix,
     number_of,
     numbered,
-    segment_key,
-    segment_of_entries_key,
+    segment_of,
     snapshot_prefix,
 )
 from stepfs.format.node import decode_node
@@ -62,11 +62,11 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
     def segment(key: str, data: bytes) -> str | None:
         found, held = decode_segment(data, key)
         return of_lake(found) or (
-            None if segment_key(lake_id, held.index) == key else f"holds segment {held.index}"
+            None if extent(index_prefix(lake_id), held.index) == key else f"holds segment {held.index}"
         )
 
     def step_records(key: str, data: bytes) -> str | None:
-        index = segment_of_entries_key(lake_id, key)
+        index = segment_of(entries_prefix(lake_id), key)
         if index is None:
             return None
         for step, record in enumerate(decode_step_records(data, identity.slices, key), index * SEGMENT_STEPS):
@@ -167,7 +167,6 @@ class _Chain:
         self._digest: bytes | None = None  # of the commit before, if it was readable
 
     def check(self, key: str, body: bytes) -> list[Damage]:
-        """The damage of the commit under `key`."""
         number = number_of(log_prefix(self._lake_id), key)
         assert number is not None
         before = self._digest if number == self.expected else None

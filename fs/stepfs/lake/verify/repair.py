@@ -15,19 +15,18 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
-from stepfs.errors import AbsentError, CorruptError, ReclaimedError, RefusedError
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, Step, Version
-from stepfs.format.keys import data_prefix, log_prefix, number_of
+from stepfs.format.keys import data_prefix, log_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import successor
-from stepfs.lake.groups import Group
-from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.unfinished_fork import group_name
+from stepfs.lake.slots import listed_slots
+from stepfs.lake.unfinished_fork import group_in_parent
 from stepfs.store.api import Store
 
 _PAGE: Final = 1000
@@ -73,9 +72,7 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
 
 async def _first_version(store: Store, identity: LakeIdentity) -> Version:
     """Where the log begins that leads to the snapshots. A slot further down was deleted, and a sleeper took it again."""
-    prefix = log_prefix(identity.lake_id)
-    names = [number_of(prefix, entry.key) for entry in await store.list(prefix)]
-    listed = {number for number in names if number is not None}
+    listed = await listed_slots(store, log_prefix(identity.lake_id))
     async with aclosing(confirmed_snapshots(store, identity)) as states:
         first = min([state.version async for state in states], default=min(listed, default=0))
     while first - 1 in listed:
@@ -95,15 +92,10 @@ def _clipped(group: GroupRecord, first_live: Step) -> GroupRecord:
 
 async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) -> Step:
     """The first step before `end` that this lake, a fork, has not released in its parent, or `end`."""
-    if not reader.state.origins:
+    group = await group_in_parent(reader, origins)
+    if group is None:
         return FIRST_STEP
-    parent = reader.state.origins[0]
-    store, identity = origins.open(parent), None
-    with suppress(AbsentError):
-        identity = await open_lake(store)
-    if identity is None or identity.lake_id != parent.lake_id:
-        return FIRST_STEP  # the parent was deleted as a whole; `stepfs verify` reports the lost steps
-    held = await Group.of(store, identity, group_name(reader.identity.lake_id)).read()
+    parent, held = reader.state.origins[0], await group.read()
     for number in range(min(parent.end, end)):
         if held is not None and parent.parent_step(Step(number)) >= held.need:
             return Step(number)

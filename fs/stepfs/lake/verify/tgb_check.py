@@ -51,7 +51,6 @@ class TgbCheck:
         self._problems: list[Problem] = []
 
     def feed(self, piece: memoryview) -> None:
-        """Check the next bytes of the object."""
         start, end = self._offset, self._offset + len(piece)
         self._offset = end
         if start < ALIGNMENT_BYTES:

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import obstore
 import trio
 
-from stepfs.errors import CorruptError, StepfsError
-from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
-from stepfs.store.cloud.answers import PASSING, UNSIGNED, Verdict, create_outcome
+from stepfs.errors import StepfsError
+from stepfs.store.ages import age_s
+from stepfs.store.answers import PASSING, Verdict, create_outcome
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, ignore_progress
+from stepfs.store.calls import Calls
+from stepfs.store.cloud.answers import UNSIGNED
 from stepfs.store.cloud.place import Place
 from stepfs.store.cloud.requests import TIMEOUTS, RequestError, Requests, Timeouts
 from stepfs.store.cloud.store_clock import StoreClock
 from stepfs.store.names import check_key, check_prefix
-from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget
+from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget, whole_body
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
@@ -37,7 +40,6 @@ _PART_BYTES: Final = 16 << 20
 _PARTS_AT_ONCE: Final = 4
 _PART_RETRIES: Final = 3
 _DELETES_AT_ONCE: Final = 16
-_RESOLUTION_S: Final = 1.0  # of a Date header and of Azure's Last-Modified; both are truncated
 
 
 class CloudStore:
@@ -55,7 +57,8 @@ class CloudStore:
         self.counts = Counts()
         self._place = place
         self._prefix = f"{place.prefix}/" if place.prefix else ""
-        self._requests = Requests(place, self.counts, timeouts, data_threads, silence)
+        self._calls = Calls(place.url, place.words, data_threads, silence)
+        self._requests = Requests(place, self.counts, timeouts, self._calls)
         self._clock = StoreClock(place.endpoint)
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
@@ -63,13 +66,9 @@ class CloudStore:
 
         def fetch(client: Client) -> bytes:
             found = obstore.get(client, name)
-            size, pieces = found.meta["size"], []
-            if size > bytes_max:
-                raise CorruptError(f"{self.url}/{key} has {size} bytes, at most {bytes_max} make sense")
-            for piece in found.stream(min_chunk_size=PIECE_BYTES):
-                pieces.append(piece)
-                self._requests.sign_of_life()
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces = found.stream(min_chunk_size=PIECE_BYTES)
+            what = f"{self.url}/{key}"
+            return whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
 
         found = await self._get(key, fetch, bytes)
         self.counts.add(bytes_read=len(found or b""))
@@ -79,7 +78,7 @@ class CloudStore:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
-        target = ReadTarget(buffer, landed, self._requests.sign_of_life)
+        target = ReadTarget(buffer, landed, self._calls.sign_of_life)
 
         def fetch(client: Client) -> int:
             target.check()
@@ -111,16 +110,16 @@ class CloudStore:
             if error.answer.verdict is Verdict.FORBIDDEN and await self._read_back(key) is not None:
                 outcome = Put.EXISTS  # to credentials that may create and not overwrite
             if outcome is None:
-                raise self._requests.explained(error, "create", key) from error
+                raise self._calls.explained(error.answer, "create", key) from error
             if outcome is Put.EXISTS:
-                self._requests.rights.prove("create", [key])
+                self._calls.rights.prove("create", [key])
             return outcome
         return Put.CREATED
 
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:  # noqa: ARG002
         """See `Store.put`. `crc32c` is not sent, since obstore has no place for it: TLS guards the way."""
         name = self._name(key)
-        views = [view for part in parts if len(view := memoryview(part).cast("B"))]
+        views = byte_views(parts)
         size = sum(map(len, views))
         single = size <= SINGLE_BYTES_MAX
         abandoned = threading.Event()
@@ -146,7 +145,7 @@ class CloudStore:
             doubtful = error.answer is UNSIGNED or error.answer.verdict in {Verdict.EXISTS, Verdict.FORBIDDEN}
             landed = single and doubtful and await self._read_back(key) == b"".join(views)
             if not landed:  # else an attempt that seemed lost has
-                raise self._requests.explained(error, "put", key, "write") from error
+                raise self._calls.explained(error.answer, "put", key, "write") from error
         finally:
             abandoned.set()
 
@@ -173,7 +172,7 @@ class CloudStore:
             try:
                 page = await self._requests.call("list", (prefix,), next_page)
             except RequestError as error:
-                raise self._requests.explained(error, "list", prefix) from error
+                raise self._calls.explained(error.answer, "list", prefix) from error
             # Azure may begin at `offset` itself, and Azurite begins at the beginning.
             rows = (row for row in page if row["path"] > offset and row["path"].startswith(wanted))
             found += [self._entry(row, now) for row in rows]
@@ -216,7 +215,7 @@ class CloudStore:
                 for key in keys:
                     await self._delete((key,))
             elif error.answer.verdict is not Verdict.ABSENT:
-                raise self._requests.explained(error, "delete", keys[0]) from error
+                raise self._calls.explained(error.answer, "delete", keys[0]) from error
 
     async def _get(
         self, key: str, fetch: Callable[[Client], T], past_end: Callable[[], T], *, data: bool = False
@@ -227,8 +226,8 @@ class CloudStore:
             if error.answer.verdict is Verdict.PAST_END:
                 return past_end()
             if error.answer.verdict is not Verdict.ABSENT:
-                raise self._requests.explained(error, "get", key, "read") from error
-        self._requests.rights.prove("get", [key])
+                raise self._calls.explained(error.answer, "get", key, "read") from error
+        self._calls.rights.prove("get", [key])
         return None
 
     async def _read_back(self, key: str) -> bytes | None:
@@ -246,5 +245,4 @@ class CloudStore:
         return self._prefix + check_key(key)
 
     def _entry(self, row: ObjectMeta, now: datetime | None) -> Entry:
-        age_s = (now - row["last_modified"]).total_seconds() - _RESOLUTION_S if now is not None else 0.0
-        return Entry(row["path"].removeprefix(self._prefix), row["size"], max(0.0, age_s))
+        return Entry(row["path"].removeprefix(self._prefix), row["size"], age_s(row["last_modified"], now))

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import trio
 from obstore.exceptions import BaseError
 
 from stepfs import entropy
-from stepfs.errors import StepfsError
+from stepfs.store.answers import PASSING, Answer, Verdict
 from stepfs.store.api import Counts
-from stepfs.store.cloud.answers import PASSING, Answer, Verdict, explain, read_answer, unusable
+from stepfs.store.calls import Calls
+from stepfs.store.cloud.answers import read_answer, unusable
 from stepfs.store.cloud.place import Place
-from stepfs.store.rights import Rights
-from stepfs.store.silence import Silence, unwatched
 
 if TYPE_CHECKING:
     from stepfs.store.cloud.place import Client
 
 T = TypeVar("T")
-_DATA_THREADS_MAX: Final = 32
-_CONTROL_THREADS_MAX: Final = 16
 _ATTEMPTS_MAX: Final = 4
 _RETRIED: Final = PASSING | {Verdict.CONFLICT}
 _PAUSE_S: Final = 0.25  # at most, before the second attempt
@@ -49,28 +45,22 @@ class RequestError(Exception):
 
 
 class Requests:
-    """Threads have three budgets, so that the log never waits for bytes: creates, other control requests, data."""
+    """Of one store. Requests of a verb share a client with that verb's timeout."""
 
     def __init__(
         self,
         place: Place,
         counts: Counts,
         timeouts: Timeouts,
-        data_threads: int | None,
-        silence: Silence | None,
+        calls: Calls,
     ) -> None:
         self._place = place
         self._counts = counts
+        self._calls = calls
         self._timeouts_s = {"create": timeouts.commit, "put": timeouts.upload}
         self._data_timeout_s = timeouts.data
         self._clients: dict[tuple[float, int], Client] = {}
-        self._threads = trio.CapacityLimiter(data_threads or _DATA_THREADS_MAX)
-        self._control_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
-        self._commit_threads = trio.CapacityLimiter(_CONTROL_THREADS_MAX)
         self._making = threading.Lock()
-        self._silence = silence or unwatched()
-        self.rights = Rights(is_expired=_is(Verdict.EXPIRED), is_forbidden=_is(Verdict.FORBIDDEN))
-        self.sign_of_life = self._silence.note_sign_of_life
 
     async def call(
         self,
@@ -98,17 +88,14 @@ class Requests:
                 raise self._failed(str(error)) from error
 
         once = verb == "create"
-        threads = self._threads if data else self._commit_threads if once else self._control_threads
-        run = partial(trio.to_thread.run_sync, attempt, limiter=threads, abandon_on_cancel=not once)
-        url, advice = self._place.url, self._place.words.check_network
         for number in range(_ATTEMPTS_MAX):
             try:
-                result = await self._silence.watch(url, run, advice)
+                result = await self._calls.run(verb, attempt, data=data, abandon=not once)
             except RequestError as error:
                 if once or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
                     raise
             else:
-                self.rights.prove(verb, keys)
+                self._calls.rights.prove(verb, keys)
                 return result
             await trio.sleep(entropy.uniform(0.0, _PAUSE_S * 2**number))
         raise AssertionError
@@ -123,20 +110,9 @@ class Requests:
     def _failed(self, text: str) -> RequestError:
         answer = read_answer(text)
         if answer.status:
-            self.sign_of_life()
+            self._calls.sign_of_life()
         self._counts.add(throttled=answer.verdict is Verdict.THROTTLED)
         return RequestError(answer)
 
-    def explained(self, error: RequestError, verb: str, key: str, doing: str = "") -> StepfsError:
-        """The error for the caller."""
-        passing = self.rights.passing(error, verb, key)
-        doing = f"{doing or verb} {key or 'the lake'}"
-        return explain(error.answer, self._place.url, doing, self._place.words, passing=passing)
-
     def close(self) -> None:
-        """Drop all connections."""
         self._clients.clear()
-
-
-def _is(verdict: Verdict) -> Callable[[Exception], bool]:
-    return lambda error: isinstance(error, RequestError) and error.answer.verdict is verdict

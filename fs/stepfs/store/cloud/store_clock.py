@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 from http.client import HTTPException
 from typing import Final
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from stepfs.store.ages import http_date
 
 _KEEP_S: Final = 600.0  # clocks drift, if slowly
 _ASK_AGAIN_S: Final = 60.0  # a store that did not tell
@@ -42,8 +43,4 @@ class StoreClock:
             said = error.headers["Date"]
         except (OSError, HTTPException):
             return None
-        try:
-            when = parsedate_to_datetime(said or "")
-        except (TypeError, ValueError):
-            return None
-        return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+        return http_date(said)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from stepfs.store.api import Buffer
+from stepfs.store.api import Buffer, byte_views
 
 STALE_TEMPORARY_S: Final = 24 * 3600
 _VECTORS_MAX: Final = 1024  # IOV_MAX
@@ -39,7 +39,7 @@ def fill(handle: int, offset: int, buffer: memoryview) -> int:
 
 def write_all(handle: int, parts: Sequence[Buffer]) -> None:
     """Write the concatenation of `parts`, gathered by the kernel, not here."""
-    views = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+    views = byte_views(parts)
     while views:
         written = os.writev(handle, views[:_VECTORS_MAX])
         done = 0
@@ -52,7 +52,6 @@ def write_all(handle: int, parts: Sequence[Buffer]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -18,10 +18,10 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
 
 import trio
 
@@ -32,6 +32,8 @@ from stepfs.store.local.listing import list_keys
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.os_errors import explained
 
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 THREADS_MAX: Final = 16
 _TEMPORARY: Final = ".stepfs-tmp"
 _RACES_MAX: Final = 1000  # creates in a directory that reclaim keeps deleting; each round both sides progress
@@ -54,7 +56,7 @@ class LocalStore:
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         self.counts.note("get", key)
-        body = await trio.to_thread.run_sync(self._get, check_key(key), bytes_max, limiter=self._limiter)
+        body = await self._run(self._get, check_key(key), bytes_max)
         self.counts.bytes_read += len(body or b"")
         return body
 
@@ -62,66 +64,67 @@ class LocalStore:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         self.counts.note("get", key)
-        got = await trio.to_thread.run_sync(
-            self._read_into, check_key(key), offset, buffer, landed, limiter=self._limiter
-        )
+        got = await self._run(self._read_into, check_key(key), offset, buffer, landed)
         self.counts.bytes_read += got or 0
         return got
 
     async def create(self, key: str, body: bytes) -> Put:
         self.counts.note("create", key)
-        outcome = await trio.to_thread.run_sync(self._create, check_key(key), body, limiter=self._limiter)
+        outcome = await self._run(self._create, check_key(key), body)
         self.counts.bytes_written += len(body)
         return outcome
 
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         del crc32c  # nothing lies between
         self.counts.note("put", key)
-        await trio.to_thread.run_sync(self._put, check_key(key), parts, limiter=self._limiter)
+        await self._run(self._put, check_key(key), parts)
         self.counts.bytes_written += sum(memoryview(part).nbytes for part in parts)
 
     async def list(
         self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
     ) -> list[Entry]:
         self.counts.note("list", prefix)
-        return await trio.to_thread.run_sync(
-            self._list, check_prefix(prefix), after, limit, ages, limiter=self._limiter
-        )
+        return await self._run(self._list, check_prefix(prefix), after, limit, ages)
 
     async def delete(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
         if names:
             self.counts.note("delete", *names)
-            await trio.to_thread.run_sync(self._delete, names, limiter=self._limiter)
+            await self._run(self._delete, names)
 
     async def aclose(self) -> None:
         """Nothing to do: the store holds nothing between calls."""
 
+    async def _run(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
+
     def _get(self, key: str, bytes_max: int) -> bytes | None:
         with explained(self.root, f"read {key}"):
             self._sync_again(self.root / key)
-            handle = self._open(key)
-            if handle is None:
-                return None
-            try:
+            with self._opened(key) as handle:
+                if handle is None:
+                    return None
                 size = os.fstat(handle).st_size
                 if size > bytes_max:
                     raise CorruptError(f"{self.url}/{key} has {size} bytes, at most {bytes_max} make sense")
                 body = bytearray(size)
                 return bytes(memoryview(body)[: fill(handle, 0, memoryview(body))])
-            finally:
-                os.close(handle)
 
     def _read_into(self, key: str, offset: int, buffer: memoryview, landed: Progress) -> int | None:
-        with explained(self.root, f"read {key}"):
-            handle = self._open(key)
+        with explained(self.root, f"read {key}"), self._opened(key) as handle:
             if handle is None:
                 return None
-            try:
-                got = fill(handle, offset, buffer)
-                landed(got)
-                return got
-            finally:
+            got = fill(handle, offset, buffer)
+            landed(got)
+            return got
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[int | None]:
+        handle = self._open(key)
+        try:
+            yield handle
+        finally:
+            if handle is not None:
                 os.close(handle)
 
     def _open(self, key: str) -> int | None:
@@ -156,12 +159,8 @@ class LocalStore:
         with explained(self.root, f"create {key}"):
             if os.path.lexists(target):
                 return Put.EXISTS
-            temporary = self._write_temporary([body])
-            try:
+            with self._temporary([body]) as temporary:
                 return self._link(temporary, target, body)
-            finally:
-                with suppress(OSError):
-                    temporary.unlink()
 
     def _link(self, temporary: Path, target: Path, body: bytes) -> Put:
         for _ in range(_RACES_MAX):
@@ -188,31 +187,21 @@ class LocalStore:
         )
 
     def _same(self, target: Path, body: bytes) -> bool:
-        found = self._open(self._key(target))
-        if found is None:
-            return False
-        try:
+        with self._opened(self._key(target)) as found:
             there = bytearray(len(body) + 1)
-            return there[: fill(found, 0, memoryview(there))] == body
-        finally:
-            os.close(found)
+            return found is not None and there[: fill(found, 0, memoryview(there))] == body
 
     def _put(self, key: str, parts: Sequence[Buffer]) -> None:
         target = self.root / key
-        with explained(self.root, f"write {key}"):
-            temporary = self._write_temporary(parts)
-            try:
-                for _ in range(_RACES_MAX):
-                    try:
-                        temporary.replace(target)
-                    except FileNotFoundError:
-                        self._make_directory(target.parent)
-                        continue
-                    self._sync(target)
-                    return
-            finally:
-                with suppress(OSError):
-                    temporary.unlink()
+        with explained(self.root, f"write {key}"), self._temporary(parts) as temporary:
+            for _ in range(_RACES_MAX):
+                try:
+                    temporary.replace(target)
+                except FileNotFoundError:
+                    self._make_directory(target.parent)
+                    continue
+                self._sync(target)
+                return
         raise RefusedError(f"cannot write {key}: its directory or temporary file keeps vanishing")
 
     def _list(self, prefix: str, after: str, limit: int | None, ages: bool) -> Listing:
@@ -236,7 +225,9 @@ class LocalStore:
             with suppress(OSError):  # not empty: in use. A create that loses its directory makes it again
                 (self.root / directory).rmdir()
 
-    def _write_temporary(self, parts: Sequence[Buffer]) -> Path:
+    @contextmanager
+    def _temporary(self, parts: Sequence[Buffer]) -> Iterator[Path]:
+        """A synced file of these bytes, until its name is taken away."""
         place = self.root / _TEMPORARY
         name = place / f"{os.getpid()}-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -247,18 +238,19 @@ class LocalStore:
             handle = os.open(name, flags, 0o644)
         self._root_seen = True
         try:
-            write_all(handle, parts)
-            os.fsync(handle)
-            now_s = os.fstat(handle).st_mtime
-        except BaseException:
-            name.unlink(missing_ok=True)
-            raise
+            try:
+                write_all(handle, parts)
+                os.fsync(handle)
+                now_s = os.fstat(handle).st_mtime
+            finally:
+                os.close(handle)
+            if not self._stale_collected:
+                self._stale_collected = True
+                collect_stale(place, now_s)
+            yield name
         finally:
-            os.close(handle)
-        if not self._stale_collected:
-            self._stale_collected = True
-            collect_stale(place, now_s)
-        return name
+            with suppress(OSError):
+                name.unlink()
 
     def _make_directory(self, directory: Path) -> None:
         """`mkdir -p`, each new name made durable; refuses to create a lost root again."""

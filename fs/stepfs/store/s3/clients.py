@@ -2,10 +2,9 @@
 
 Two of them, because botocore's retries resend a create that already succeeded and then report 412 for the caller's own
 success (hazard 2). `commit` sends exactly once and waits longer than the queue of losers on the slowest measured
-server (4 s). `data` retries requests that may be sent twice and gives up on a silent connection early. Threads have
-three budgets, so that following the log or reading the floor never waits for bytes: creates, other control requests,
-and data (bodies of uploads and ranged reads). `data` pools as many connections as control and data threads can use.
-Beside it `direct` reads plain ranges; it learns the set-up from requests of `data`.
+server (4 s). `data` retries requests that may be sent twice and gives up on a silent connection early. It pools as many
+connections as the threads of both can use (`store/calls`). Beside it `direct` reads plain ranges; it learns the set-up
+from requests of `data`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from botocore.config import Config
@@ -23,19 +23,22 @@ from botocore.exceptions import BotoCoreError
 from botocore.httpsession import create_urllib3_context, get_cert_path
 
 from stepfs.errors import RefusedError, UsageError
+from stepfs.store.answers import is_throttled
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
-from stepfs.store.s3.errors import is_throttled
 from stepfs.store.s3.profiles import Chosen, choose
-from stepfs.store.s3.settings import ENDPOINTS, SET_KEYS
+from stepfs.store.settings import (
+    COMMIT_THREADS_MAX,
+    CONTROL_THREADS_MAX,
+    DATA_THREADS_MAX,
+    S3_ENDPOINTS,
+    SET_S3_KEYS,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-DATA_THREADS_MAX: Final = 32
-CONTROL_THREADS_MAX: Final = 16
-COMMIT_THREADS_MAX: Final = 16
 
-
+@dataclass(eq=False)
 class Clients:
     """The `commit` and `data` clients, each made at its first use. Thread-safe.
 
@@ -45,52 +48,36 @@ class Clients:
     `endpoint_url`.
     """
 
-    def __init__(
-        self,
-        endpoint_url: str | None,
-        *,
-        commit_timeout_s: float,
-        data_timeout_s: float,
-        data_threads: int = DATA_THREADS_MAX,
-        profile: str | None = None,
-        url: str | None = None,
-        of_origin: bool = False,
-        on_request: Callable[[str, Mapping[str, Any]], None],
-        on_server: Callable[[str], None],
-        on_throttled: Callable[[], None],
-    ) -> None:
-        self._endpoint_url = endpoint_url
-        self._commit_timeout_s = commit_timeout_s
-        self._data_timeout_s = data_timeout_s
-        self._data_threads = data_threads
-        self._profile = profile
-        self._url = url
-        self._of_origin = of_origin
-        self.chosen: Chosen | None = None
-        self._on_request = on_request
-        self._on_server = on_server
-        self._on_throttled = on_throttled
-        self._lock = threading.Lock()
-        self._made: dict[str, S3Client] = {}
-        self._direct: DirectReads | None = None
-        self._pid: int | None = None
+    endpoint_url: str | None
+    commit_timeout_s: float
+    data_timeout_s: float
+    data_threads: int = DATA_THREADS_MAX
+    profile: str | None = None
+    url: str | None = None
+    of_origin: bool = False
+    on_request: Callable[[str, Mapping[str, Any]], None] = lambda _operation, _headers: None
+    on_server: Callable[[str], None] = lambda _name: None
+    on_throttled: Callable[[], None] = lambda: None
+    chosen: Chosen | None = None  # once a client is made
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _made: dict[str, S3Client] = field(default_factory=dict)
+    _direct: DirectReads | None = None
+    _pid: int | None = None
 
     def commit(self) -> S3Client:
         """The client that sends exactly one attempt per call."""
-        return self._client("commit", 1, COMMIT_THREADS_MAX, self._commit_timeout_s)
+        return self._client("commit", 1, COMMIT_THREADS_MAX, self.commit_timeout_s)
 
     def data(self) -> S3Client:
         """The client that retries with back-off."""
-        return self._client("data", 4, CONTROL_THREADS_MAX + self._data_threads, self._data_timeout_s)
+        return self._client("data", 4, CONTROL_THREADS_MAX + self.data_threads, self.data_timeout_s)
 
     def direct(self) -> DirectReads:
-        """Ranged reads beside the `data` client."""
         self.data()
         assert self._direct is not None
         return self._direct
 
     def close(self) -> None:
-        """Drop all connections."""
         with self._lock:
             if self._direct is not None:
                 self._direct.close()
@@ -111,16 +98,16 @@ class Clients:
 
     def _make(self, attempts: int, threads: int, timeout_s: float) -> S3Client:
         try:
-            chosen = self.chosen = choose(self._profile, self._url)
+            chosen = self.chosen = choose(self.profile, self.url)
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
         session, scoped = chosen.session, chosen.endpoint_url
-        given = scoped or self._endpoint_url if self._of_origin else self._endpoint_url or scoped
+        given = scoped or self.endpoint_url if self.of_origin else self.endpoint_url or scoped
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
-        usual = None if chosen.profile else next(filter(None, map(os.environ.get, ENDPOINTS)), None)
+        usual = None if chosen.profile else next(filter(None, map(os.environ.get, S3_ENDPOINTS)), None)
         named = given or usual
         if named and "@" in named:  # it would be in argv, in logs and in error messages
-            raise UsageError(f"credentials do not belong into an endpoint URL; {SET_KEYS}")
+            raise UsageError(f"credentials do not belong into an endpoint URL; {SET_S3_KEYS}")
 
         def make(style: Literal["auto", "path"]) -> S3Client:
             config = Config(
@@ -159,9 +146,9 @@ class Clients:
             self._direct = DirectReads(
                 session.get_credentials(),
                 cache(partial(_tls, chosen.ca_bundle or session._session.get_config_variable("ca_bundle"))),  # noqa: SLF001 - no other way
-                self._data_timeout_s,
-                self._on_request,
-                self._on_throttled,
+                self.data_timeout_s,
+                self.on_request,
+                self.on_throttled,
             )
         client.meta.events.register("before-send.s3", self._before_send)
         client.meta.events.register("after-call.s3", self._after_call)
@@ -170,19 +157,19 @@ class Clients:
 
     def _before_send(self, request: Any, event_name: str, **_: object) -> None:
         operation = event_name.rpartition(".")[2]
-        self._on_request(operation, request.headers)
+        self.on_request(operation, request.headers)
         if operation == "GetObject" and self._direct is not None:
             self._direct.sent.request = request
 
     def _after_call(self, http_response: Any, **_: object) -> None:
-        self._on_server(http_response.headers.get("Server", ""))
+        self.on_server(http_response.headers.get("Server", ""))
 
     def _after_attempt(self, response: tuple[Any, Mapping[str, Any]] | None, **_: object) -> None:
         if response is None:
             return  # there was no answer
         http, parsed = response
         if is_throttled(http.status_code, parsed.get("Error", {}).get("Code", "")):
-            self._on_throttled()
+            self.on_throttled()
 
 
 def _tls(ca_bundle: Any) -> SSLContext:

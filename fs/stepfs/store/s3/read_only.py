@@ -11,8 +11,10 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError
+from stepfs.store.answers import Verdict, explain
 from stepfs.store.s3.clients import Clients
-from stepfs.store.s3.errors import FAILURES, broke_in_body, explain, is_absent, is_past_end, status_of
+from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
+from stepfs.store.settings import S3
 
 _TIMEOUT_S: Final = 20.0  # without a byte
 _ATTEMPTS_MAX: Final = 4
@@ -36,15 +38,7 @@ class ReadOnlyBucket:
 
     def __init__(self, bucket: str, *, endpoint_url: str | None = None, profile: str | None = None) -> None:
         self.bucket = bucket
-        self._clients = Clients(
-            endpoint_url,
-            commit_timeout_s=_TIMEOUT_S,
-            data_timeout_s=_TIMEOUT_S,
-            profile=profile,
-            on_request=lambda _operation, _headers: None,
-            on_server=lambda _name: None,
-            on_throttled=lambda: None,
-        )
+        self._clients = Clients(endpoint_url, _TIMEOUT_S, _TIMEOUT_S, profile=profile)
 
     def list(self, prefix: str) -> Iterator[ListedObject]:
         """Objects whose keys begin with `prefix`. `AbsentError`: no such bucket."""
@@ -66,14 +60,13 @@ class ReadOnlyBucket:
             try:
                 self._read_on(key, begin, end, etag, found)
             except FAILURES as error:
-                if is_absent(error):
+                answer = read_error(error)
+                if answer.verdict is Verdict.ABSENT:
                     raise RefusedError(f"s3://{self.bucket}/{key} is gone; {_RESTORE}") from error
-                if status_of(error) == HTTPStatus.PRECONDITION_FAILED:
+                if answer.status == HTTPStatus.PRECONDITION_FAILED:
                     raise self._replaced(key) from error
-                if is_past_end(error):
-                    raise RefusedError(
-                        f"s3://{self.bucket}/{key} is shorter than listed; {_RESTORE}"
-                    ) from error
+                if answer.verdict is Verdict.PAST_END:
+                    break
                 if attempt + 1 == _ATTEMPTS_MAX or not broke_in_body(error):
                     raise self._explained(error, f"read {key}") from error
             if len(found) == end - begin:
@@ -101,7 +94,7 @@ class ReadOnlyBucket:
         )
 
     def _explained(self, error: Exception, doing: str) -> StepfsError:
-        explained = explain(error, f"s3://{self.bucket}", doing)
+        explained = explain(read_error(error), f"s3://{self.bucket}", doing, S3)
         if isinstance(explained, AbsentError):
             return AbsentError(f"bucket {self.bucket} of the source does not exist; correct the URL")
         return explained

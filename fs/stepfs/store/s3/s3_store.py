@@ -17,29 +17,17 @@ import trio
 
 from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
+from stepfs.store.answers import Verdict, create_outcome, is_passing
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, ignore_progress
+from stepfs.store.calls import Calls
 from stepfs.store.names import check_key, check_prefix
 from stepfs.store.read_target import ReadTarget
-from stepfs.store.rights import Rights
-from stepfs.store.s3.bucket import delete_batch, is_versioned
-from stepfs.store.s3.clients import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Clients
-from stepfs.store.s3.download import AnswerCount, download, download_whole
-from stepfs.store.s3.errors import (
-    FAILURES,
-    broke_in_body,
-    create_outcome,
-    explain,
-    is_absent,
-    is_expired,
-    is_forbidden,
-    is_past_end,
-    is_skewed,
-    is_transient,
-)
-from stepfs.store.s3.listing import page_entries
-from stepfs.store.s3.settings import CHECK_NETWORK
-from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, byte_views, encryption
-from stepfs.store.silence import Silence, unwatched
+from stepfs.store.s3.clients import Clients
+from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
+from stepfs.store.s3.requests import AnswerCount, delete_batch, download, download_whole, page_entries
+from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, encryption
+from stepfs.store.settings import DATA_THREADS_MAX, S3
+from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2RequestTypeDef
@@ -79,31 +67,24 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self._clients = Clients(
             endpoint_url,
+            commit_timeout_s,
+            data_timeout_s,
+            data_threads or DATA_THREADS_MAX,
             url=self.url,
             of_origin=of_origin,
-            commit_timeout_s=commit_timeout_s,
-            data_timeout_s=data_timeout_s,
-            data_threads=data_threads or DATA_THREADS_MAX,
             on_request=self._count,
             on_server=self._see,
             on_throttled=lambda: self.counts.add(throttled=1),
         )
-        self._threads = trio.CapacityLimiter(data_threads or DATA_THREADS_MAX)
-        self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
-        self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
+        self._calls = Calls(self.url, S3, data_threads, silence)
         self._sending = threading.local()  # verb and keys of the call that this thread runs
-        self._rights = Rights(
-            is_expired=is_expired, is_forbidden=lambda error: is_forbidden(error) and not is_skewed(error)
-        )
-        self._silence = silence or unwatched()
-        self._sign_of_life = self._silence.note_sign_of_life
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         name = self._name(key)
-        answered = AnswerCount(self._sign_of_life)
+        answered, sign_of_life = AnswerCount(), self._calls.sign_of_life
 
         def fetch() -> bytes:
-            return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered)
+            return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered, sign_of_life)
 
         found = await self._get(key, fetch, answered)
         self.counts.add(bytes_read=len(found or b""))
@@ -113,14 +94,14 @@ class S3Store:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
-        target = ReadTarget(buffer, landed, self._sign_of_life)
+        target = ReadTarget(buffer, landed, self._calls.sign_of_life)
 
         def fetch() -> int:
             try:
                 botocore = partial(download, self._clients.data(), self.bucket, name, offset, target)
                 self._clients.direct().download(name, offset, target, botocore)
             except FAILURES as error:
-                if not is_past_end(error) and target.remaining:
+                if target.remaining and read_error(error).verdict is not Verdict.PAST_END:
                     raise
             return target.done
 
@@ -140,11 +121,11 @@ class S3Store:
                 "create", (key,), lambda: upload.create(self._clients.commit(), body), abandon=False
             )
         except FAILURES as error:
-            outcome = create_outcome(error)
+            outcome = create_outcome(read_error(error))
             if outcome is None:
                 raise self._explain(error, "create", key) from error
             if outcome is Put.EXISTS:
-                self._rights.prove("create", [key])
+                self._calls.rights.prove("create", [key])
             return outcome
         return Put.CREATED
 
@@ -200,7 +181,10 @@ class S3Store:
     async def keeps_versions(self) -> bool:
         """Whether the bucket keeps overwritten and deleted objects; False if the server does not answer soon."""
         with suppress(StepfsError, *FAILURES), trio.move_on_after(_ADVICE_S):
-            return await self._call("get", (), lambda: is_versioned(self._clients.data(), self.bucket))
+            state = await self._call(
+                "get", (), lambda: self._clients.data().get_bucket_versioning(Bucket=self.bucket)
+            )
+            return state.get("Status") == "Enabled"  # suspended: later writes replace each other
         return False
 
     async def _delete_all(self, batch: tuple[str, ...]) -> None:
@@ -210,10 +194,10 @@ class S3Store:
             except FAILURES as error:
                 raise self._explain(error, "delete", batch[0]) from error
             if not failed:
-                self._rights.prove("delete", batch)
+                self._calls.rights.prove("delete", batch)
                 return
             for key, code in failed.items():
-                if not is_transient(code):
+                if not is_passing(code):
                     raise RefusedError(
                         f"cannot delete {key} in {self.url} ({code}); check the rights of this role"
                     )
@@ -245,21 +229,17 @@ class S3Store:
             try:
                 return work()
             except FAILURES as error:
-                if not is_skewed(error):
+                if read_error(error).verdict is not Verdict.SKEWED:
                     raise
                 return work()  # with a fresh signature; the server did nothing for the stale one
 
-        control = self._commit_threads if verb == "create" else self._control_threads
-        limiter = self._threads if data else control
-        run = partial(trio.to_thread.run_sync, labelled, limiter=limiter, abandon_on_cancel=abandon)
-        result = await self._silence.watch(self.url, run, CHECK_NETWORK)
+        result = await self._calls.run(verb, labelled, data=data, abandon=abandon)
         if verb != "delete":  # a delete has an answer for each key
-            self._rights.prove(verb, keys)
+            self._calls.rights.prove(verb, keys)
         return result
 
     def _explain(self, error: Exception, verb: str, key: str, doing: str = "") -> StepfsError:
-        passing = self._rights.passing(error, verb, key)
-        return explain(error, self.url, f"{doing or verb} {key or 'the lake'}", passing=passing)
+        return self._calls.explained(read_error(error), verb, key, doing)
 
     async def _get(
         self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
@@ -271,8 +251,8 @@ class S3Store:
             try:
                 return await self._call("get", (key,), fetch, data=data)
             except FAILURES as error:
-                if is_absent(error):
-                    self._rights.prove("get", [key])
+                if read_error(error).verdict is Verdict.ABSENT:
+                    self._calls.rights.prove("get", [key])
                     return None
                 began = answered.answers > before
                 if not (began and broke_in_body(error)) or attempt == _ATTEMPTS_MAX - 1:
@@ -290,4 +270,4 @@ class S3Store:
 
     def _see(self, server: str) -> None:
         self.server = server or self.server
-        self._sign_of_life()
+        self._calls.sign_of_life()

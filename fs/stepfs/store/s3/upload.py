@@ -19,8 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 import crc32c
 import trio
 
-from stepfs.store.api import Buffer
-from stepfs.store.s3.errors import FAILURES, code_of
+from stepfs.store.s3.errors import FAILURES, read_error
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -86,11 +85,6 @@ class ChainedBody:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
-def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
-    """The parts that have bytes, as flat views."""
-    return [view for part in parts if len(view := memoryview(part).cast("B"))]
-
-
 def pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     """Cut a body into multipart pieces of equal size (the last may be smaller), without copying."""
     total = sum(len(view) for view in views)
@@ -144,7 +138,6 @@ class Upload:
         self.abandoned = threading.Event()  # once set, bodies raise at the next read
 
     def create(self, client: S3Client, body: bytes) -> None:
-        """Single PUT, only if absent."""
         client.put_object(
             **self._target,
             **self._encryption,
@@ -232,7 +225,7 @@ class Upload:
             )
         except FAILURES as error:
             # the retry of a completion that succeeded finds no upload any more, but the object
-            if code_of(error) != "NoSuchUpload":
+            if read_error(error).said != "NoSuchUpload":
                 raise
             if client.head_object(**self._target)["ContentLength"] != self.length:
                 raise

@@ -13,7 +13,6 @@ from stepfs.format.ids import JSON_SCHEMA
 
 
 def document(shown: Shown) -> str:
-    """As fs/JSON.md describes it."""
     return json.dumps(
         {
             "schema": JSON_SCHEMA,
@@ -43,7 +42,6 @@ def _sources(shown: Shown) -> dict[str, Any]:
 
 
 def lines(shown: Shown) -> Iterator[str]:
-    """For people."""
     plan = "" if shown.plan is None else f", plan {shown.plan}"
     yield printable(f"step {shown.entry.step} by {shown.entry.producer_id}{plan}")
     for name, one in _sources(shown).items():

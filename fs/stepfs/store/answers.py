@@ -1,0 +1,150 @@
+"""The meaning of a failed request to a server, for every kind of server: a verdict, and what follows from it.
+
+S3 and the clouds read their libraries' errors each in its own way (`s3/errors`, `cloud/answers`). What such an answer
+means for a create, and the line that a user reads, are decided here alone. What cannot be read is unknown: a create that may
+have happened, an object that may be there.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from stepfs.errors import AbsentError, ArchivedError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.store.api import Put
+from stepfs.store.settings import Words
+
+
+class Verdict(enum.Enum):
+    """The meaning of an answer, or of none."""
+
+    EXISTS = enum.auto()
+    CONFLICT = enum.auto()  # a 409 that decides nothing
+    ABSENT = enum.auto()
+    PAST_END = enum.auto()
+    NO_CONTAINER = enum.auto()
+    ELSEWHERE = enum.auto()  # the bucket is in another region
+    ARCHIVED = enum.auto()
+    FORBIDDEN = enum.auto()  # this action, to these credentials
+    EXPIRED = enum.auto()  # credentials that expired, or cannot be had just now: every action
+    UNSET = enum.auto()  # no credentials, or settings that make no sense
+    SKEWED = (
+        enum.auto()
+    )  # signed long before it arrived: by a wrong clock, or before the process was suspended
+    DISTRUSTED = enum.auto()  # the certificate does not verify: nothing was sent
+    FOREIGN = enum.auto()  # a 404 that no store sent: a proxy's page, a gateway without a route
+    REFUSED = enum.auto()
+    THROTTLED = enum.auto()
+    UNREACHABLE = enum.auto()  # also all that cannot be read
+
+
+PASSING: Final = {Verdict.THROTTLED, Verdict.UNREACHABLE}  # another attempt makes sense
+_CODES: Final = {
+    Verdict.NO_CONTAINER: ("ContainerNotFound", "NoSuchBucket"),
+    Verdict.ELSEWHERE: ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"),
+    Verdict.ARCHIVED: ("BlobArchived", "BlobBeingRehydrated", "InvalidObjectState"),
+    Verdict.EXISTS: ("UnauthorizedBlobOverwrite",),  # to those who may create alone, Azure says this first
+    Verdict.EXPIRED: (
+        "ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestExpired", "TokenRefreshRequired",
+    ),
+    Verdict.SKEWED: ("RequestTimeTooSkewed",),
+    Verdict.THROTTLED: (
+        "RequestLimitExceeded", "RequestRateTooHigh", "RequestThrottled", "ServerBusy", "ServiceUnavailable", "SlowDown",
+        "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException",
+    ),
+    Verdict.UNREACHABLE: ("BadDigest", "IncompleteBody", "InternalError", "RequestTimeout"),
+}  # fmt: skip
+_OF_CODE: Final = {code: verdict for verdict, codes in _CODES.items() for code in codes}
+# By number: proxies answer with some, such as 520, that HTTPStatus does not know.
+_OF_STATUS: Final[dict[int, Verdict]] = {
+    HTTPStatus.NOT_MODIFIED: Verdict.EXISTS,
+    HTTPStatus.PRECONDITION_FAILED: Verdict.EXISTS,
+    HTTPStatus.UNAUTHORIZED: Verdict.EXPIRED,
+    HTTPStatus.FORBIDDEN: Verdict.FORBIDDEN,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: Verdict.PAST_END,
+    HTTPStatus.REQUEST_TIMEOUT: Verdict.UNREACHABLE,
+    HTTPStatus.TOO_MANY_REQUESTS: Verdict.THROTTLED,
+    HTTPStatus.SERVICE_UNAVAILABLE: Verdict.THROTTLED,
+    HTTPStatus.NOT_IMPLEMENTED: Verdict.REFUSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`said`: status and code, or why there is none; `whole`: the library's own line, where that says more."""
+
+    verdict: Verdict
+    said: str
+    status: int = 0
+    whole: str = ""
+
+
+def verdict_of(status: int, code: str) -> Verdict:
+    """The meaning of an HTTP status and an error code ('' without one), the code first."""
+    if code in _OF_CODE:
+        return _OF_CODE[code]
+    if status == HTTPStatus.CONFLICT:
+        taken = code.endswith("AlreadyExists") or code.startswith("BlobImmutable")
+        return Verdict.EXISTS if taken else Verdict.CONFLICT
+    if status == HTTPStatus.NOT_FOUND:
+        return Verdict.ABSENT if code in {"BlobNotFound", "NoSuchKey"} else Verdict.FOREIGN
+    refused = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return _OF_STATUS.get(status, Verdict.REFUSED if refused else Verdict.UNREACHABLE)
+
+
+def is_passing(code: str) -> bool:
+    """Whether the refusal of one key of several is temporary."""
+    return _OF_CODE.get(code) in PASSING
+
+
+def is_throttled(status: int, code: str) -> bool:
+    """Whether an answer asks for fewer requests."""
+    return Verdict.THROTTLED in {_OF_STATUS.get(status), _OF_CODE.get(code)}
+
+
+def create_outcome(answer: Answer) -> Put | None:
+    """The outcome of a conditional create without a 200; None: definitely not done, raise `explain`."""
+    decided = {Verdict.EXISTS: Put.EXISTS, Verdict.CONFLICT: Put.RETRY}
+    return Put.UNKNOWN if answer.verdict in PASSING else decided.get(answer.verdict)
+
+
+def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool = False) -> StepfsError:
+    """The error to raise when `doing` ('read a/b', …) failed on the store `url`.
+
+    `passing`: the action was allowed before (`calls.Rights`), so a refusal for lack of rights counts as an outage.
+    """
+    kind: type[StepfsError] = RefusedError
+    said, whole = answer.said, answer.whole or answer.said
+    match answer.verdict:
+        case Verdict.NO_CONTAINER:
+            return AbsentError(
+                f"the {words.container} of {url} does not exist ({said}); create it first, stepfs never does"
+            )
+        case Verdict.SKEWED:
+            why = f"this machine's clock is wrong ({said}); set it"
+        case Verdict.DISTRUSTED:
+            why = f"the server's certificate does not verify ({said}); {words.trust}"
+        case _ if passing:
+            kind = StoreUnreachableError
+            why = f"{whole}; it was allowed before; renew the credentials of this role if it stays so"
+        case Verdict.ELSEWHERE:
+            why = f"the bucket is in another region ({said}); set AWS_REGION to it"
+        case Verdict.FORBIDDEN | Verdict.EXPIRED | Verdict.UNSET:
+            refused = "the server refuses these credentials or this action"
+            why = f"{refused if answer.status else 'no credentials can be used'} ({said}); {words.check_keys}"
+        case Verdict.ARCHIVED:
+            kind = ArchivedError
+            why = f"the object is archived ({said}); restore it with the store's own tool"
+        case Verdict.FOREIGN:
+            kind = StoreUnreachableError
+            why = (
+                f"the answer ({said}) is not the store's; look for a proxy in between, {words.check_network}"
+            )
+        case Verdict.THROTTLED | Verdict.UNREACHABLE:
+            kind = StoreUnreachableError
+            why = f"{whole}; {words.check_network}"
+        case _:
+            why = f"the server refuses the request ({whole}); see what `stepfs doctor` says about it"
+    return kind(f"cannot {doing} in {url}: {why}")

@@ -1,0 +1,74 @@
+"""Calls of a server's store: blocking work in threads, watched for silence, with the memory of what was allowed before.
+
+Threads have three budgets, so that the log and the floor never wait for bytes: creates, other control requests, data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, TypeVar
+
+import trio
+
+from stepfs.errors import StepfsError
+from stepfs.store.answers import Answer, Verdict, explain
+from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Words
+from stepfs.store.silence import Silence, unwatched
+
+T = TypeVar("T")
+_DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deeper
+
+
+class Calls:
+    """Of the store `url`; `data_threads`: calls under way that move bodies."""
+
+    def __init__(self, url: str, words: Words, data_threads: int | None, silence: Silence | None) -> None:
+        self.rights = Rights()
+        self.data_threads = trio.CapacityLimiter(data_threads or DATA_THREADS_MAX)
+        self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
+        self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
+        self._url = url
+        self._words = words
+        self._silence = silence or unwatched()
+        self.sign_of_life = self._silence.note_sign_of_life
+
+    async def run(self, verb: str, work: Callable[[], T], *, data: bool = False, abandon: bool = True) -> T:
+        """Run `work` in a thread. `data`: it moves a body of any size. `abandon`: a cancelled caller leaves it at once."""
+        control = self._commit_threads if verb == "create" else self._control_threads
+        limiter = self.data_threads if data else control
+        run = partial(trio.to_thread.run_sync, work, limiter=limiter, abandon_on_cancel=abandon)
+        return await self._silence.watch(self._url, run, self._words.check_network)
+
+    def explained(self, answer: Answer, verb: str, key: str, doing: str = "") -> StepfsError:
+        """The error for the caller whose `verb` failed on `key`."""
+        passing = self.rights.passing(answer.verdict, verb, key)
+        return explain(
+            answer, self._url, f"{doing or verb} {key or 'the lake'}", self._words, passing=passing
+        )
+
+
+class Rights:
+    """Verbs that succeeded in this process, by prefix: they distinguish a temporary refusal from a lasting one.
+
+    Credentials expire and are renewed, metadata services have outages, policies are edited; a producer must survive that
+    like an outage. At the start, however, a refusal is a mistake to be reported at once (and without the right to list,
+    S3 refuses to read an absent object). So the past decides: a verb that succeeded under a prefix is allowed there.
+    Thread-safe: a set that only grows.
+    """
+
+    def __init__(self) -> None:
+        self._proven: set[tuple[str, str]] = set()
+
+    def prove(self, verb: str, keys: Iterable[str]) -> None:
+        self._proven.update((verb, _prefix(key)) for key in keys)
+
+    def passing(self, verdict: Verdict, verb: str, key: str) -> bool:
+        """Whether the verdict denies an action that was allowed before; expired credentials deny every action."""
+        if verdict is Verdict.EXPIRED:
+            return bool(self._proven)
+        return verdict is Verdict.FORBIDDEN and (verb, _prefix(key)) in self._proven
+
+
+def _prefix(key: str) -> str:
+    return "/".join(key.split("/")[:-1][:_DEPTH])
