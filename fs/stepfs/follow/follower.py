@@ -58,7 +58,6 @@ class Follower:
         self._asked: tuple[trio.abc.Clock, float] | None = None
         self._began = 0.0  # trio time at which the last look or check began
         self.looked_at: float | None = None  # trio time of the last look that succeeded
-        self.looks = 0
 
     @property
     def frontier(self) -> Step:
@@ -106,7 +105,6 @@ class Follower:
             await trio.sleep_until(began + self.interval_s)
 
     async def _look(self) -> None:
-        self.looks += 1
         clock = trio.lowlevel.current_clock()
         self._asked = clock, clock.current_time()
         try:

@@ -23,7 +23,7 @@ from stepfs.follow.protocols import Reader
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.histogram import Histogram
-from stepfs.view.tree import Tree
+from stepfs.view.tree import Presence, Tree
 
 SIGNAL_POLL_S: Final = 0.1
 _GRACE_S: Final = 1.0  # how much longer a deadline lives than its last waiter
@@ -37,7 +37,8 @@ class WaitOutcome(enum.Enum):
 
     READY = "ready"
     NEVER = "never"  # sealed, or reclaimed: the step will not come
-    EXPIRED = "expired"
+    EXPIRED = "expired"  # not committed in time
+    SILENT = "silent"  # committed, but the store did not deliver its index in time
     INTERRUPTED = "interrupted"  # the caller has a signal pending
 
 
@@ -89,6 +90,26 @@ class Waits:
             task_status.started()
             await trio.sleep_forever()
 
+    async def for_files(self, step: Step, pid: int, *, waits: bool = False) -> StepEntry | WaitOutcome:
+        """The entry of a step once its files may be opened; never READY. Errors as `for_entry`.
+
+        `waits`: wait for the commit of any step that may come, not only of those that the view shows before it.
+        """
+        while True:
+            presence = self._tree.presence(step)
+            if presence is Presence.COMMITTED:
+                entry = self._reader.entry_if_loaded(step) or await self.for_entry(step, pid)
+                if isinstance(entry, WaitOutcome) or self._tree.readable(step):
+                    return entry
+            elif presence is Presence.PENDING or (
+                waits and presence is Presence.ABSENT and self._tree.awaited(step)
+            ):
+                outcome = await self.for_commit(step, pid)
+                if outcome is not WaitOutcome.READY:
+                    return outcome
+            else:
+                return WaitOutcome.NEVER
+
     async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
         """Wait until `step` is committed. After READY the step may already have been reclaimed."""
         deadline = self._enter(step)
@@ -112,7 +133,8 @@ class Waits:
         Raises the reader's errors, except that an unreachable store is retried until the deadline.
         """
         with self._timed("index"):
-            return await self._loaded(step, pid, trio.current_time() + self._deadline_s)
+            found = await self._loaded(step, pid, trio.current_time() + self._deadline_s)
+        return WaitOutcome.SILENT if found is WaitOutcome.EXPIRED else found
 
     async def _loaded(self, step: Step, pid: int, until: float) -> StepEntry | WaitOutcome:
         while True:

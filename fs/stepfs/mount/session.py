@@ -198,7 +198,7 @@ class _Session:
             assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
             mount.machine.kernel = tune(device)
         await background.start(self._watchdog(mount, device, guarded=guarded).run)
-        state = mount.reader.state
+        state = mount.log.state
         facts = {"lake_id": state.lake_id, "version": state.version, "group": self._options.group}
         _log.info("%s: serving %s, %d steps", self._directory, mount.store.url, state.next_step, extra=facts)
         self._notifier.notify("READY=1")
@@ -241,7 +241,7 @@ class _Session:
 async def _register(mount: Assembly) -> GroupFollower | None:
     if mount.options.group is None:
         return None
-    group = mount.group_follower(mount.options.group)
+    group = mount.own_group(mount.options.group)
     await group.register()
     return group
 

@@ -54,26 +54,19 @@ class Withdrawal:
         self,
         tree: Tree,
         known: LookupCounts,
-        forget_below: Callable[[Step], None],
         meter: Meter,
         *,
         invalidate: Invalidate = pyfuse3.invalidate_entry,
     ) -> None:
         self._tree = tree
         self._known = known
-        self._forget_below = forget_below
         self._meter = meter
         self._invalidate = invalidate
-        self._noted = tree.first_visible()
         self._wake = trio.Event()
 
     def note(self) -> None:
-        """Check for steps that left the view. Never waits."""
-        first = self._tree.first_visible()
-        if first > self._noted:
-            self._forget_below(first)
-            self._wake.set()
-        self._noted = first  # it falls when a group rolls back to an older checkpoint
+        """Steps left the view. Never waits."""
+        self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Withdraw names until cancelled; a started batch is finished."""
@@ -81,7 +74,7 @@ class Withdrawal:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            names = (step_name(step) for step in self._known.between(Step(0), self._noted))
+            names = (step_name(step) for step in self._known.between(Step(0), self._tree.first_visible()))
             while batch := list(itertools.islice(names, _BATCH)):
                 await trio.to_thread.run_sync(self._withdraw, batch)
                 self._meter.steps_invalidated += len(batch)

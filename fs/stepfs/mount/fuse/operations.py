@@ -248,23 +248,10 @@ class StepOperations(pyfuse3.Operations):
 
     async def _entry(self, step: Step, pid: int) -> StepEntry:
         """The entry of a step whose files may be opened; waits for it as its presence allows, or raises an errno."""
-        while True:
-            presence = self._tree.presence(step)
-            if presence is Presence.PENDING:
-                outcome = await self._parts.waits.for_commit(step, pid)
-                if outcome is not WaitOutcome.READY:
-                    raise refusal(outcome, expired_errno=self._parts.waits.expired_errno)
-                continue
-            if presence is not Presence.COMMITTED:
-                raise pyfuse3.FUSEError(errno.ENOENT)
-            entry = self._reader.entry_if_loaded(step)
-            if entry is not None:
-                return entry
-            found = await self._parts.waits.for_entry(step, pid)
-            if isinstance(found, WaitOutcome):
-                raise refusal(found, expired_errno=errno.ETIMEDOUT)
-            if self._tree.readable(step):
-                return found
+        found = await self._parts.waits.for_files(step, pid)
+        if isinstance(found, WaitOutcome):
+            raise refusal(found, expired_errno=self._parts.waits.expired_errno)
+        return found
 
     def _count(self, found: Attributes) -> None:
         node = node_of(found.inode)
