@@ -8,7 +8,7 @@ to deliver more (a store far away).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -18,7 +18,7 @@ from stepfs.data.buffers import Buffer
 from stepfs.data.cache.memory import Cache
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.queue import FetchQueue
-from stepfs.data.sources import Source
+from stepfs.data.sources import Sources
 from stepfs.errors import StepfsError, StoreUnreachableError
 
 _log = logging.getLogger("stepfs.data")
@@ -36,7 +36,7 @@ class BlockLoader:
         self,
         cache: Cache,
         queue: FetchQueue,
-        sources: Sequence[Source],
+        sources: Sources,
         *,
         concurrency: ConcurrencyLimit,
         loaded: Callable[[Block], None],
@@ -94,10 +94,7 @@ class BlockLoader:
         began = trio.current_time()
         learns = self._in_order.start() if _is_read_in_order(block) else None
         try:
-            for source in self._sources:
-                loaded = await source.load(block, buffer)
-                if loaded is not None:
-                    break
+            loaded = await self._sources.load(block, buffer)
         except StepfsError as error:
             self._failed(block, error)
         finally:

@@ -57,6 +57,11 @@ class SliceReads:
         self._readers = ReaderCounts()
         self._opened_are_kept = opened_are_kept
 
+    @property
+    def slice_bytes(self) -> int:
+        """Mean length of the slices opened so far, 0 before the first."""
+        return self.opened_bytes // max(1, self.opens)
+
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle:
         """Open a slice. Never waits. IndexError beyond the last slice.
 

@@ -209,7 +209,7 @@ class Lake:
         number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
 
         async def look(parts: Assembly) -> bool:
-            return parts.slices.facts.holds(number, index)
+            return parts.slices.holds(number, index)
 
         return self._call(lambda parts: partial(look, parts))
 

@@ -65,7 +65,7 @@ async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(
             readers.start_soon(lambda peer=peer: node.train(range(STEPS), start_s=peer * LAG * 0.1))
         await trio.sleep(learned_s)
         fetched.append(node.slices.counts.bytes_fetched)
-        before = {step for step in range(STEPS) if node.slices.facts.holds(Step(step), INDEX)}
+        before = {step for step in range(STEPS) if node.slices.holds(Step(step), INDEX)}
     fetched.append(node.slices.counts.bytes_fetched)
     assert fetched[1] - fetched[0] <= (STEPS - max(before) + 1) * MIB
     assert node.slices.counts.misses <= 8 * peers

@@ -42,7 +42,7 @@ class Bench:
             task_status.started()
 
     def prefetch(self, *steps):
-        self.slices.requests.replace([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
+        self.slices.request([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
 
     def key(self, step):
         return Step(step), SliceIndex(0)
@@ -78,7 +78,7 @@ async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
     await nursery.start(there.run)
     there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
-    assert there.slices.facts.holds(*there.key(0))
+    assert there.slices.holds(*there.key(0))
     assert there.slices.cache.pool.used == 8 * MIB
     nursery.cancel_scope.cancel()
 
@@ -87,9 +87,7 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(
-        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
-    )
+    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.cache.pool.sweep()
     assert there.slices.cache.pool.used == 4 * MIB
     there.world.store.objects.clear()
@@ -152,7 +150,7 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     await there.until(lambda: not there.primer.enabled)
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
-    assert there.slices.facts.holds(*there.key(0))
+    assert there.slices.holds(*there.key(0))
     nursery.cancel_scope.cancel()
 
 
@@ -195,9 +193,7 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(
-        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
-    )
+    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.reads.open(there.world.entries[0], SliceIndex(0)).close()
     there.slices.disk_copies.disk.remove(
         [there.slices.disk_copies.disk.forget(there.key(0))]
@@ -206,7 +202,7 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.requests == 1
     there.slices.forget_below(Step(1))
-    await there.until(lambda: there.slices.facts.holds(*there.key(0)))
+    await there.until(lambda: there.slices.holds(*there.key(0)))
     there.world.store.objects.clear()
     assert bytes(await handle.read(0, 4 * MIB)) == there.world.payloads[0][0]
     assert there.slices.counts.requests == 2

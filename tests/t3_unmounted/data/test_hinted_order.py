@@ -108,7 +108,7 @@ async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_
     ahead = [order.step_at(place) for place in range(20)]
     assert set(asked) == {step for step in ahead if step >= 200}
     assert len(asked) <= 7 * len(set(asked)), "once a second"
-    assert all(node.slices.facts.holds(step, 0) for step in ahead if step < 200)
+    assert all(node.slices.holds(step, 0) for step in ahead if step < 200)
     nursery.cancel_scope.cancel()
 
 

@@ -168,7 +168,7 @@ async def test_steps_in_order_are_fetched_ahead(autojump_clock):
             assert await shelf.read(reader, step, 0) == shelf.expected(step, 0)
             await trio.sleep(1)
         assert reader.slices.counts.hits >= 4
-        assert not reader.slices.facts.holds(Step(8), SliceIndex(1))
+        assert not reader.slices.holds(Step(8), SliceIndex(1))
 
 
 async def test_nothing_is_fetched_before_a_step_was_read_or_announced(autojump_clock):

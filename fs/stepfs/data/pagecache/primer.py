@@ -24,7 +24,7 @@ from stepfs.data.blocks import HeldSlice
 from stepfs.data.pagecache.page_order import PageOrder
 from stepfs.data.pagecache.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.pagecache.threads import MountThreads
-from stepfs.data.protocols import PageCache
+from stepfs.data.protocols import PageCache, Priming
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 
@@ -41,7 +41,7 @@ class _Primed:
     checked: bool = False  # was found whole when its turn came
 
 
-class Primer:
+class Primer(Priming):
     """The primed slices of one mount."""
 
     def __init__(self, slices: Slices, pages: PageCache) -> None:
@@ -76,24 +76,18 @@ class Primer:
 
     @property
     def primed(self) -> Collection[SliceKey]:
-        """The slices in the page cache, as far as is known: they need not be in memory too."""
         return self._primed.keys()
 
     def changed(self) -> None:
-        """A slice became ready, readers moved, or memory is short: all requests are looked at again."""
         self._stale = True
         self._wake.set()
 
     def idle(self, key: SliceKey) -> None:
-        """A file is open, apparently without a reader: its pages may be dropped for others."""
         if key in self._primed:
             self._order.make_idle(key)
 
     def closed(self, key: SliceKey, *, awaited: bool = False) -> None:
-        """A file was closed: its pages may go when room is needed.
-
-        Thousands of small files are closed per second: the cost must not grow with the number of prefetch requests.
-        """
+        # Thousands of small files are closed per second: the cost must not grow with the number of prefetch requests.
         primed = self._primed.get(key)
         if primed is not None:
             primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
@@ -108,12 +102,10 @@ class Primer:
             self._wake.set()
 
     def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
-        """Look again which of the files that were closed another reader will open."""
         for key in self._order.closed():
             self.closed(key, awaited=is_awaited(key))
 
     def forget_below(self, step: Step) -> None:
-        """Their names leave the mount, and with the names the kernel drops the pages."""
         for key in [key for key in self._primed if key[0] < step]:
             self._forget(key)
         self._evicted = {key for key in self._evicted if key[0] >= step}
@@ -142,7 +134,7 @@ class Primer:
 
         Looking costs an open; of many small files a few are asked, and all of them once one is not whole.
         """
-        for entry, indices in self._slices.requests.listed()[:1]:
+        for entry, indices in self._slices.requested[:1]:
             for index in self._to_look_at(entry.step, indices):
                 primed = self._primed.get((entry.step, index))
                 if primed is not None and not primed.checked:
@@ -166,7 +158,7 @@ class Primer:
             self._suspect = key[0]
             self._evicted.add(key)
             self._forget(key)
-            self._slices.requests.replan()
+            self._slices.replan()
 
     async def _prime_next(self) -> bool:
         """The nearest slices that are ready and not in the page cache yet; False if there is none, or no room."""
@@ -190,7 +182,7 @@ class Primer:
         return bool(batch)
 
     def _candidates(self) -> Iterator[HeldSlice]:
-        for entry, indices in self._slices.requests.listed():
+        for entry, indices in self._slices.requested:
             for index in indices:
                 key = entry.step, index
                 if key in self._primed or key in self._refused:

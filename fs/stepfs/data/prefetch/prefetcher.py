@@ -172,7 +172,7 @@ class Prefetcher:
             fixed=self._fixed,
         )
         low = min((step for step, _ in plan), default=opened[0].low if opened else first)
-        self._slices.requests.set_low(first if hinted else low)  # of announced steps none is passed over
+        self._slices.set_low(first if hinted else low)  # of announced steps none is passed over
         return hinted + [prefetch for prefetch in plan if prefetch[0] not in self._alone]
 
     def _affordable(self, slices: int) -> int:
@@ -180,9 +180,9 @@ class Prefetcher:
         if not self._fixed:
             self.window = window_steps(
                 pace=self._pace.steps_per_s(),
-                latency_s=self._slices.facts.latency_s,
-                step_bytes=slices * self._slices.facts.slice_bytes,
-                budget_bytes=int(_BUDGET_SHARE * self._slices.facts.capacity_bytes),
+                latency_s=self._slices.latency_s,
+                step_bytes=slices * self._slices.reads.slice_bytes,
+                budget_bytes=int(_BUDGET_SHARE * self._slices.capacity_bytes),
             )
         return self.window
 
@@ -197,7 +197,7 @@ class Prefetcher:
             segment = step // SEGMENT_STEPS
             rested = trio.current_time() >= self._rest.get(segment, float("-inf"))
             if entry is None and segment not in missing and rested and step not in self._alone:
-                self._slices.requests.replace(prefetch_requests)
+                self._slices.request(prefetch_requests)
                 try:
                     entry = await self._steps.entry(step)
                 except StepfsError as error:
@@ -210,7 +210,7 @@ class Prefetcher:
                 continue
             slices = entry.tgb.slices
             prefetch_requests.append((entry, [index for index in indices if index < slices]))
-        self._slices.requests.replace(prefetch_requests)
+        self._slices.request(prefetch_requests)
         return not missing and not behind
 
     async def _load_alone(self, plan: Plan) -> bool:
@@ -220,7 +220,7 @@ class Prefetcher:
         if not unknown:
             return False
         known = ((table.entry_if_loaded(step), indices) for step, indices in plan)
-        self._slices.requests.replace([(entry, indices) for entry, indices in known if entry is not None])
+        self._slices.request([(entry, indices) for entry, indices in known if entry is not None])
         failed = False
 
         async def load(steps: Iterator[Step]) -> None:
