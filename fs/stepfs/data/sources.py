@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from stepfs.data.blocks import Block
 from stepfs.data.buffers import Buffer
@@ -17,50 +18,41 @@ from stepfs.store.api import Store
 OriginStore = Callable[[int], Awaitable[Store]]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Sources:
     """The sources of one mount's blocks."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        disk_copies: WriteBehind,
-        counts: DataCounts,
-        fetcher: Fetcher,
-        store: Store,
-        origin_store: OriginStore | None,
-    ) -> None:
-        """`origin_store`: of data of a fork's parent (`origin` > 0)."""
-        self._cache = cache
-        self._disk_copies = disk_copies
-        self._counts = counts
-        self._fetcher = fetcher
-        self._store = store
-        self._origin_store = origin_store
+    cache: Cache
+    disk_copies: WriteBehind
+    counts: DataCounts
+    fetcher: Fetcher
+    store: Store
+    origin_store: OriginStore | None  # of data of a fork's parent (`origin` > 0)
 
     async def load(self, block: Block, buffer: Buffer) -> Buffer:
         """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
-        if self._cache.copied(block) and await self._load_copy(block, buffer):
+        if self.cache.copied(block) and await self._load_copy(block, buffer):
             return buffer
         target = FetchTarget(await self._store_of(block.entry.tgb.origin), block.entry, block.range)
-        return await self._fetcher.fetch(target, buffer, lambda: self._cache.lease(block.range.size, block))
+        return await self.fetcher.fetch(target, buffer, lambda: self.cache.lease(block.range.size, block))
 
     async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
         """From disk into `buffer`; False for a damaged file, which is removed."""
         owner = block.owners[0]
         check = RangeCheck(block.range, buffer)
-        got = await self._disk_copies.load(
+        got = await self.disk_copies.load(
             owner, block.range.offset - owner.ref.offset, buffer.view(), check.update
         )
         problem = check.problem(got)
         if problem is not None:
-            self._disk_copies.reject(owner, problem)
+            self.disk_copies.reject(owner, problem)
             return False
-        self._counts.disk_hits += 1
+        self.counts.disk_hits += 1
         return True
 
     async def _store_of(self, origin: int) -> Store:
         if origin == 0:
-            return self._store
-        if self._origin_store is None:
+            return self.store
+        if self.origin_store is None:
             raise StepfsError(f"the lake shares data of origin {origin}, which this mount cannot open")
-        return await self._origin_store(origin)
+        return await self.origin_store(origin)

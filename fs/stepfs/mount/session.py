@@ -227,8 +227,8 @@ class _Session:
 
     def _watchdog(self, mount: Assembly, device: str, *, guarded: bool) -> watchdog.Watchdog:
         return watchdog.Watchdog(
-            self._directory if guarded else None,
-            notifier=self._notifier,
+            directory=self._directory if guarded else None,
+            notify=self._notifier.notify,
             answered=mount.meter.requests.total,
             unanswered=lambda: watchdog.unanswered(device),
             busy=lambda: mount.waits.waiting >= kernel_session.TASKS_MAX // 2,

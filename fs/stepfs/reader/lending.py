@@ -14,22 +14,15 @@ the allocator. Whether a view is gone is answered by the interpreter's reference
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
+from stepfs.data.handle import SliceHandle
 from stepfs.format.ids import BLOCK_BYTES
 
 LENT_SHARE: Final = 4  # one part in so many of the budget
-
-
-class ReadHandle(Protocol):
-    """`stepfs.data.handle.SliceHandle`."""
-
-    length: int
-
-    async def read(self, offset: int, size: int) -> memoryview: ...
 
 
 class Lending:
@@ -38,14 +31,12 @@ class Lending:
     def __init__(self, bytes_max: int) -> None:
         """`bytes_max`: of memory that is kept for reuse, what callers hold of it included."""
         self._pool = Pool(bytes_max)
-        self.copied_bytes = 0
 
-    async def copy_of(self, handle: ReadHandle) -> memoryview:
+    async def copy_of(self, handle: SliceHandle) -> memoryview:
         """The whole slice, read-only and contiguous; it stays valid while the caller holds it.
 
         Raises as `SliceHandle.read` does.
         """
-        self.copied_bytes += handle.length
         if handle.length < MAPPED_BYTES_MIN:
             return memoryview(bytes(await handle.read(0, handle.length)))
         pooled = self._pool.take(handle.length)

@@ -78,7 +78,7 @@ async def test_many_readers_of_a_slice_share_one_fetch_and_each_copies_once(auto
         assert [bytes(view) for view in views] == [shelf.expected(0, 1)] * 8
         assert reader.slices.counts.bytes_fetched == 2 * MIB + 1
         assert reader.slices.counts.requests == 1
-        assert reader._lending.copied_bytes == 8 * (2 * MIB + 1)
+        assert reader.slices.counts.bytes_delivered == 8 * (2 * MIB + 1), "each copies once"
 
 
 async def test_memory_is_used_again_only_when_nobody_sees_it():

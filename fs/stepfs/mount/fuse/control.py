@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import pyfuse3
@@ -40,35 +41,25 @@ _FILES: Final = {
 _DIRECTORIES: Final = {b"steps": Fixed.STEPS, b"wait": Fixed.WAIT, b"order": Fixed.ORDER}
 _STEP_SUFFIX: Final = b".json"
 
-Render = Callable[[], str]
-DescribeStep = Callable[[StepEntry], Awaitable[str]]
 
-
+@dataclass(eq=False, slots=True)
 class Control:
     """The control directory of one mount."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        tree: Tree,
-        waits: Waits,
-        *,
-        files: Mapping[Fixed, Render],
-        describe_step: DescribeStep,
-        now_ms: int,
-        order: OrderDirectory | None = None,
-    ) -> None:
-        """`files` renders the fixed files; `describe_step` may request from the store; `now_ms` is the time stamp of
-        all."""
-        assert set(files) == set(_FILES.values())
-        self._reader = reader
-        self._tree = tree
-        self._waits = waits
-        self._files = files
-        self._describe_step = describe_step
-        self._now_ms = now_ms
-        self._order = order
-        self.directory = attributes.control_directory(Fixed.CONTROL, now_ms)
+    reader: Reader
+    tree: Tree
+    waits: Waits
+    files: Mapping[Fixed, Callable[[], str]]  # renders the fixed files
+    describe_step: Callable[[StepEntry], Awaitable[str]]  # may request from the store
+    now_ms: int  # the time stamp of all
+    order: OrderDirectory | None = None
+
+    def __post_init__(self) -> None:
+        assert set(self.files) == set(_FILES.values())
+
+    @property
+    def directory(self) -> Attributes:
+        return attributes.control_directory(Fixed.CONTROL, self.now_ms)
 
     def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
         """Look up a name inside `.stepfs/` or a directory of it, for the user `uid`."""
@@ -81,9 +72,9 @@ class Control:
         if parent is Fixed.WAIT:
             step = parse_number(name)
             return None if step is None else self.numbered(WaitFile(step))
-        if parent is Fixed.ORDER and self._order is not None:
-            self._order.look_up(name, uid)
-            return attributes.hinted_file(self._now_ms)
+        if parent is Fixed.ORDER and self.order is not None:
+            self.order.look_up(name, uid)
+            return attributes.hinted_file(self.now_ms)
         return None
 
     def fixed(self, node: Fixed) -> Attributes | None:
@@ -91,18 +82,18 @@ class Control:
         if node is Fixed.CONTROL:
             return self.directory
         if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER}:
-            return attributes.control_directory(node, self._now_ms)
+            return attributes.control_directory(node, self.now_ms)
         if node is Fixed.HINTED:
-            return attributes.hinted_file(self._now_ms)
-        return attributes.control_file(node, self._now_ms) if node in self._files else None
+            return attributes.hinted_file(self.now_ms)
+        return attributes.control_file(node, self.now_ms) if node in self.files else None
 
     def numbered(self, node: StepFile | WaitFile) -> Attributes | None:
         """Attributes of a file named after a step."""
         if isinstance(node, WaitFile):
-            return attributes.wait_file(node.step, self._now_ms)
-        if not self._tree.readable(node.step):
+            return attributes.wait_file(node.step, self.now_ms)
+        if not self.tree.readable(node.step):
             return None
-        return attributes.step_file(node.step, self._reader.time_ms(node.step))
+        return attributes.step_file(node.step, self.reader.time_ms(node.step))
 
     def opendir(self, node: Node | None) -> OpenDirectory | None:
         """Open a directory of the control tree; `wait/` and `order/` list nothing: their names are endless."""
@@ -111,15 +102,15 @@ class Control:
             listed = [(name, found) for name, n in names.items() if (found := self.fixed(n)) is not None]
             return OpenFixed(listed)
         if node is Fixed.STEPS:
-            return OpenStepFiles(self._reader, self._tree)
+            return OpenStepFiles(self.reader, self.tree)
         return OpenFixed([]) if node in {Fixed.WAIT, Fixed.ORDER} else None
 
     def open(self, node: Node | None) -> OpenFile:
         """Open any file here but a step's."""
-        if isinstance(node, Fixed) and node in self._files:
-            return OpenContent(self._files[node]().encode())
-        if node is Fixed.HINTED and self._order is not None:
-            return OpenContent(self._order.content())
+        if isinstance(node, Fixed) and node in self.files:
+            return OpenContent(self.files[node]().encode())
+        if node is Fixed.HINTED and self.order is not None:
+            return OpenContent(self.order.content())
         raise pyfuse3.FUSEError(errno.EISDIR if isinstance(node, Fixed) else errno.ENOENT)
 
     async def open_wait(self, step: Step, pid: int) -> OpenFile:
@@ -127,11 +118,11 @@ class Control:
 
         The open waits, not the read: only an open identifies the waiting thread, which can then be released early.
         """
-        outcome = await self._waits.for_commit(step, pid)
+        outcome = await self.waits.for_commit(step, pid)
         if outcome is WaitOutcome.READY:
             return OpenContent(step_name(step) + b"\n")
-        raise refusal(outcome, expired_errno=self._waits.expired_errno)
+        raise refusal(outcome, expired_errno=self.waits.expired_errno)
 
     async def open_step(self, entry: StepEntry) -> OpenFile:
         """Open `steps/<step>.json`."""
-        return OpenContent((await self._describe_step(entry)).encode())
+        return OpenContent((await self.describe_step(entry)).encode())

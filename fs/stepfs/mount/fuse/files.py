@@ -9,11 +9,11 @@ from typing import Protocol
 import pyfuse3
 import trio
 
+from stepfs.data.handle import SliceHandle
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.guard import errno_of
-from stepfs.mount.protocols import SliceHandle
 
 _log = logging.getLogger("stepfs.mount")
 

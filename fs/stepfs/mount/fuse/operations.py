@@ -20,6 +20,7 @@ from typing import Final
 
 import pyfuse3
 
+from stepfs.data.reads import SliceReads
 from stepfs.follow.protocols import Reader
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
@@ -39,7 +40,6 @@ from stepfs.mount.fuse.known_attributes import KnownAttributes
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.protocols import Slices
 from stepfs.view.attributes import Attributes
 from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of
@@ -58,7 +58,7 @@ class Parts:
     reader: Reader
     tree: Tree
     names: FileNames
-    slices: Slices
+    slices: SliceReads
     waits: Waits
     control: Control
     meter: Meter

@@ -10,28 +10,22 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from typing import Protocol
 
 import pyfuse3
 
-from stepfs.data.prefetch.order_hint import Hint, parse_hint
+from stepfs.data.prefetch.order_hint import parse_hint
+from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.errors import UsageError
 from stepfs.mount.documents import Json, render
 
 _log = logging.getLogger("stepfs.mount")
 
 
-class HintTaker(Protocol):
-    """`stepfs.data.prefetch.prefetcher.Prefetcher`."""
-
-    def accept(self, hint: Hint) -> None: ...
-
-
 class OrderDirectory:
     """Accepts the hints for one mount."""
 
-    def __init__(self, taker: HintTaker, describe: Callable[[], Json]) -> None:
-        self._taker = taker
+    def __init__(self, prefetcher: Prefetcher, describe: Callable[[], Json]) -> None:
+        self._prefetcher = prefetcher
         self._describe = describe
         self._allowed = {0, os.getuid()}
 
@@ -45,7 +39,7 @@ class OrderDirectory:
         if uid not in self._allowed:
             raise pyfuse3.FUSEError(errno.EACCES)
         try:
-            self._taker.accept(hint)
+            self._prefetcher.accept(hint)
         except UsageError as error:
             _log.info("order hint refused: %s", error)
             raise pyfuse3.FUSEError(errno.EINVAL) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.core import (
@@ -23,8 +24,6 @@ from stepfs.data.counters import DataCounts
 from stepfs.histogram import Histogram
 from stepfs.mount.fuse.meter import Meter
 from stepfs.store.api import Counts
-
-Gauges = Callable[[], Mapping[str, float]]
 
 GAUGES: Final = {
     "frontier_step": "Newest committed step known here; -1 before the first",
@@ -64,50 +63,38 @@ DATA: Final = {
 }
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class MountCollector(Collector):
     """Reads the counters at each scrape; stores none itself."""
 
-    def __init__(
-        self,
-        meter: Meter,
-        store: Counts,
-        data: DataCounts,
-        gauges: Gauges,
-        waits: Mapping[str, Histogram],
-        lag: Histogram,
-        info: Mapping[str, str],
-    ) -> None:
-        """`waits`: seconds that readers waited, by cause; `lag`: from commit to sight; `info`: constant labels that tell this
-        mount from others.
-        """
-        self._meter = meter
-        self._store = store
-        self._data = data
-        self._gauges = gauges
-        self._waits = {**waits, "data": data.wait_seconds}
-        self._lag = lag
-        self._info = dict(info)
+    meter: Meter
+    store: Counts
+    data: DataCounts
+    gauges: Callable[[], Mapping[str, float]]
+    waits: Mapping[str, Histogram]  # seconds that readers waited, by cause
+    lag: Histogram  # seconds from commit to sight
+    info: Mapping[str, str]  # constant labels that tell this mount from others
 
     def collect(self) -> Iterable[Metric]:
-        yield InfoMetricFamily("stepfs_mount", "What is mounted", value=self._info)
+        yield InfoMetricFamily("stepfs_mount", "What is mounted", value=dict(self.info))
         yield from self._requests()
         yield from self._times()
         store = CounterMetricFamily(
             "stepfs_store_requests", "Requests sent to the object store", labels=["verb"]
         )
         for verb in ("get", "create", "put", "list", "delete"):
-            store.add_metric([verb], getattr(self._store, verb))
+            store.add_metric([verb], getattr(self.store, verb))
         yield store
         yield CounterMetricFamily(
-            "stepfs_store_read_bytes", "Bytes from the store", value=self._store.bytes_read
+            "stepfs_store_read_bytes", "Bytes from the store", value=self.store.bytes_read
         )
-        for name, value in self._data.as_dict().items():
+        for name, value in self.data.as_dict().items():
             yield CounterMetricFamily(f"stepfs_data_{name}", DATA[name], value=value)
-        for name, level in self._gauges().items():
+        for name, level in self.gauges().items():
             yield GaugeMetricFamily(f"stepfs_{name}", GAUGES[name], value=level)
 
     def _requests(self) -> Iterator[Metric]:
-        meter = self._meter
+        meter = self.meter
         requests = CounterMetricFamily("stepfs_requests", "File system requests", labels=["operation"])
         for operation, count in sorted(meter.requests.copy().items()):
             requests.add_metric([operation], count)
@@ -128,19 +115,20 @@ class MountCollector(Collector):
         )
 
     def _times(self) -> Iterator[Metric]:
+        waits = {**self.waits, "data": self.data.wait_seconds}
         yield _family(
             "stepfs_request_seconds",
             "Time to answer a file system request",
             "operation",
-            self._meter.durations,
+            self.meter.durations,
         )
-        yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", self._waits)
-        yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self._data.fetch_seconds})
+        yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", waits)
+        yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self.data.fetch_seconds})
         yield _family(
             "stepfs_commit_visible_seconds",
             "From a commit, by its producer's clock, until it is seen here",
             "",
-            {"": self._lag},
+            {"": self.lag},
         )
 
 

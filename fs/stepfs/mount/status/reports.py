@@ -33,7 +33,7 @@ class Machine:
     kernel: dict[str, int | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Reports:
     """Reads all facts at each call; stores none."""
 
