@@ -56,12 +56,12 @@ class Slices:
             self.cache, self._queue, sources, concurrency=concurrency, loaded=self._loaded
         )
         self.reads = SliceReads(
-            self.cache,
-            self.disk_copies,
-            self._queue,
-            self._loader,
-            lambda: self._priming,
-            self.counts,
+            cache=self.cache,
+            disk_copies=self.disk_copies,
+            queue=self._queue,
+            loader=self._loader,
+            priming=lambda: self._priming,
+            counts=self.counts,
             deadline_s=deadline_s,
             opened_are_kept=opened_are_kept,
         )

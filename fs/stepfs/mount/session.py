@@ -191,7 +191,7 @@ class _Session:
         await mount.start_priming(background)
         if group is not None:
             await background.start(group.run)
-            await background.start(mount.heartbeat(group.name).run)
+            await background.start(mount.heartbeat(group.group.name).run)
         if self._descriptor is None:
             # Through the kernel, like a reader; not the root, which may hold 10⁶ steps.
             control = self._directory / ".stepfs"

@@ -19,6 +19,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -42,16 +43,15 @@ def default_cache_dir() -> Path:
     return Path(base) / "stepfs"
 
 
+@dataclass(frozen=True, eq=False)
 class CachePlace:
     """One claimed directory, 0700. A context manager: leaving removes it."""
 
-    def __init__(self, path: Path, lake: int, lock: int, *, adopted: bool, keep_base: bool) -> None:
-        """`lake`: the descriptor of its parent, `lock` that of its lock; both are closed by `remove`."""
-        self.path = path
-        self.adopted = adopted
-        self._lake = lake
-        self._lock = lock
-        self._keep_base = keep_base
+    path: Path
+    lake: int  # the descriptor of its parent; closed by `remove`
+    lock: int  # that of its lock; closed by `remove`
+    adopted: bool
+    keep_base: bool
 
     def __enter__(self) -> Self:
         return self
@@ -63,11 +63,11 @@ class CachePlace:
 
     def remove(self) -> None:
         """Remove the directory and, if they are empty, the directories that were made for it."""
-        shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self._lake)
-        os.close(self._lock)
-        os.close(self._lake)
-        lake = self.path.parent
-        for made in (lake,) if self._keep_base else (lake, lake.parent):
+        shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self.lake)
+        os.close(self.lock)
+        os.close(self.lake)
+        parent = self.path.parent
+        for made in (parent,) if self.keep_base else (parent, parent.parent):
             try:
                 made.rmdir()
             except OSError:
@@ -75,12 +75,12 @@ class CachePlace:
 
     def release(self) -> None:
         """Release the lock and keep the contents."""
-        os.close(self._lock)
-        os.close(self._lake)
+        os.close(self.lock)
+        os.close(self.lake)
 
     def left_at(self) -> float:
         """The time of the last change in it, in seconds of the epoch."""
-        return os.stat(self.path.name, dir_fd=self._lake, follow_symlinks=False).st_mtime
+        return os.stat(self.path.name, dir_fd=self.lake, follow_symlinks=False).st_mtime
 
 
 @contextmanager
