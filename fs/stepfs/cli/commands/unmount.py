@@ -11,7 +11,7 @@ from stepfs.errors import RefusedError, StepfsError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.mount.unmount import Daemon
+    from stepfs.checkpoints.record import MountedLake
 
 
 def unmount(
@@ -35,30 +35,30 @@ def unmount(
         return
     import trio
 
-    from stepfs.checkpoints.record import check_next_step
+    from stepfs.checkpoints.record import check_next_step, mounted_lake
     from stepfs.mount.host.mountinfo import real_directory
-    from stepfs.mount.unmount import committed_steps, daemon_of
+    from stepfs.mount.unmount import committed_steps
 
     where = real_directory(Path(directory))
-    daemon = daemon_of(where)
-    if daemon.group is None:
+    mounted = mounted_lake(where)
+    if mounted.group is None:
         raise RefusedError(
             f"{directory} was mounted without --group; there is no run to record a checkpoint for"
         )
     check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
     unmount_and_wait(Path(directory))
     try:
-        trio.run(_record, daemon, daemon.group, checkpoint)
+        trio.run(_record, mounted, mounted.group, checkpoint)
     except StepfsError as error:
-        by_hand = command("stepfs", "checkpoint", daemon.lake, "--group", daemon.group, checkpoint)
+        by_hand = command("stepfs", "checkpoint", mounted.lake, "--group", mounted.group, checkpoint)
         raise type(error)(
             f"{directory} is unmounted, but its checkpoint is not recorded ({error}); do it with `{by_hand}`"
         ) from error
 
 
-async def _record(daemon: Daemon, group: str, next_step: int) -> None:
+async def _record(mounted: MountedLake, group: str, next_step: int) -> None:
     from stepfs.checkpoints.record import record_checkpoint
     from stepfs.cli.target import opened_log
 
-    async with opened_log(daemon.lake, StoreOptions(daemon.endpoint_url)) as log:
+    async with opened_log(mounted.lake, StoreOptions(mounted.endpoint_url)) as log:
         await record_checkpoint(log, group, next_step)
