@@ -29,10 +29,11 @@ from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
 from stepfs.errors import NoSuchStepError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
-from stepfs.reader.decode import Decode, decoder, need
+from stepfs.reader.decode import Decode, decoder
 from stepfs.reader.lake import Lake
 from stepfs.reader.regroup import regrouped
 from stepfs.reader.sampler import Sampler
+from stepfs.torch.need import need_torch
 from stepfs.view.naming import STEP_MAX
 
 _turns = itertools.count()
@@ -72,7 +73,7 @@ class StepDataset:
         if cls is StepDataset:
             kind = _Stream if iterable or (iterable is None and stop is None) else _Items
         if kind is _Stream:
-            need("torch", "torch", "an iterable StepDataset")
+            need_torch("an iterable StepDataset")
             from torch.utils.data import IterableDataset  # noqa: PLC0415 - heavy, and only a loader asks for it
 
             IterableDataset.register(kind)
