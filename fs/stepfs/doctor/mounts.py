@@ -52,17 +52,14 @@ def check_alive(mounted: Mounted) -> Finding:
     """List a control directory; the kernel would answer `stat` from its memory even if the daemon is dead."""
     directory = mounted.directory
     subject = f"mount {directory}"
-    found = check_health(mounted, below=".stepfs")
-    why = "it does not answer" if found.error is None else found.error.strerror
-    match found.health:
+    health, error = check_health(mounted, below=".stepfs")
+    why = "it does not answer" if error is None else error.strerror
+    match health:
         case Health.ALIVE:
             return ok(subject, "alive")
         case Health.DEAD:
-            again, away = (
-                command("stepfs", "mount", "LAKE", directory),
-                command("stepfs", "unmount", directory),
-            )
-            remedy = f"`{again}` or `{away}` clears it"
+            again = command("stepfs", "mount", "LAKE", directory)
+            remedy = f"`{again}` or `{command('stepfs', 'unmount', directory)}` clears it"
             return fail(subject, f"stale, its daemon is gone: {why}", remedy)
         case Health.SILENT:
             return fail(
