@@ -1,4 +1,4 @@
-"""One reader without a mount, put together: the data layer of a mount, and what a read or a wait answers.
+"""One reader without a mount, from beginning to end: the parts of a mount, and the answers to reads and waits.
 
 Everything here runs in one trio loop. Where a mount has an errno, this has an exception of `stepfs.errors`; which step is
 there, what waits and for how long is decided by the same `view` and `follow` as in a mount.
@@ -7,7 +7,8 @@ there, what waits and for how long is decided by the same `view` and `follow` as
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ from stepfs.errors import (
     CorruptError,
     NoSuchStepError,
     ReclaimedError,
+    RefusedError,
     StepfsError,
     StoreUnreachableError,
     WaitExpiredError,
@@ -28,13 +30,19 @@ from stepfs.follow.served import ServedLake
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.reader.lending import LENT_SHARE, Lending
 from stepfs.reader.options import LakeOptions
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
+from stepfs.store.silence import Silence
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.selection import check_steps, hinted_slices
+
+_log = logging.getLogger("stepfs.reader")
+
+OpenStore = Callable[[LakeOptions, Silence], Store]
 
 _CALLER = 0  # waits of a mount know the process that waits; here it waits in this very process
 
@@ -109,9 +117,13 @@ class Assembly(ServedLake):
             raise
         return True
 
-    def announce(self, hint: Hint) -> None:
+    async def announce(self, hint: Hint) -> None:
         """Fetch these steps ahead, in this order."""
         self.prefetcher.accept(hint)
+
+    async def holds(self, step: Step, index: SliceIndex) -> bool:
+        """Whether the slice is in memory, whole and verified."""
+        return self.slices.holds(step, index)
 
     def _ends_before(self, step: Step) -> bool:
         steps = self.options.steps
@@ -174,3 +186,39 @@ class Assembly(ServedLake):
                 f"step {step} was reclaimed while it was read; the lake begins at step {first_live}"
             ) from error
         raise CorruptError(*error.args) from error
+
+
+def _store_of(options: LakeOptions, silence: Silence) -> Store:
+    return open_store(options.url, options=options.store_options, silence=silence)
+
+
+@asynccontextmanager
+async def open_reader(
+    options: LakeOptions,
+    lake_id: str | None = None,
+    *,
+    open_store: OpenStore = _store_of,
+    memory_bytes: int | None = None,
+) -> AsyncIterator[Assembly]:
+    """The parts of a reader, running. `lake_id`: the lake that must be there.
+
+    Raises before it begins what `stepfs mount` refuses: `AbsentError`, `RefusedError`, `UsageError`,
+    `StoreUnreachableError`. Later, inside, only `ReplacedError`.
+    """
+    silence = Silence(_log.warning)
+    store = open_store(options, silence)
+    try:
+        identity = await open_lake(store)
+        if lake_id not in {None, identity.lake_id}:
+            raise RefusedError(
+                f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced"
+            )
+        log = await LogReader.open(store, identity)
+        memory_bytes = options.memory_share if memory_bytes is None else memory_bytes
+        assembly = Assembly(options, store, log, memory_bytes=memory_bytes)
+        async with assembly.running():
+            silence.end()  # a reader that runs survives an outage
+            yield assembly
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.aclose()

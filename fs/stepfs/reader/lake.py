@@ -20,12 +20,11 @@ from stepfs.errors import ClosedError, NoSuchStepError
 from stepfs.format.arguments import check_integer
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
-from stepfs.reader.assembly import Assembly
+from stepfs.reader.assembly import Assembly, open_reader
 from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
 from stepfs.reader.place import slice_at
 from stepfs.reader.sampler import Sampler
-from stepfs.reader.session import open_reader
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.ranks import RankMap
 
@@ -105,7 +104,7 @@ class Lake:
         if not 0 <= number <= STEP_MAX:
             raise NoSuchStepError(f"step {number}: steps count from 0; the newest is `lake.next_step - 1`")
         if not self._parts().tree.readable(number):
-            self._call(lambda parts: partial(parts.wait_for, number, waits=False))
+            self._call(lambda parts: parts.wait_for(number, waits=False))
         return LakeStep(self, number)
 
     def follow(self, start: int | None = None) -> Iterator[LakeStep]:
@@ -123,9 +122,7 @@ class Lake:
         """Wait until the step can be read; False if the view ends before it. Raises as `follow`."""
         if not 0 <= check_integer(step, "step") <= STEP_MAX:
             raise NoSuchStepError(f"step {step}: steps count from 0")
-        return self._parts().tree.readable(step) or self._call(
-            lambda parts: partial(parts.wait_for, step, waits=True)
-        )
+        return self._parts().tree.readable(step) or self._call(lambda parts: parts.wait_for(step, waits=True))
 
     def read(
         self, step: int, rank: int, micro: int | None = None, file: str = "", *, waits: bool = False
@@ -134,15 +131,11 @@ class Lake:
         number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
         if not 0 <= number <= STEP_MAX:
             raise NoSuchStepError(f"step {number}: steps count from 0")
-        return self._call(lambda parts: partial(parts.read, number, index, waits=waits))
+        return self._call(lambda parts: parts.read(number, index, waits=waits))
 
     def announce(self, hint: Hint) -> None:
         """Fetch these steps ahead, in this order: advice, as `stepfs.announce` gives it to a mount."""
-
-        async def announce(parts: Assembly) -> None:
-            parts.announce(hint)
-
-        self._call(lambda parts: partial(announce, parts))
+        self._call(lambda parts: parts.announce(hint))
 
     @property
     def url(self) -> str:
@@ -207,11 +200,7 @@ class Lake:
     def holds(self, step: int, rank: int, micro: int | None = None, file: str = "") -> bool:
         """Whether the payload is in memory, whole and verified."""
         number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
-
-        async def look(parts: Assembly) -> bool:
-            return parts.slices.holds(number, index)
-
-        return self._call(lambda parts: partial(look, parts))
+        return self._call(lambda parts: parts.holds(number, index))
 
     def counts(self) -> dict[str, int]:
         """What the data layer of this process did: requests, bytes fetched, delivered …, as `data` of a mount's status."""
@@ -259,11 +248,11 @@ class Lake:
         if loop is None or not loop.is_here:
             self.options, self._owner = self.options.of_worker(workers), owner
 
-    def _call(self, bind: Callable[[Assembly], Callable[[], Awaitable[T]]]) -> T:
+    def _call(self, work: Callable[[Assembly], Awaitable[T]]) -> T:
         while True:
             loop = self._running()
             try:
-                return loop.call(bind(loop.parts))
+                return loop.call(partial(work, loop.parts))
             except ClosedError:
                 if self._closed or loop is self._loop:
                     raise  # else another thread let this lake rest

@@ -183,7 +183,7 @@ async def test_one_of_several_workers_fetches_what_it_was_told_and_nothing_else(
     shelf = await Shelf.create()
     await shelf.commit(*[SMALL] * 24)
     async with shelf.reader(ranks=(0,), workers=3) as reader:
-        reader.announce(ShuffleHint(StridedOrder(Step(1), Step(24), 1, 3), 0))
+        await reader.announce(ShuffleHint(StridedOrder(Step(1), Step(24), 1, 3), 0))
         await trio.sleep(2)
         assert reader.slices.counts.requests > 0
         for step in range(1, 24, 3):
