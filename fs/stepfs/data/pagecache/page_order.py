@@ -17,9 +17,8 @@ class PageOrder:
 
     def __init__(self) -> None:
         self._consumed: dict[SliceKey, None] = {}  # opened and closed
-        self.awaited: dict[
-            SliceKey, int
-        ] = {}  # opened and closed, and another reader is expected: bytes; not dropped
+        # Opened and closed, and another reader is expected: bytes; not dropped.
+        self.awaited: dict[SliceKey, int] = {}
         self.awaited_bytes = 0
         self._idle: dict[SliceKey, None] = {}  # open, apparently without a reader
 

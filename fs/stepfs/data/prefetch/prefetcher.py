@@ -78,9 +78,8 @@ class Prefetcher:
         self._start = start
         self._guesses = guesses
         self._processor_s = processor_s
-        self._jumps: int | None = (
-            None  # steps opened since a plan found no order; None: the last one found one
-        )
+        # Steps opened since a plan found no order; None: the last one found one.
+        self._jumps: int | None = None
         self._alone: set[Step] = set()  # announced ones in the newest plan
         self._learned = set(self._hinted)
         self._learned_at = float("-inf")
