@@ -39,6 +39,10 @@ def _seconds(
     return checked
 
 
+_poll = _seconds("poll", "at least 1ms", lambda seconds: seconds >= INTERVAL_S_MIN)
+_deadline = _seconds("deadline_s", "seconds above 0", lambda seconds: seconds > 0)
+
+
 def _text(word: str, example: str) -> Callable[[object], str]:
     return lambda value: check_text(value, word, example)
 
@@ -104,12 +108,8 @@ class LakeOptions:
     group: Annotated[str | None, Word("group", _text("group", "pretrain"))] = None
     memory_bytes: Annotated[int | None, Word("memory", _memory)] = None
     prefetch_steps: Annotated[int | None, Word("prefetch_steps", _prefetch)] = None
-    poll_s: Annotated[
-        float, Word("poll", _seconds("poll", "at least 1ms", lambda seconds: seconds >= INTERVAL_S_MIN))
-    ] = 0.1
-    deadline_s: Annotated[
-        float, Word("deadline_s", _seconds("deadline_s", "seconds above 0", lambda seconds: seconds > 0))
-    ] = DEADLINE_S
+    poll_s: Annotated[float, Word("poll", _poll)] = 0.1
+    deadline_s: Annotated[float, Word("deadline_s", _deadline)] = DEADLINE_S
     splits: bool = False  # the caller takes a part of a file that holds several micro-batches
     workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
 
