@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from stepfs.data.counters import DataCounts
+from stepfs.data.counters import HELP, DataCounts
 from stepfs.histogram import Histogram
 from stepfs.mount.fuse.meter import Meter
 from stepfs.store.api import Counts
@@ -42,24 +42,6 @@ GAUGES: Final = {
     "disk_limit_bytes": "The budget for them; 0 without a disk cache",
     "connections_limit": "Ranged GETs of slices under way at a time, at most, as the store bears now",
     "start_timestamp_seconds": "When the mount started",
-}
-DATA: Final = {
-    "requests": "Ranged GETs sent for slices, hedges and retries included",
-    "bytes_fetched": "Bytes of slices received from the store",
-    "bytes_delivered": "Bytes of slices given to readers, and primed into the page cache for them",
-    "hits": "Opens that found every byte at hand",
-    "misses": "Opens that had to wait for the store or the disk",
-    "hedges": "Second requests sent because the first was slow",
-    "hedges_won": "Second requests that were faster",
-    "retries": "Requests repeated after a transient error",
-    "corrupt": "Blocks that failed their checksum, first attempts included",
-    "evicted": "Blocks dropped to make room",
-    "primed": "Bytes pushed into the page cache",
-    "primed_files": "Files pushed into the page cache",
-    "reprimed_files": "Files pushed again because the kernel had dropped pages",
-    "disk_hits": "Blocks loaded from the disk cache",
-    "disk_written": "Bytes written to the disk cache",
-    "adopted_files": "Files found in the disk cache at start, left by a crashed mount",
 }
 
 
@@ -89,7 +71,7 @@ class MountCollector(Collector):
             "stepfs_store_read_bytes", "Bytes from the store", value=self.store.bytes_read
         )
         for name, value in self.data.as_dict().items():
-            yield CounterMetricFamily(f"stepfs_data_{name}", DATA[name], value=value)
+            yield CounterMetricFamily(f"stepfs_data_{name}", HELP[name], value=value)
         for name, level in self.gauges().items():
             yield GaugeMetricFamily(f"stepfs_{name}", GAUGES[name], value=level)
 
