@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from stepfs.data.prefetch.order import EVIDENCE_STEPS, usual_slices
 from stepfs.data.prefetch.order_hint import Hint, ListedOrder, NoHint, Order, ShuffleHint, StepsHint
 from stepfs.data.prefetch.window import Plan
 from stepfs.errors import UsageError
@@ -23,7 +24,6 @@ EXPIRES_S: Final = 600.0
 STREAMS_MAX: Final = 64
 _BEHIND_PLACES: Final = 64  # skipped ones so little behind the front are still to come
 _JUMP_PLACES: Final = 128  # a loader's workers run no further ahead
-_EVIDENCE_PLACES: Final = 8
 
 
 class HintedStream:
@@ -75,11 +75,7 @@ class HintedStream:
         return fresh
 
     def slices(self) -> frozenset[SliceIndex]:
-        """The slices that are opened of a step: learned as `position` learns them."""
-        latest = list(self._opened.values())[-_EVIDENCE_PLACES:]
-        enough = 1 if len(latest) < _EVIDENCE_PLACES // 2 else 2
-        everything: frozenset[SliceIndex] = frozenset().union(*latest)
-        return frozenset(index for index in everything if sum(index in opened for opened in latest) >= enough)
+        return usual_slices(list(self._opened.values())[-EVIDENCE_STEPS:])
 
     def ahead(self, window: int, slices: frozenset[SliceIndex]) -> list[tuple[int, Step, set[SliceIndex]]]:
         """(places ahead, step, slices that were not opened yet), nearest first."""
