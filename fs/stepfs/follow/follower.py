@@ -17,9 +17,9 @@ from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.poll_interval import PollInterval
-from stepfs.follow.protocols import Reader
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
+from stepfs.lake.log.reader import LogReader
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -34,7 +34,7 @@ class Follower:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: LogReader,
         changes: Changes,
         *,
         poll_s: float,

@@ -83,7 +83,8 @@ class ServedLake:
         )
         self.prefetcher = Prefetcher(
             self.slices,
-            _VisibleSteps(self.tree, log),
+            self.tree,
+            log,
             window=options.prefetch_steps,
             hinted=hinted,
             start=start,
@@ -146,21 +147,3 @@ class ServedLake:
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id
-
-
-class _VisibleSteps:
-    """`stepfs.data.prefetch.prefetcher.Steps` of one view."""
-
-    def __init__(self, tree: Tree, log: LogReader) -> None:
-        self._tree = tree
-        self.entry_if_loaded = log.entry_if_loaded
-        self.entry = log.entry
-        self.lone_entry = log.lone_entry
-
-    @property
-    def frontier(self) -> Step:
-        return self._tree.last_visible()
-
-    @property
-    def first_live_step(self) -> Step:
-        return self._tree.first_visible()

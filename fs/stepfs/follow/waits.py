@@ -19,10 +19,10 @@ import trio
 
 from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
-from stepfs.follow.protocols import Reader
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.histogram import Histogram
+from stepfs.lake.log.reader import LogReader
 from stepfs.view.tree import Presence, Tree
 
 SIGNAL_POLL_S: Final = 0.1
@@ -55,7 +55,7 @@ class Waits:
     def __init__(
         self,
         tree: Tree,
-        reader: Reader,
+        reader: LogReader,
         changes: Changes,
         *,
         deadline_s: float,

@@ -38,7 +38,7 @@ class PrimedNode:
         monkeypatch.setattr(prime_module, "resident_bytes", lambda _path, length: length)
         monkeypatch.setattr(prime_module, "drop_pages", self.pages.dropped.append)
         self.primer = Primer(self.slices, self.pages)
-        self.prefetcher = Prefetcher(self.slices, world)
+        self.prefetcher = Prefetcher(self.slices, world, world)
         self.slices.reads.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):
@@ -191,7 +191,7 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
     world = world_of(60, 256 * KIB)
     world.store.behave = lambda *_: 0.05
     slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
-    prefetcher = Prefetcher(slices, world, processor_s=processor())
+    prefetcher = Prefetcher(slices, world, world, processor_s=processor())
     slices.reads.on_reading = prefetcher.note_open
     await nursery.start(slices.run)
     await nursery.start(prefetcher.run)

@@ -22,7 +22,7 @@ class Node:
     def __init__(self, world, memory_bytes, **options):
         self.world = world
         self.slices = Slices(world.store, memory_bytes=memory_bytes, **options)
-        self.prefetcher = Prefetcher(self.slices, world, processor_s=processor())
+        self.prefetcher = Prefetcher(self.slices, world, world, processor_s=processor())
         self.slices.reads.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):

@@ -27,7 +27,7 @@ class Node:
     def __init__(self, world, *, memory_bytes=256 * MIB, **options):
         self.world = world
         self.slices = Slices(world.store, memory_bytes=memory_bytes)
-        self.prefetcher = Prefetcher(self.slices, world, processor_s=processor(), **options)
+        self.prefetcher = Prefetcher(self.slices, world, world, processor_s=processor(), **options)
 
     async def run(self, *, task_status):
         async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -22,7 +22,8 @@ from stepfs.data.queue import PrefetchRequest
 from stepfs.data.slices import Slices
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
-from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
+from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.data")
 _GATHER_S: Final = 0.01  # the ranks of a node open a step one after another: plan for all of them together
@@ -37,25 +38,14 @@ _JUMPS_UNPLANNED: Final = 8  # steps opened while readers jump, before it is ask
 _BUDGET_SHARE: Final = 0.75  # the rest is for open files
 
 
-class Steps(Protocol):
-    """The committed steps as the mount's follower knows them."""
-
-    @property
-    def frontier(self) -> Step: ...
-    @property
-    def first_live_step(self) -> Step: ...
-    def entry_if_loaded(self, step: Step) -> StepEntry | None: ...
-    async def entry(self, step: Step) -> StepEntry: ...
-    async def lone_entry(self, step: Step) -> StepEntry: ...
-
-
 class Prefetcher:
     """Turns opens into prefetch requests."""
 
     def __init__(
         self,
         slices: Slices,
-        steps: Steps,
+        tree: Tree,
+        log: LogReader,
         *,
         window: int | None = None,
         hinted: Collection[SliceIndex] = (),
@@ -64,7 +54,7 @@ class Prefetcher:
         processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
-        where reading will begin, fetched before the first open; default the first live step. `guesses`: whether opens
+        where reading will begin, fetched before the first open; default the first visible step. `guesses`: whether opens
         that were not announced predict the next ones; not so in one of several processes that take turns. `processor_s`:
         the processor time that this thread has used; with less of it for a plan, the next one may begin sooner."""
         self.window = WINDOW_MIN if window is None else window  # in use now
@@ -72,7 +62,8 @@ class Prefetcher:
         self.hints = HintedStreams()
         self._pace = StepRate()
         self._slices = slices
-        self._steps = steps
+        self._tree = tree
+        self._log = log
         self._fixed = window is not None
         self._hinted = frozenset(hinted)
         self._start = start
@@ -141,7 +132,7 @@ class Prefetcher:
                 await trio.sleep(wait)
 
     def _plan(self) -> Plan:
-        first, frontier = self._steps.first_live_step, self._steps.frontier
+        first, frontier = self._tree.first_visible(), self._tree.last_visible()
         self.position.forget_below(first)
         if self._fixed and not self.window:
             return []
@@ -192,13 +183,13 @@ class Prefetcher:
         missing: set[int] = set()  # segments; an open of a file in them gets the error
         behind = await self._load_alone(plan)
         for step, indices in plan:
-            entry = self._steps.entry_if_loaded(step)
+            entry = self._log.entry_if_loaded(step)
             segment = step // SEGMENT_STEPS
             rested = trio.current_time() >= self._rest.get(segment, float("-inf"))
             if entry is None and segment not in missing and rested and step not in self._alone:
                 self._slices.request(prefetch_requests)
                 try:
-                    entry = await self._steps.entry(step)
+                    entry = await self._log.entry(step)
                 except StepfsError as error:
                     _log.info("step %d is not fetched ahead: %s", step, error)
                     if isinstance(error, (CorruptError, NewerFormatError)):  # as it will be next time
@@ -214,7 +205,7 @@ class Prefetcher:
 
     async def _load_alone(self, plan: Plan) -> bool:
         """The index of announced steps, which lie anywhere: several at a time. True if some cannot be read now."""
-        table = self._steps
+        table = self._log
         unknown = [step for step, _ in plan if step in self._alone and table.entry_if_loaded(step) is None]
         if not unknown:
             return False

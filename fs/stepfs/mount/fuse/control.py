@@ -18,10 +18,10 @@ from typing import Final
 
 import pyfuse3
 
-from stepfs.follow.protocols import Reader
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.files import OpenContent, OpenFile
 from stepfs.mount.fuse.guard import refusal
@@ -46,7 +46,7 @@ _STEP_SUFFIX: Final = b".json"
 class Control:
     """The control directory of one mount."""
 
-    reader: Reader
+    reader: LogReader
     tree: Tree
     waits: Waits
     files: Mapping[Fixed, Callable[[], str]]  # renders the fixed files

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepfs.follow.protocols import Reader
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.pending_sizes import PendingSizes
@@ -30,7 +30,7 @@ from stepfs.view.tree import Presence, Tree
 class KnownAttributes:
     """Reads the log's state and the open files afresh at every call."""
 
-    reader: Reader
+    reader: LogReader
     tree: Tree
     ranks: RankMap
     control: Control

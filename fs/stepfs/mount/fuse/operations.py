@@ -21,10 +21,10 @@ from typing import Final
 import pyfuse3
 
 from stepfs.data.reads import SliceReads
-from stepfs.follow.protocols import Reader
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.directories import (
     OpenDirectory,
@@ -55,7 +55,7 @@ _NAME_BYTES_MAX: Final = 255
 class Parts:
     """The parts that the handlers use; put together by `assembly`, or by a test."""
 
-    reader: Reader
+    reader: LogReader
     tree: Tree
     names: FileNames
     slices: SliceReads
