@@ -1,7 +1,7 @@
 """One reader without a mount, from beginning to end: the parts of a mount, and the answers to reads and waits.
 
-Everything here runs in one trio loop. Where a mount has an errno, this has an exception of `stepfs.errors`; which step is
-there, what waits and for how long is decided by the same `view` and `follow` as in a mount.
+Everything here runs in one trio loop. Where a mount has an errno, this has an exception of `stepfs.errors`. The same
+`view` and `follow` as in a mount decide which steps exist, which reads wait, and for how long.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Assembly(ServedLake):
                 await self.origins.aclose()
 
     async def read(self, step: Step, index: SliceIndex, *, waits: bool = False) -> memoryview:
-        """The bytes of a slice, verified. With `waits`, wait for its commit whatever the options say.
+        """The bytes of a slice, verified. With `waits`, wait for its commit even if the options do not.
 
         `NoSuchStepError`, `ReclaimedError`, `WaitExpiredError` as `wait_for`; `CorruptError` names the object;
         `StoreUnreachableError` once the store did not deliver within the deadline.

@@ -67,14 +67,14 @@ class Lake:
         poll: str | float = 0.1,
         endpoint_url: str | None = None,
     ) -> None:
-        """Open a lake. The words mean what they mean to `stepfs mount` (fs/OPERATIONS.md).
+        """Open a lake. The words have the meaning of `stepfs mount`'s options (fs/OPERATIONS.md).
 
-        `ranks`: what this process reads, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: the ranks, of which
+        `ranks`: the ranks of this process, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: the ranks, of which
         several may read the same. `files`: which files beside the ranks' (a plan's columns with `file: own`) this process reads,
         by name; by default all, `()` for none. Others are not fetched ahead. `steps`: only these (`"A:B"`); those to come are
         waited for. `wait`: seconds that a step beyond the newest is waited for; without it, it is a `NoSuchStepError` at
         once. `group`: the training run whose checkpoints keep steps, registered here. `prefetch_steps`: a fixed number of steps
-        to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in bytes; by default a part of what is available.
+        to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in bytes; by default a part of the available memory.
         `deadline_s`: of every read and wait. `poll`: the shortest interval between looks for new steps. `endpoint_url`: an
         S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own variables.
 
@@ -203,7 +203,7 @@ class Lake:
         return self._call(lambda parts: parts.holds(number, index))
 
     def counts(self) -> dict[str, int]:
-        """What the data layer of this process did: requests, bytes fetched, delivered …, as `data` of a mount's status."""
+        """The counters of this process's data layer (requests, bytes fetched …), as `data` of a mount's status."""
         return self._parts().slices.counts.as_dict()
 
     def close(self) -> None:
@@ -241,8 +241,8 @@ class Lake:
         self.rank_map = self.options.ranks_of(self._grid)
 
     def as_worker(self, workers: int, *, owner: int | None = None) -> None:
-        """This process is one of `workers` that read different steps: they share one budget, and none fetches what was
-        not announced to it. When the process `owner` has ended, nothing is read or waited for here any more. Before the
+        """This process is one of `workers` that read different steps: they share one budget, and each fetches only
+        announced steps. When the process `owner` has ended, nothing is read or waited for here any more. Before the
         first use in this process; without effect later."""
         loop = self._loop
         if loop is None or not loop.is_here:

@@ -98,7 +98,7 @@ class LakeOptions:
 
     url: Annotated[str, Word("url", _text("the lake", "file:///directory"))]
     endpoint_url: Annotated[str | None, Word("endpoint_url", str)] = None
-    # What this process reads: a hint for prefetching, hides nothing.
+    # Of this process: a hint for prefetching, hides nothing.
     ranks: Annotated[tuple[int, ...], Word("ranks", _ranks)] = ()
     world: Annotated[int | None, Word("world", lambda value: check_integer(value, "world"))] = None
     mesh: Annotated[str | None, Word("mesh", _text("mesh", "dp=4,tp=2"))] = None
@@ -129,7 +129,7 @@ class LakeOptions:
         )
 
     def ranks_of(self, grid: Grid) -> RankMap:
-        """What each rank reads of a lake. `UsageError` for what its grid cannot serve."""
+        """Which files each rank reads of a lake. `UsageError` if its grid cannot serve these options."""
         return rank_map(grid, world=self.world, mesh=self.mesh, splits=self.splits, spelt=as_keyword)
 
     def files_of(self, grid: Grid) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class LakeOptions:
 
     @property
     def is_worker(self) -> bool:
-        """Whether siblings read what this process does not: it fetches ahead nothing but what was announced to it."""
+        """Whether siblings read the other steps: this process fetches only announced steps ahead."""
         return self.workers is not None
 
     @property
