@@ -38,7 +38,6 @@ class DataCounts:
     wait_seconds: Histogram = field(default_factory=Histogram)  # reads that had to wait for their bytes
 
     def as_dict(self) -> dict[str, int]:
-        """The counters alone."""
         return {name: getattr(self, name) for name in HELP}
 
 

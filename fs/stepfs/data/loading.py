@@ -55,7 +55,6 @@ class BlockLoader:
         self._wake.set()
 
     async def run(self) -> None:
-        """Load until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 self._wake = trio.Event()

@@ -120,7 +120,6 @@ class SliceReads:
                 raise type(block.error)(*block.error.args)  # a fresh one: its traceback is this reader's
 
     def close(self, held: HeldSlice) -> None:
-        """A handle was closed."""
         held.handles -= 1
         self._readers.note_close(held.key)
         if held.handles:

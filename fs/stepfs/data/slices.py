@@ -156,7 +156,6 @@ class Slices:
         }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Fetch in the background until cancelled."""
         async with self._fetcher.serving(), trio.open_nursery() as nursery:
             await nursery.start(self.disk_copies.run)
             task_status.started()

@@ -26,7 +26,6 @@ class Changes:
         return self._changed
 
     def notify(self) -> None:
-        """Wake all listeners: the view has changed."""
         self._changed.set()
         self._changed = trio.Event()
 
@@ -41,6 +40,5 @@ class Changes:
             self.listeners -= 1
 
     async def wait_for_listener(self) -> None:
-        """Return as soon as a new listener comes."""
         self._hurry = trio.Event()
         await self._hurry.wait()

@@ -141,7 +141,6 @@ class Assembly(ServedLake):
         )
 
     def heartbeat(self, group: str) -> Heartbeat:
-        """The record of this mount in the fleet view."""
         return Heartbeat(
             self.store,
             self.log.identity,

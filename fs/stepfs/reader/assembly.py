@@ -118,11 +118,9 @@ class Assembly(ServedLake):
         return True
 
     async def announce(self, hint: Hint) -> None:
-        """Fetch these steps ahead, in this order."""
         self.prefetcher.accept(hint)
 
     async def holds(self, step: Step, index: SliceIndex) -> bool:
-        """Whether the slice is in memory, whole and verified."""
         return self.slices.holds(step, index)
 
     def _ends_before(self, step: Step) -> bool:

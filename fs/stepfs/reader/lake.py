@@ -187,11 +187,9 @@ class Lake:
         return self._parts().tree.listed()
 
     def __len__(self) -> int:
-        """The number of steps that a mount would list now."""
         return len(self.steps)
 
     def __iter__(self) -> Iterator[LakeStep]:
-        """The steps that a mount would list now, in order."""
         return (self[step] for step in self.steps)
 
     def __bool__(self) -> bool:

@@ -106,7 +106,6 @@ class Cache:
         return buffer
 
     def saved(self, held: HeldSlice) -> None:
-        """The slice is on disk now."""
         for block in _blocks(held):
             if self.copied(block):
                 self._settle(block)
@@ -141,7 +140,6 @@ class Cache:
         )
 
     def ready(self, block: Block, buffer: Buffer) -> None:
-        """The bytes of `block` are verified."""
         assert block.state is State.FETCHING
         block.state, block.buffer = State.READY, buffer
         block.settled.set()
@@ -205,7 +203,6 @@ class Cache:
             self._counts.evicted += 1
 
     def opened(self) -> list[HeldSlice]:
-        """The open slices."""
         return [held for held in self._slices.values() if held.handles]
 
     @property
@@ -214,7 +211,6 @@ class Cache:
         return self._floor
 
     def blocks(self) -> set[Block]:
-        """Every block in the table."""
         return {block for held in self._slices.values() for block in _blocks(held)}
 
     def _file(self, block: Block) -> None:

@@ -92,7 +92,6 @@ class WriteBehind:
             self._queue_removal([self.disk.forget(held.key)])
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write and remove in the background until cancelled."""
         task_status.started()
         while self.disk is not None:
             self._wake = trio.Event()

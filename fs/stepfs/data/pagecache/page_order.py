@@ -29,11 +29,9 @@ class PageOrder:
         return itertools.chain(self._consumed, self._idle)
 
     def closed(self) -> list[SliceKey]:
-        """The files that were opened and closed."""
         return [*self.awaited, *self._consumed]
 
     def consume(self, key: SliceKey) -> None:
-        """The file was closed."""
         self.discard(key)
         self._consumed[key] = None
 
@@ -49,7 +47,6 @@ class PageOrder:
             self._idle[key] = None
 
     def discard(self, key: SliceKey) -> None:
-        """The pages are gone."""
         self._consumed.pop(key, None)
         self._idle.pop(key, None)
         self.awaited_bytes -= self.awaited.pop(key, 0)

@@ -66,7 +66,6 @@ class Primer(Priming):
         return self._threads.working
 
     def stop(self) -> None:
-        """Prime nothing any more."""
         self._threads.working = False
         self._wake.set()
 

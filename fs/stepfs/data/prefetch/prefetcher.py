@@ -110,7 +110,6 @@ class Prefetcher:
         self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Plan whenever something changed, until cancelled."""
         task_status.started()
         cost_s = 0.0
         while True:

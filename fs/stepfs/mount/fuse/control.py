@@ -62,7 +62,6 @@ class Control:
         return attributes.control_directory(Fixed.CONTROL, self.now_ms)
 
     def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
-        """Look up a name inside `.stepfs/` or a directory of it, for the user `uid`."""
         if parent is Fixed.CONTROL:
             node = _FILES.get(name) or _DIRECTORIES.get(name)
             return None if node is None else self.fixed(node)
@@ -78,7 +77,6 @@ class Control:
         return None
 
     def fixed(self, node: Fixed) -> Attributes | None:
-        """Attributes of an inode that every mount has."""
         if node is Fixed.CONTROL:
             return self.directory
         if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER}:
@@ -88,7 +86,6 @@ class Control:
         return attributes.control_file(node, self.now_ms) if node in self.files else None
 
     def numbered(self, node: StepFile | WaitFile) -> Attributes | None:
-        """Attributes of a file named after a step."""
         if isinstance(node, WaitFile):
             return attributes.wait_file(node.step, self.now_ms)
         if not self.tree.readable(node.step):
@@ -124,5 +121,4 @@ class Control:
         raise refusal(outcome, expired_errno=self.waits.expired_errno)
 
     async def open_step(self, entry: StepEntry) -> OpenFile:
-        """Open `steps/<step>.json`."""
         return OpenContent((await self.describe_step(entry)).encode())

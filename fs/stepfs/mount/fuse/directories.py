@@ -38,7 +38,6 @@ class Rows:
         self._entry = pyfuse3.EntryAttributes()
 
     def add(self, number: int, name: bytes, found: Attributes) -> bool:
-        """Add one entry with its id."""
         self._replies.fill(self._entry, found)
         return self._reply(self._token, name, self._entry, number)
 

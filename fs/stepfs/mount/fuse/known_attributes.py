@@ -38,7 +38,6 @@ class KnownAttributes:
     sizes: PendingSizes
 
     def in_root(self, name: bytes) -> Attributes | None:
-        """The attributes of a name in the root."""
         step = parse_step(name)
         if step is not None:
             if self.tree.presence(step) is Presence.ABSENT:

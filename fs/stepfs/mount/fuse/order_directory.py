@@ -45,5 +45,4 @@ class OrderDirectory:
             raise pyfuse3.FUSEError(errno.EINVAL) from None
 
     def content(self) -> bytes:
-        """The content of the file of an accepted hint."""
         return render(self._describe()).encode()

@@ -84,7 +84,6 @@ class Watchdog:
         self._over = threading.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Beat until cancelled."""
         with self._watching():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._turn)
