@@ -28,7 +28,7 @@ from stepfs.mount.fuse.guard import refusal
 from stepfs.mount.fuse.order_directory import OrderDirectory
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile
+from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile, step_file_inode, wait_file_inode
 from stepfs.view.naming import parse_number, step_name
 from stepfs.view.tree import Tree
 
@@ -59,7 +59,7 @@ class Control:
 
     @property
     def directory(self) -> Attributes:
-        return attributes.control_directory(Fixed.CONTROL, self.now_ms)
+        return attributes.control(Fixed.CONTROL, self.now_ms, mode=attributes.DIRECTORY_MODE)
 
     def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
         if parent is Fixed.CONTROL:
@@ -73,24 +73,24 @@ class Control:
             return None if step is None else self.numbered(WaitFile(step))
         if parent is Fixed.ORDER and self.order is not None:
             self.order.look_up(name, uid)
-            return attributes.hinted_file(self.now_ms)
+            return self.fixed(Fixed.HINTED)
         return None
 
     def fixed(self, node: Fixed) -> Attributes | None:
+        if node in _DIRECTORIES.values():
+            return attributes.control(node, self.now_ms, mode=attributes.DIRECTORY_MODE)
+        if node is Fixed.HINTED:  # not cached, because each lookup is a new announcement
+            return attributes.control(node, self.now_ms, keep_s=0.0)
         if node is Fixed.CONTROL:
             return self.directory
-        if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER}:
-            return attributes.control_directory(node, self.now_ms)
-        if node is Fixed.HINTED:
-            return attributes.hinted_file(self.now_ms)
-        return attributes.control_file(node, self.now_ms) if node in self.files else None
+        return attributes.control(node, self.now_ms) if node in self.files else None
 
     def numbered(self, node: StepFile | WaitFile) -> Attributes | None:
         if isinstance(node, WaitFile):
-            return attributes.wait_file(node.step, self.now_ms)
+            return attributes.control(wait_file_inode(node.step), self.now_ms, keep_s=attributes.GLANCE_S)
         if not self.tree.readable(node.step):
             return None
-        return attributes.step_file(node.step, self.reader.time_ms(node.step))
+        return attributes.control(step_file_inode(node.step), self.reader.time_ms(node.step), keep_s=0.0)
 
     def opendir(self, node: Node | None) -> OpenDirectory | None:
         """Open a directory of the control tree; `wait/` and `order/` list nothing: their names are endless."""

@@ -19,7 +19,7 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import INODES_PER_STEP, directory_inode
+from stepfs.view.inodes import INODES_PER_STEP, directory_inode, step_file_inode
 from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, step_name
 from stepfs.view.tree import StepTable, Tree
 
@@ -159,6 +159,6 @@ class OpenStepFiles:
             self.shown = self.tree.listed()
         for step in map(Step, range(max(self.shown.start, after), self.shown.stop)):
             if self.tree.readable(step):
-                found = attributes.step_file(step, self.table.time_ms(step))
+                found = attributes.control(step_file_inode(step), self.table.time_ms(step), keep_s=0.0)
                 if not rows.add(step + 1, b"%d.json" % step, found):
                     return
