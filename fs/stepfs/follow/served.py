@@ -108,6 +108,12 @@ class ServedLake:
             on_change=self.changed,
             fleet=self.fleet,
         )
+        self.group: GroupFollower | None = None  # of the readers here
+
+    async def register(self) -> None:
+        """Make the group exist, if there is one, before the view shows anything."""
+        if self.group is not None:
+            await self.group.register()
 
     async def start(self, background: trio.Nursery) -> None:
         """Start the tasks that reads and waits rely on."""

@@ -13,7 +13,6 @@ from stepfs.clock import SystemClock
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
 from stepfs.data.pagecache.primer import Primer
-from stepfs.follow.consumer_group import GroupFollower
 from stepfs.follow.served import ServedLake
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
@@ -88,6 +87,12 @@ class Assembly(ServedLake):
             ranks=self.names.ranks,
         )
         self.operations = self._make_operations()
+        if options.group is not None:
+            directory = options.checkpoint_dir
+            watched = None if directory is None else (Place.parse(directory), NextStep(options.next_step))
+            self.group = self.group_follower(
+                options.group, opened_here=lambda: self.meter.opened, checkpoints=watched
+            )
 
     @cached_property
     def registry(self) -> CollectorRegistry:
@@ -140,22 +145,20 @@ class Assembly(ServedLake):
             )
         )
 
-    def heartbeat(self, group: str) -> Heartbeat:
-        return Heartbeat(
-            self.store,
-            self.log.identity,
-            group,
-            directory=self.options.directory,
-            meter=self.meter,
-            follower=self.follower,
-            fleet=self.fleet,
-        )
-
-    def own_group(self, name: str) -> GroupFollower:
-        """The consumer group of this mount, with its checkpoint directory if it watches one."""
-        directory = self.options.checkpoint_dir
-        watched = None if directory is None else (Place.parse(directory), NextStep(self.options.next_step))
-        return self.group_follower(name, opened_here=lambda: self.meter.opened, checkpoints=watched)
+    async def start_group(self, background: trio.Nursery) -> None:
+        """Follow the group's record, and write this mount's own into the fleet view."""
+        if self.group is not None:
+            await background.start(self.group.run)
+            heartbeat = Heartbeat(
+                self.store,
+                self.log.identity,
+                self.group.group.name,
+                directory=self.options.directory,
+                meter=self.meter,
+                follower=self.follower,
+                fleet=self.fleet,
+            )
+            await background.start(heartbeat.run)
 
     async def start(self, background: trio.Nursery) -> None:
         await background.start(self.withdrawal.run)

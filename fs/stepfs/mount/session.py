@@ -24,7 +24,6 @@ import trio
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
-from stepfs.follow.consumer_group import GroupFollower
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.assembly import Assembly, store_of
@@ -127,7 +126,7 @@ class _Session:
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes)
                 )
             mount = Assembly(options, store, reader, machine, disk)
-            group = await _register(mount)
+            await mount.register()
             self._silence.end()  # a serving daemon survives an outage
             flags = kernel_session.fuse_options(options.lake, allow_other=options.allow_other)
             try:
@@ -141,7 +140,7 @@ class _Session:
                     ):
                         mounted()
                         machine.device = device
-                        await self._answer(mount, group, device)
+                        await self._answer(mount, device)
             finally:
                 with trio.CancelScope(shield=True):
                     await mount.aclose()
@@ -169,7 +168,7 @@ class _Session:
             else:
                 return
 
-    async def _answer(self, mount: Assembly, group: GroupFollower | None, device: str) -> None:
+    async def _answer(self, mount: Assembly, device: str) -> None:
         async with trio.open_nursery() as answering:
             try:
                 async with trio.open_nursery() as background:
@@ -178,20 +177,16 @@ class _Session:
                     answering.start_soon(_answer_until_unmounted, background.cancel_scope)
                     if self._descriptor is None:
                         background.start_soon(_until_detached, background.cancel_scope, device)
-                    await self._start(mount, group, background, device)
+                    await self._start(mount, background, device)
             finally:
                 self._notifier.notify("STOPPING=1")
                 kernel_session.stop()
                 answering.cancel_scope.cancel()
 
-    async def _start(
-        self, mount: Assembly, group: GroupFollower | None, background: trio.Nursery, device: str
-    ) -> None:
+    async def _start(self, mount: Assembly, background: trio.Nursery, device: str) -> None:
         guarded = self._descriptor is None and await self._guard(mount, background)
         await mount.start_priming(background)
-        if group is not None:
-            await background.start(group.run)
-            await background.start(mount.heartbeat(group.group.name).run)
+        await mount.start_group(background)
         if self._descriptor is None:
             # Through the kernel, like a reader; not the root, which may hold 10⁶ steps.
             control = self._directory / ".stepfs"
@@ -236,14 +231,6 @@ class _Session:
             on_stuck=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
         )
-
-
-async def _register(mount: Assembly) -> GroupFollower | None:
-    if mount.options.group is None:
-        return None
-    group = mount.own_group(mount.options.group)
-    await group.register()
-    return group
 
 
 def budgets(options: MountOptions) -> tuple[int, int]:

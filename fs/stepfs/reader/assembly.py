@@ -68,20 +68,19 @@ class Assembly(ServedLake):
         )
         self.opened = Step(0)  # one past the greatest step that was read here
         self._lending = Lending(memory_bytes // LENT_SHARE)
+        # The process that made the `Lake` speaks for the workers of its loader.
+        if options.group is not None and not options.is_worker:
+            self.group = self.group_follower(options.group, opened_here=lambda: self.opened)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Register the group, then run everything until the context is left. Raises `ReplacedError` in it."""
-        group = None
-        # The process that made the `Lake` speaks for the workers of its loader.
-        if self.options.group is not None and not self.options.is_worker:
-            group = self.group_follower(self.options.group, opened_here=lambda: self.opened)
-            await group.register()
+        await self.register()
         try:
             async with trio.open_nursery() as background:
                 await self.start(background)
-                if group is not None:
-                    await background.start(group.run)
+                if self.group is not None:
+                    await background.start(self.group.run)
                 yield
                 background.cancel_scope.cancel()
         finally:
