@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
@@ -223,9 +222,7 @@ class Lake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
