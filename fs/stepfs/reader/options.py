@@ -47,6 +47,10 @@ def _text(word: str, example: str) -> Callable[[object], str]:
     return lambda value: check_text(value, word, example)
 
 
+def _world(value: int) -> int:
+    return check_integer(value, "world")
+
+
 def _prefetch(value: int) -> int:
     if check_integer(value, "prefetch_steps") < 0:
         raise UsageError(f"prefetch_steps is {value}; give 0 for none, or leave it out")
@@ -100,7 +104,7 @@ class LakeOptions:
     endpoint_url: Annotated[str | None, Word("endpoint_url", str)] = None
     # Of this process: a hint for prefetching, hides nothing.
     ranks: Annotated[tuple[int, ...], Word("ranks", _ranks)] = ()
-    world: Annotated[int | None, Word("world", lambda value: check_integer(value, "world"))] = None
+    world: Annotated[int | None, Word("world", _world)] = None
     mesh: Annotated[str | None, Word("mesh", _text("mesh", "dp=4,tp=2"))] = None
     files: Annotated[tuple[str, ...] | None, Word("files", _files)] = None  # beside the rank's; None: all
     steps: Annotated[range | None, Word("steps", _steps)] = None
