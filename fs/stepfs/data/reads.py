@@ -19,13 +19,12 @@ from stepfs.data.cache.opened import OpenSlices
 from stepfs.data.cache.readers import ReaderCounts
 from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
-from stepfs.data.handle import SliceHandle
 from stepfs.data.loading import BlockLoader
 from stepfs.data.protocols import Priming
 from stepfs.data.queue import FetchQueue
 from stepfs.data.roles import Role
 from stepfs.errors import StoreUnreachableError
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 
 
@@ -171,3 +170,71 @@ class SliceReads:
     def _demand(self, held: HeldSlice) -> None:
         self.queue.demand(held)
         self.loader.notify()
+
+
+class SliceHandle:
+    """One open of a slice, as behind a file descriptor of the mount: keeps its bytes in memory until `close`.
+
+    Holds no bytes and no position: forked DataLoader workers share descriptors, so everything learned from reads belongs
+    to the slice.
+    """
+
+    __slots__ = ("_closed", "_held", "_reads", "_unread", "length")
+
+    def __init__(self, reads: SliceReads, held: HeldSlice) -> None:
+        self._reads = reads
+        self._held = held
+        self._closed = False
+        self._unread = True
+        self.length = held.length
+
+    async def read(self, offset: int, size: int) -> memoryview:
+        """Bytes [offset, offset + size), fewer only at the end: verified, never a mixture.
+
+        Waits for the blocks it needs. `CorruptError` or `AbsentError` name the object; `StoreUnreachableError` once
+        the store did not deliver within the deadline.
+        """
+        assert not self._closed
+        stop = min(offset + size, self.length)
+        if offset >= stop:
+            return memoryview(b"")
+        if self._unread or not self._held.role.pinned:
+            self._unread = False
+            self._reads.begin_reading(self._held)
+        self._held.read_at = trio.current_time()
+        number, start = divmod(offset, BLOCK_BYTES)
+        if number != self._held.reading:
+            self._reads.move_to(self._held, number)
+        if start + size <= BLOCK_BYTES and self._held.is_ready(number):  # the common case, without a timer
+            self._reads.counts.bytes_delivered += stop - offset
+            return self._held.window(number, start, start + stop - offset)
+        began = trio.current_time()
+        try:
+            with trio.move_on_after(self._reads.deadline_s):
+                view = await self._window(offset, stop)
+                self._reads.counts.bytes_delivered += len(view)
+                return view
+        finally:
+            self._reads.counts.wait_seconds.observe(trio.current_time() - began)
+        raise StoreUnreachableError(
+            f"{self._held.entry.tgb.key}: the store did not deliver step {self._held.entry.step} "
+            f"within {self._reads.deadline_s:g} s; check it, the read may be repeated"
+        )
+
+    async def _window(self, offset: int, stop: int) -> memoryview:
+        first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        if first == last:
+            await self._reads.ready_block(self._held, first)
+            return self._held.window(first, offset - first * BLOCK_BYTES, stop - first * BLOCK_BYTES)
+        joined = bytearray()  # copied at once: a view held meanwhile keeps memory from the block awaited
+        for number in range(first, last + 1):
+            await self._reads.ready_block(self._held, number)
+            base = number * BLOCK_BYTES
+            joined += self._held.window(number, max(offset - base, 0), min(stop - base, BLOCK_BYTES))
+        return memoryview(joined)
+
+    def close(self) -> None:
+        """Let the bytes go when room is needed. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._reads.close(self._held)
