@@ -26,13 +26,7 @@ from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
-from stepfs.mount.fuse.directories import (
-    OpenDirectory,
-    OpenRoot,
-    OpenStep,
-    ReaddirReply,
-    Rows,
-)
+from stepfs.mount.fuse.directories import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Rows
 from stepfs.mount.fuse.entries import Replies
 from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
 from stepfs.mount.fuse.guard import guarded, read_only, refusal
