@@ -16,18 +16,13 @@ class Changes:
     """Wakes all listeners at a change; a new listener wakes the follower."""
 
     def __init__(self) -> None:
-        self._changed = trio.Event()
+        self.next_change = trio.Event()  # take it before looking at the view, then wait
         self._hurry = trio.Event()
         self.listeners = 0
 
-    @property
-    def next_change(self) -> trio.Event:
-        """The event that the next change sets. Take it before looking at the view, then wait."""
-        return self._changed
-
     def notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self.next_change.set()
+        self.next_change = trio.Event()
 
     @contextmanager
     def listening(self) -> Iterator[None]:

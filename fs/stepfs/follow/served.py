@@ -109,6 +109,7 @@ class ServedLake:
             fleet=self.fleet,
         )
         self.group: GroupFollower | None = None  # of the readers here
+        self.on_left: Callable[[], None] = lambda: None  # called when steps left the view
 
     async def register(self) -> None:
         """Make the group exist, if there is one, before the view shows anything."""
@@ -126,11 +127,8 @@ class ServedLake:
         first = self.tree.risen()
         if first is not None:
             self.slices.forget_below(first)
-            self.steps_left()
+            self.on_left()
         self.prefetcher.note_frontier()
-
-    def steps_left(self) -> None:
-        """Steps left the view."""
 
     def group_follower(
         self, name: str, *, opened_here: Callable[[], Step], checkpoints: tuple[Place, NextStep] | None = None

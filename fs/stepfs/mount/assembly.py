@@ -77,6 +77,7 @@ class Assembly(ServedLake):
         pages = KernelPageCache(options.directory, self.names)
         self.primer = Primer(self.slices, pages) if options.prime else None
         self.withdrawal = Withdrawal(self.tree, self.known, self.meter)
+        self.on_left = self.withdrawal.note
         self.reports = Reports(
             self,
             options,
@@ -174,14 +175,12 @@ class Assembly(ServedLake):
         self.files.close_all()
         await self.origins.aclose()
 
-    def steps_left(self) -> None:
-        self.withdrawal.note()
-
     async def _describe_step(self, entry: StepEntry) -> str:
         return await documents.describe_step(self.store, self.log.identity.lake_id, self.log.state, entry)
 
     def _is_own(self, pid: int) -> bool:
-        return self.primer is not None and self.primer.is_own(pid)
+        """Whether a request comes from the primer: `pid` of a FUSE request is the calling thread's id."""
+        return self.primer is not None and self.primer.threads.has(pid)
 
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:

@@ -39,14 +39,9 @@ class Attributes:
 
 
 def root(table: StepTable) -> Attributes:
-    """The root: as old as the newest commit."""
-    return Attributes(Fixed.ROOT, DIRECTORY_MODE, 1, 0, newest_ms(table), GLANCE_S)
-
-
-def newest_ms(table: StepTable) -> int:
-    """Time of the newest commit, or of the lake's creation before the first."""
-    state = table.state
-    return state.time_ms if state.version >= 0 else table.identity.created_ms
+    """The root: as old as the newest commit, or before the first as the lake."""
+    time_ms = table.state.time_ms if table.state.version >= 0 else table.identity.created_ms
+    return Attributes(Fixed.ROOT, DIRECTORY_MODE, 1, 0, time_ms, GLANCE_S)
 
 
 def step_directory(table: StepTable, tree: Tree, step: Step) -> Attributes:

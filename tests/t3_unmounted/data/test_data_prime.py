@@ -147,7 +147,7 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     there.pages.error = OSError(errno.ENOSYS, "Function not implemented")
     await nursery.start(there.run)
     there.prefetch(0, 1, 2, 3, 4)
-    await there.until(lambda: not there.primer.enabled)
+    await there.until(lambda: not there.primer.threads.working)
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
     assert there.slices.holds(*there.key(0))
@@ -161,19 +161,19 @@ async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
     there.prefetch(0, 1, 2)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert there.key(0) not in there.primer.primed
-    assert there.primer.enabled
+    assert there.primer.threads.working
     nursery.cancel_scope.cancel()
 
 
 async def test_requests_of_its_own_threads_are_known(nursery, bench):
     there = bench(steps=1, size=MIB)
     seen = []
-    there.pages.store_pages = lambda *_: seen.append(there.primer.is_own(threading.get_native_id()))
+    there.pages.store_pages = lambda *_: seen.append(there.primer.threads.has(threading.get_native_id()))
     await nursery.start(there.run)
     there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
     assert seen == [True]
-    assert not there.primer.is_own(threading.get_native_id())
+    assert not there.primer.threads.has(threading.get_native_id())
     nursery.cancel_scope.cancel()
 
 
@@ -223,7 +223,7 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
     there.prefetch(0, 1)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
-    assert there.primer.enabled
+    assert there.primer.threads.working
     nursery.cancel_scope.cancel()
 
 

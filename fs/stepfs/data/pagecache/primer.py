@@ -6,7 +6,7 @@ the budget of the daemon's own memory (the kernel charges them to the same cgrou
 the disk has one: bytes of an open file must survive the kernel's eviction and the object's end.
 
 The kernel evicts without notice, under pressure the nearest steps first. So the files opened next are checked, and
-primed again if pages are missing. Everything that touches the mount runs in `ownthreads`.
+primed again if pages are missing. Everything that touches the mount runs in `threads`.
 """
 
 from __future__ import annotations
@@ -56,22 +56,13 @@ class Primer(Priming):
         self._stale = True  # the requests or the ready slices may have changed
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
-        self._threads = MountThreads()
+        self.threads = MountThreads()
         self._wake = trio.Event()
         slices.attach(self)
 
-    @property
-    def enabled(self) -> bool:
-        """False once this kernel, or this kind of mount, turned out not to be primable."""
-        return self._threads.working
-
     def stop(self) -> None:
-        self._threads.working = False
+        self.threads.working = False
         self._wake.set()
-
-    def is_own(self, pid: int) -> bool:
-        """Whether a request comes from this room: `pid` of a FUSE request is the calling thread's id."""
-        return self._threads.has(pid)
 
     @property
     def primed(self) -> Collection[SliceKey]:
@@ -113,7 +104,7 @@ class Primer(Priming):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prime, check and drop in the background until cancelled, or until it turns out to be impossible."""
         task_status.started()
-        while self.enabled:
+        while self.threads.working:
             self._wake = trio.Event()
             if await self._drop_surplus() or await self._check_next() or await self._prime_next():
                 continue
@@ -152,7 +143,7 @@ class Primer(Priming):
     async def _check(self, key: SliceKey, primed: _Primed) -> None:
         primed.checked = True
         path = self._pages.path(*key)
-        resident = await self._threads.call(lambda: resident_bytes(path, primed.length))
+        resident = await self.threads.call(lambda: resident_bytes(path, primed.length))
         if resident is not None and resident < primed.length and self._primed.get(key) is primed:
             self._suspect = key[0]
             self._evicted.add(key)
@@ -241,7 +232,7 @@ class Primer(Priming):
             )
             for held in batch
         ]
-        stored = await self._threads.call(lambda: [self._store_file(path, parts) for path, parts in work])
+        stored = await self.threads.call(lambda: [self._store_file(path, parts) for path, parts in work])
         return [False] * len(batch) if stored is None else stored
 
     def _store_file(self, path: Path, parts: Sequence[memoryview]) -> bool:
@@ -270,7 +261,7 @@ class Primer(Priming):
                 with suppress(FileNotFoundError):
                     drop_pages(path)
 
-        await self._threads.call(drop)
+        await self.threads.call(drop)
 
     def _forget(self, key: SliceKey) -> None:
         primed = self._primed.pop(key, None)
