@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,7 +24,7 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.notify import KernelPageCache, Withdrawal
 from stepfs.mount.fuse.operations import Parts, StepOperations
-from stepfs.mount.fuse.order_directory import OrderDirectory
+from stepfs.mount.fuse.order_directory import take_hint
 from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat
@@ -126,10 +126,11 @@ class Assembly(ServedLake):
                 Fixed.METRICS: self._render_metrics,
                 Fixed.CONFIG: lambda: documents.render(self.reports.config()),
                 Fixed.ACCESSLOG: self.meter.accesslog,
+                Fixed.HINTED: lambda: documents.render(self.reports.orders()),
             },
             describe_step=self._describe_step,
             now_ms=SystemClock().now_ms(),
-            order=OrderDirectory(self.prefetcher, self.reports.orders),
+            take_hint=partial(take_hint, self.prefetcher),
         )
         return StepOperations(
             Parts(

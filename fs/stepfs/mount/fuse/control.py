@@ -25,7 +25,6 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.files import OpenContent, OpenFile
 from stepfs.mount.fuse.guard import refusal
-from stepfs.mount.fuse.order_directory import OrderDirectory
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile, step_file_inode, wait_file_inode
@@ -52,10 +51,10 @@ class Control:
     files: Mapping[Fixed, Callable[[], str]]  # renders the fixed files
     describe_step: Callable[[StepEntry], Awaitable[str]]  # may request from the store
     now_ms: int  # the time stamp of all
-    order: OrderDirectory | None = None
+    take_hint: Callable[[bytes, int], None] | None = None  # of a name in `order/`, from a user
 
     def __post_init__(self) -> None:
-        assert set(self.files) == set(_FILES.values())
+        assert self.files.keys() >= set(_FILES.values())
 
     @property
     def directory(self) -> Attributes:
@@ -71,8 +70,8 @@ class Control:
         if parent is Fixed.WAIT:
             step = parse_number(name)
             return None if step is None else self.numbered(WaitFile(step))
-        if parent is Fixed.ORDER and self.order is not None:
-            self.order.look_up(name, uid)
+        if parent is Fixed.ORDER and self.take_hint is not None:
+            self.take_hint(name, uid)
             return self.fixed(Fixed.HINTED)
         return None
 
@@ -106,8 +105,6 @@ class Control:
         """Open any file here but a step's."""
         if isinstance(node, Fixed) and node in self.files:
             return OpenContent(self.files[node]().encode())
-        if node is Fixed.HINTED and self.order is not None:
-            return OpenContent(self.order.content())
         raise pyfuse3.FUSEError(errno.EISDIR if isinstance(node, Fixed) else errno.ENOENT)
 
     async def open_wait(self, step: Step, pid: int) -> OpenFile:

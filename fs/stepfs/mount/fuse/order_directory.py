@@ -9,40 +9,26 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
 
 import pyfuse3
 
 from stepfs.data.prefetch.order_hint import parse_hint
 from stepfs.data.prefetch.prefetcher import Prefetcher
 from stepfs.errors import UsageError
-from stepfs.mount.documents import Json, render
 
 _log = logging.getLogger("stepfs.mount")
 
 
-class OrderDirectory:
-    """Accepts the hints for one mount."""
-
-    def __init__(self, prefetcher: Prefetcher, describe: Callable[[], Json]) -> None:
-        self._prefetcher = prefetcher
-        self._describe = describe
-        self._allowed = {0, os.getuid()}
-
-    def look_up(self, name: bytes, uid: int) -> None:
-        """Accept the hint, or raise an errno: EACCES for users other than root and the mounting user, ENOENT for no
-        hint."""
-        try:
-            hint = parse_hint(name.decode("ascii"))
-        except (UsageError, UnicodeDecodeError):
-            raise pyfuse3.FUSEError(errno.ENOENT) from None
-        if uid not in self._allowed:
-            raise pyfuse3.FUSEError(errno.EACCES)
-        try:
-            self._prefetcher.accept(hint)
-        except UsageError as error:
-            _log.info("order hint refused: %s", error)
-            raise pyfuse3.FUSEError(errno.EINVAL) from None
-
-    def content(self) -> bytes:
-        return render(self._describe()).encode()
+def take_hint(prefetcher: Prefetcher, name: bytes, uid: int) -> None:
+    """Accept the hint, or raise an errno: EACCES for users other than root and the mounting user, ENOENT for no hint."""
+    try:
+        hint = parse_hint(name.decode("ascii"))
+    except (UsageError, UnicodeDecodeError):
+        raise pyfuse3.FUSEError(errno.ENOENT) from None
+    if uid not in {0, os.getuid()}:
+        raise pyfuse3.FUSEError(errno.EACCES)
+    try:
+        prefetcher.accept(hint)
+    except UsageError as error:
+        _log.info("order hint refused: %s", error)
+        raise pyfuse3.FUSEError(errno.EINVAL) from None
