@@ -8,13 +8,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import stat
 import time
 from pathlib import Path
 from typing import Final
 
 from stepfs.command_hint import command
-from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.mount.host.dead_mount import clear_dead, is_dead, list_within
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at
@@ -100,15 +98,11 @@ def _clear(directory: Path, mounted: Mounted) -> None:
 
 
 def _check_directory(directory: Path) -> None:
-    found = answer_within(directory.stat)
-    if isinstance(found, FileNotFoundError):
-        raise AbsentError(f"{directory} does not exist; create it with `{command('mkdir', '-p', directory)}`")
-    if found is None or isinstance(found, OSError):
-        why = "does not answer" if found is None else found.strerror
-        raise RefusedError(f"{directory}: {why}; choose another mount point")
-    if not stat.S_ISDIR(found.st_mode):
-        raise RefusedError(f"{directory} is not a directory; choose an empty directory to mount on")
     names = list_within(directory)
+    if isinstance(names, FileNotFoundError):
+        raise AbsentError(f"{directory} does not exist; create it with `{command('mkdir', '-p', directory)}`")
+    if isinstance(names, NotADirectoryError):
+        raise RefusedError(f"{directory} is not a directory; choose an empty directory to mount on")
     if names is None:
         raise RefusedError(f"{directory} does not answer; choose another mount point")
     if isinstance(names, OSError):
