@@ -11,6 +11,7 @@ import trio
 from fakemount import Caller, mounted
 from faketable import FakeTable
 
+from stepfs.clock import SystemClock
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
@@ -43,11 +44,14 @@ class PolledTable(FakeTable):
         return bool(come)
 
 
+now_ms = SystemClock().now_ms
+
+
 async def own_id():
     return FakeTable().identity.lake_id
 
 
-def follow(nursery, table, changes, *, poll_s=0.1, find=own_id, now_ms=None):
+def follow(nursery, table, changes, *, poll_s=0.1, find=own_id, now_ms=now_ms):
     seen = []
     follower = Follower(
         table,
