@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,7 +24,6 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.notify import KernelPageCache, Withdrawal
 from stepfs.mount.fuse.operations import Parts, StepOperations
-from stepfs.mount.fuse.order_directory import take_hint
 from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat
@@ -130,7 +129,7 @@ class Assembly(ServedLake):
             },
             describe_step=self._describe_step,
             now_ms=SystemClock().now_ms(),
-            take_hint=partial(take_hint, self.prefetcher),
+            prefetcher=self.prefetcher,
         )
         return StepOperations(
             Parts(

@@ -15,7 +15,7 @@ from test_random_order import lake, read_all
 from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint, StepsHint, shuffle_name
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.mount.fuse.order_directory import take_hint
+from stepfs.mount.fuse.control import take_hint
 
 
 def shuffled(steps, *, epoch=0, shard=0, shards=1):

@@ -3,7 +3,7 @@
     status.json  metrics  config.json  accesslog      fixed names
     steps/<step>.json                                 facts of a step's commit; its position is read at open
     wait/<step>                                       reading it blocks until the step is committed
-    order/<hint>                                      looking it up announces an order (`order_directory`)
+    order/<hint>                                      looking it up announces an order (`take_hint`)
 
 All use direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
 closed, so a reader never sees a mixture of two moments.
@@ -12,12 +12,17 @@ closed, so a reader never sees a mixture of two moments.
 from __future__ import annotations
 
 import errno
+import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import pyfuse3
 
+from stepfs.data.prefetch.order_hint import parse_hint
+from stepfs.data.prefetch.prefetcher import Prefetcher
+from stepfs.errors import UsageError
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
@@ -30,6 +35,8 @@ from stepfs.view.attributes import Attributes
 from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile, step_file_inode, wait_file_inode
 from stepfs.view.naming import parse_number, step_name
 from stepfs.view.tree import Tree
+
+_log = logging.getLogger("stepfs.mount")
 
 _FILES: Final = {
     b"status.json": Fixed.STATUS,
@@ -51,7 +58,7 @@ class Control:
     files: Mapping[Fixed, Callable[[], str]]  # renders the fixed files
     describe_step: Callable[[StepEntry], Awaitable[str]]  # may request from the store
     now_ms: int  # the time stamp of all
-    take_hint: Callable[[bytes, int], None] | None = None  # of a name in `order/`, from a user
+    prefetcher: Prefetcher | None = None  # for announced orders
 
     def __post_init__(self) -> None:
         assert self.files.keys() >= set(_FILES.values())
@@ -70,8 +77,8 @@ class Control:
         if parent is Fixed.WAIT:
             step = parse_number(name)
             return None if step is None else self.numbered(WaitFile(step))
-        if parent is Fixed.ORDER and self.take_hint is not None:
-            self.take_hint(name, uid)
+        if parent is Fixed.ORDER and self.prefetcher is not None:
+            take_hint(self.prefetcher, name, uid)
             return self.fixed(Fixed.HINTED)
         return None
 
@@ -119,3 +126,22 @@ class Control:
 
     async def open_step(self, entry: StepEntry) -> OpenFile:
         return OpenContent((await self.describe_step(entry)).encode())
+
+
+def take_hint(prefetcher: Prefetcher, name: bytes, uid: int) -> None:
+    """Accept a hint by the lookup of its name: any container that sees the mount can look names up, and the kernel gives
+    the user of each request, but no process can write here.
+
+    Errno EACCES for users other than root and the mounting user, ENOENT for no hint, EINVAL for one that is refused.
+    """
+    try:
+        hint = parse_hint(name.decode("ascii"))
+    except (UsageError, UnicodeDecodeError):
+        raise pyfuse3.FUSEError(errno.ENOENT) from None
+    if uid not in {0, os.getuid()}:
+        raise pyfuse3.FUSEError(errno.EACCES)
+    try:
+        prefetcher.accept(hint)
+    except UsageError as error:
+        _log.info("order hint refused: %s", error)
+        raise pyfuse3.FUSEError(errno.EINVAL) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyfuse3
 import trio
@@ -21,10 +20,11 @@ _log = logging.getLogger("stepfs.mount")
 _FAILED_FOR_S = 2.0
 
 
-class OpenFile(Protocol):
+class OpenFile:
     """The object behind a file handle."""
 
-    async def read(self, offset: int, size: int) -> bytes | memoryview: ...
+    async def read(self, offset: int, size: int) -> bytes | memoryview:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of what is held, if anything is."""
