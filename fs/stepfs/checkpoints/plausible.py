@@ -79,8 +79,7 @@ class HeldBack:
         self._out_of_order: dict[Step, str] = {}  # reasons, which the end of the epoch does not change
 
     def among(self, new: frozenset[Step], *, at_the_end: bool = False) -> frozenset[Step]:
-        """The checkpoints among `new` that must not be recorded. `at_the_end`: no other mount will record them
-        later."""
+        """The checkpoints among `new` that must not be recorded. `at_the_end`: no other mount will later."""
         progress, now = self._progress(), trio.current_time()
         doubts = {step: doubt for step in new if (doubt := progress.doubt(step))}
         self._out_of_order |= {step: doubts[step] for step in doubts if progress.breaks_order(step)}

@@ -61,8 +61,7 @@ class FetchQueue:
                     self.cache.drop(block)
 
     def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> set[SliceKey]:
-        """Replace the prefetch requests, nearest first; blocks queued for former ones are dropped. Returns the slices
-        that are requested."""
+        """Replace the prefetch requests, nearest first; drops the blocks of former ones. Returns the requested slices."""
         self.prefetch_requests = list(prefetch_requests)
         self._planned = 0
         self._served_since.clear()

@@ -1,7 +1,6 @@
 """The stepfs mounts of this machine: alive, dead, or stacked.
 
-A problem of a mount that the command does not name is reported, but is no failure: another job's dead mount does no
-harm.
+A problem of a mount that the command does not name is reported, but no failure: it may be another job's.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:
-    """Check every stepfs mount in this namespace; only those on the directory or of the lake `target` can fail, or
-    all."""
+    """Check every stepfs mount in this namespace. Only those on directory or of lake `target`, if given, can fail."""
     found = [mounted for mounted in mounts() if mounted.fstype == FSTYPE]
     if not found:
         yield ok("mounts", "no stepfs mount here")

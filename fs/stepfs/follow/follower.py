@@ -83,8 +83,7 @@ class Follower:
                 await self._guarded(self.check_identity)
 
     async def _sleep(self) -> None:
-        """Sleep until one interval after the last look began; a reader that starts to wait shortens it to the
-        shortest."""
+        """Sleep until one interval after the last look began, the shortest one if a reader waits."""
         began = self._began
         if self.changes.listeners and self._failure is None:
             self.pace.awaited()

@@ -64,8 +64,7 @@ class ServedLake:
         show_last: int | None = None,
         has_signal: HasPendingSignal | None = None,
     ) -> None:
-        """`open_origin`: the store of a lake that this one was forked from. The others as `Slices`, `Prefetcher`, `Tree`
-        and `Waits` take them."""
+        """`open_origin`: the store of a lake that this one was forked from. The others as the parts take them."""
         self.store = store
         self.log = log
         log.segments.decoding = decode_in_thread

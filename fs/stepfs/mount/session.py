@@ -257,7 +257,6 @@ async def _answer_until_unmounted(background: trio.CancelScope) -> None:
 
 
 async def _until_detached(background: trio.CancelScope, device: str) -> None:
-    """Cancel once no path leads to the mount: `umount -l` with busy files leaves the kernel's end alive, but
-    hidden."""
+    """Cancel once no path leads to the mount: `umount -l` with busy files only hides the kernel's end."""
     await trio.to_thread.run_sync(wait_until_detached, device, abandon_on_cancel=True)
     background.cancel()

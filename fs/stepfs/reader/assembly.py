@@ -104,8 +104,7 @@ class Assembly(ServedLake):
             handle.close()
 
     async def wait_for(self, step: Step, *, waits: bool) -> bool:
-        """True once the step can be read. False, only with `waits`: it will never come, because the view ends before
-        it."""
+        """True once the step can be read. False, only with `waits`: the view ends before it."""
         if waits and self._ends_before(step):
             return False
         try:

@@ -99,9 +99,7 @@ class Lake:
 
         `ReclaimedError` for a step that has left the lake, or that this reader's group gave up.
         """
-        number = Step(check_integer(step, "step"))
-        if not 0 <= number <= STEP_MAX:
-            raise NoSuchStepError(f"step {number}: steps count from 0; the newest is `lake.next_step - 1`")
+        number = _numbered(step)
         if not self._parts().tree.readable(number):
             self._call(lambda parts: parts.wait_for(number, waits=False))
         return LakeStep(self, number)
@@ -119,17 +117,16 @@ class Lake:
 
     def can_follow_to(self, step: Step) -> bool:
         """Wait until the step can be read; False if the view ends before it. Raises as `follow`."""
-        if not 0 <= check_integer(step, "step") <= STEP_MAX:
-            raise NoSuchStepError(f"step {step}: steps count from 0")
-        return self._parts().tree.readable(step) or self._call(lambda parts: parts.wait_for(step, waits=True))
+        number = _numbered(step)
+        return self._parts().tree.readable(number) or self._call(
+            lambda parts: parts.wait_for(number, waits=True)
+        )
 
     def read(
         self, step: int, rank: int, micro: int | None = None, file: str = "", *, waits: bool = False
     ) -> memoryview:
         """As `lake[step][rank, micro, file]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
-        number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
-        if not 0 <= number <= STEP_MAX:
-            raise NoSuchStepError(f"step {number}: steps count from 0")
+        number, index = _numbered(step), slice_at(self.rank_map, rank, micro, file)
         return self._call(lambda parts: parts.read(number, index, waits=waits))
 
     def announce(self, hint: Hint) -> None:
@@ -196,7 +193,7 @@ class Lake:
 
     def holds(self, step: int, rank: int, micro: int | None = None, file: str = "") -> bool:
         """Whether the payload is in memory, whole and verified."""
-        number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
+        number, index = _numbered(step), slice_at(self.rank_map, rank, micro, file)
         return self._call(lambda parts: parts.holds(number, index))
 
     def counts(self) -> dict[str, int]:
@@ -273,3 +270,10 @@ class Lake:
             if self._closed:  # by another thread, meanwhile
                 self.rest()
             return loop
+
+
+def _numbered(step: object) -> Step:
+    number = check_integer(step, "step")
+    if not 0 <= number <= STEP_MAX:
+        raise NoSuchStepError(f"step {number}: steps count from 0; the newest is `lake.next_step - 1`")
+    return Step(number)

@@ -47,8 +47,7 @@ class HintedStream:
         return self.front >= len(self.order)
 
     def move(self, at: int, now: float) -> None:
-        """Note the place that the trainer announced: at the beginning, or when it resumes; it may repeat this at any
-        time."""
+        """Note the place that the trainer announced: at the beginning, when it resumes, or once more."""
         self.touched_at = now
         if not self._start <= at <= self.front + _JUMP_PLACES:
             self.front = self._start = at

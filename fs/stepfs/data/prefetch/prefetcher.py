@@ -1,6 +1,6 @@
 """Fetch ahead the slices that this node will open next: learned from opens, or given by `--ranks`.
 
-Thin: `position` knows where the readers are, `ahead` decides, `slices` fetches. A task of its own, because the index
+Thin: `position` knows where the readers are, `window` decides, `slices` fetches. A task of its own, because the index
 segment of a step may have to be read first.
 """
 
@@ -93,8 +93,7 @@ class Prefetcher:
         self._wake.set()
 
     def _is_jump(self, fresh: bool) -> bool:
-        """Whether readers were not in order when that was last asked, and this open is one more that is not: of these
-        each eighth is planned for."""
+        """Whether readers were out of order at the last plan, and still are: each eighth such open is planned for."""
         if self._jumps is None or self.position.order.goes_on:
             return False
         self._jumps += fresh
@@ -176,8 +175,7 @@ class Prefetcher:
         return self.window
 
     async def _grant(self, plan: Plan) -> bool:
-        """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try again
-        later."""
+        """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try later."""
         prefetch_requests: list[PrefetchRequest] = []
         missing: set[int] = set()  # segments; an open of a file in them gets the error
         behind = await self._load_alone(plan)

@@ -42,8 +42,7 @@ class Rows:
         return self._reply(self._token, name, self._entry, number)
 
     def add_steps(self, runs: Iterable[tuple[range, int]], like: Attributes) -> int | None:
-        """Add step directories, as runs that share one time in ms, otherwise like `like`; returns the first without
-        space.
+        """Add step directories, as runs that share one time in ms, else like `like`; returns the first without space.
 
         These loops list 10⁶ steps: they reuse one structure and change only the fields that differ.
         """
@@ -102,8 +101,7 @@ class OpenRoot:
         return range(first, max(first, self.shown.stop))
 
     def _list_steps(self, steps: range, rows: Rows) -> int:
-        """List steps: reclaimed ones, committed ones, future ones (under --steps). Returns the end of the listed
-        range."""
+        """List steps: reclaimed ones, committed ones, future ones (under --steps). Returns the end of those listed."""
         low = min(max(self.tree.first_visible(), steps.start), steps.stop)
         high = min(max(self.tree.next_step, low), steps.stop)
         empty_ms = self.table.identity.created_ms

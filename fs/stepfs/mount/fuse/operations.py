@@ -115,8 +115,7 @@ class StepOperations(pyfuse3.Operations):
         return self._known.of_index(entry, index)
 
     async def _lookup_handle(self, inode: int, pid: int) -> Attributes | None:
-        """Look up an inode that the kernel has forgotten, from an NFS client's file handle; our ENOENT becomes its
-        ESTALE.
+        """Look up an inode that the kernel has forgotten, from an NFS client's file handle; ENOENT becomes ESTALE.
 
         Stricter than GETATTR: a file that has left the view is found only while it is open. And it waits for an index
         segment, because a handle outlives the mount that issued it.

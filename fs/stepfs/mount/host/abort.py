@@ -58,8 +58,7 @@ def may_force_unmount() -> bool:
 def abort_mount(directory: str, mount_id: int) -> bool:
     """Abort the connection of the mount `mount_id` at `directory` through MNT_FORCE; the mount stays, dead.
 
-    False if another mount, or none, is at `directory` now, or the right is missing. Never waits for the mount's
-    daemon.
+    False if another mount, or none, is at `directory` now, or the right is missing. Never waits for its daemon.
     """
     try:
         # O_PATH on a mount's root sends no request to its file system.

@@ -91,8 +91,7 @@ def claimed(cache_dir: Path | None, lake_id: str) -> Iterator[Path]:
 
 
 def claim(cache_dir: Path, lake_id: str) -> CachePlace:
-    """Adopt the cache of a crashed mount of this lake, or make a new directory. `RefusedError` if neither is
-    possible."""
+    """Adopt the cache of a crashed mount of this lake, or make a new directory; else `RefusedError`."""
     keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -119,8 +118,7 @@ def _adopt(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> Cach
 
 
 def _left(base: int, lake_path: Path, *, keep_base: bool) -> Iterator[CachePlace]:
-    """The caches without a holder in a lake's directory, if it is ours. An OSError about other users' files is
-    skipped."""
+    """The caches without a holder in a lake's directory, if it is ours; other users' files are skipped."""
     try:
         lake = open_own(lake_path.name, parent=base)
     except OSError:

@@ -51,12 +51,10 @@ def _clear_dead_mounts(directory: Path) -> None:
 
 
 def claim(directory: Path) -> int:
-    """`prepare`, and keep other mounts away until the returned descriptor is closed; the kernel closes it at exit,
-    too.
+    """`prepare`, and keep other mounts away until the returned descriptor is closed, by the kernel at exit.
 
-    Seconds pass between the check and the mount; two daemons that start together would stack in that time. Close the
-    descriptor once the mount stands: from then on `prepare` sees the mount, and a daemon that hangs must not keep the
-    place for ever.
+    Seconds pass between the check and the mount; two daemons that start together would stack in that time. Close it once
+    the mount stands: `prepare` sees that, and a daemon that hangs must not keep the place for ever.
     """
     until = time.monotonic() + _CLAIM_S
     while True:
