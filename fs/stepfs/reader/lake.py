@@ -193,7 +193,7 @@ class Lake:
 
     def holds(self, step: int, rank: int, micro: int | None = None, file: str = "") -> bool:
         """Whether the payload is in memory, whole and verified."""
-        number, index = _numbered(step), slice_at(self.rank_map, rank, micro, file)
+        number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
         return self._call(lambda parts: parts.holds(number, index))
 
     def counts(self) -> dict[str, int]:
