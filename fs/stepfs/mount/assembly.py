@@ -23,7 +23,7 @@ from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.notify import KernelPageCache, Withdrawal
-from stepfs.mount.fuse.operations import Parts, StepOperations
+from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat
@@ -132,18 +132,16 @@ class Assembly(ServedLake):
             prefetcher=self.prefetcher,
         )
         return StepOperations(
-            Parts(
-                reader=self.log,
-                tree=self.tree,
-                names=self.names,
-                slices=self.slices.reads,
-                waits=self.waits,
-                control=control,
-                meter=self.meter,
-                known=self.known,
-                files=self.files,
-                is_own=self._is_own,
-            )
+            reader=self.log,
+            tree=self.tree,
+            names=self.names,
+            slices=self.slices.reads,
+            waits=self.waits,
+            control=control,
+            meter=self.meter,
+            known=self.known,
+            files=self.files,
+            is_own=self._is_own,
         )
 
     async def start_group(self, background: trio.Nursery) -> None:
