@@ -231,6 +231,9 @@ class StepOperations(pyfuse3.Operations):
 
     async def _entry(self, step: Step, pid: int) -> StepEntry:
         """The entry of a step whose files may be opened; waits for it as its presence allows, or raises an errno."""
+        entry = self.reader.entry_if_loaded(step) if self.tree.readable(step) else None
+        if entry is not None:
+            return entry  # nearly always
         found = await self.waits.for_files(step, pid)
         if isinstance(found, WaitOutcome):
             raise refusal(found, expired_errno=self.waits.expired_errno)
