@@ -37,7 +37,7 @@ def test_a_directory_that_is_absent_or_no_mount(awkward: Path, file_url: str) ->
     stepfs("init", file_url, "--slices", 3)
     assert offered(stepfs("mount", file_url, awkward).err) == [["mkdir", "-p", str(awkward)]]
     assert offered(stepfs("status", awkward).err) == [["stepfs", "mount", "LAKE", str(awkward)]]
-    [finding] = check_directory(awkward)
+    finding = check_directory(awkward)
     assert shlex.split(finding.remedy or "") == ["mkdir", "-p", str(awkward)]
 
 
