@@ -113,13 +113,9 @@ class FakeSlices:
     def __init__(self) -> None:
         self.open_handles = 0
         self.opened: list[tuple[int, int]] = []
-        self.forgotten_below: list[int] = []
         self.read_error: Exception | None = None
 
     def open(self, entry: StepEntry, index: SliceIndex) -> FakeHandle:
         self.open_handles += 1
         self.opened.append((entry.step, index))
         return FakeHandle(self, entry, index)
-
-    def forget_below(self, step: Step) -> None:
-        self.forgotten_below.append(step)

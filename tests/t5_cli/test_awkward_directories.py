@@ -15,7 +15,7 @@ from stepfs import control_files
 from stepfs.doctor.mounts import check_alive, check_directory
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.mount.host import dead_mount, mountpoint
-from stepfs.mount.host.dead_mount import Health, MountHealth
+from stepfs.mount.host.dead_mount import Health
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted
 
 
@@ -37,7 +37,7 @@ def test_a_directory_that_is_absent_or_no_mount(awkward: Path, file_url: str) ->
     stepfs("init", file_url, "--slices", 3)
     assert offered(stepfs("mount", file_url, awkward).err) == [["mkdir", "-p", str(awkward)]]
     assert offered(stepfs("status", awkward).err) == [["stepfs", "mount", "LAKE", str(awkward)]]
-    [finding] = check_directory(awkward)
+    finding = check_directory(awkward)
     assert shlex.split(finding.remedy or "") == ["mkdir", "-p", str(awkward)]
 
 
@@ -73,7 +73,7 @@ def test_a_mount_point_in_use(
         raise PermissionError(errno.EPERM, "not yours")
 
     monkeypatch.setattr(mountpoint, "mount_at", mounted_on)
-    monkeypatch.setattr(dead_mount, "check_health", lambda *_: MountHealth(health))
+    monkeypatch.setattr(dead_mount, "check_health", lambda *_: (health, None))
     monkeypatch.setattr(mountpoint, "clear_dead", may_not)
     with pytest.raises(RefusedError) as raised:
         mountpoint.prepare(awkward)
@@ -83,7 +83,7 @@ def test_a_mount_point_in_use(
 
 @pytest.mark.parametrize("health", [Health.DEAD, Health.SILENT])
 def test_doctor_on_a_mount(awkward: Path, monkeypatch: pytest.MonkeyPatch, health: Health) -> None:
-    monkeypatch.setattr("stepfs.doctor.mounts.check_health", lambda *_, **__: MountHealth(health))
+    monkeypatch.setattr("stepfs.doctor.mounts.check_health", lambda *_, **__: (health, None))
     finding = check_alive(mounted_on(awkward))
     words = [word for each in offered(finding.remedy or "") for word in each]
     assert words.count(str(awkward)) == 2

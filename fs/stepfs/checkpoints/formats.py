@@ -19,7 +19,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from stepfs.errors import AbsentError, UsageError
 
 _LAST_NUMBER: Final = re.compile(r"(\d{1,15})(?!.*\d)")
 _HUGGING_FACE: Final = re.compile(r"checkpoint-(\d{1,15})")
-_LIGHTNING: Final = re.compile(r"step=(\d{1,15})")
+_LIGHTNING: Final = re.compile(r"step=(\d{1,15}).*\.ckpt\Z", re.DOTALL)
 _MEGATRON: Final = re.compile(r"iter_(\d{1,15})")
 _MEGATRON_LATEST: Final = "latest_checkpointed_iteration.txt"
 _PLACE: Final = "{N}"
@@ -93,51 +93,38 @@ def look(place: Place) -> Found:
 
 
 def _candidates(place: Place, names: Sequence[str]) -> Iterator[Candidate]:
+    directory = place.directory
     if place.pattern is not None:
-        yield from _matching(place.directory, names, place.pattern)
+        first, *rest = Path(place.pattern).parts
+        before, _, after = first.partition(_PLACE)
+        wanted = re.compile(f"{re.escape(before)}(\\d{{1,15}}){re.escape(after)}")
+        for number, name in _counted(names, wanted.fullmatch):
+            yield number, partial(_is_there, directory.joinpath(name, *rest))
         return
-    for finder in (_torch_dcp, _hugging_face, _lightning, _megatron):
-        yield from finder(place.directory, names)
+    for number, name in _counted(names, _LAST_NUMBER.search):
+        yield number, partial(_is_file_with_content, directory / name / ".metadata")
+    for number, name in _counted(names, _HUGGING_FACE.fullmatch):
+        yield number, partial(_is_state_of_step, directory / name / "trainer_state.json", number)
+    for number, name in _counted(names, _LIGHTNING.search):
+        yield number, partial(_is_archive, directory / name)
+    if _MEGATRON_LATEST in names:
+        latest = _number(_bytes(directory / _MEGATRON_LATEST))
+        for number, name in _counted(names, _MEGATRON.fullmatch):
+            if number <= latest:
+                yield number, partial(_is_there, directory / name)
 
 
-def _torch_dcp(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
-    for name in names:
-        if counter := _LAST_NUMBER.search(name):
-            yield int(counter[1]), partial(_is_file_with_content, directory / name / ".metadata")
+def _counted(names: Iterable[str], match: Callable[[str], re.Match[str] | None]) -> Iterator[tuple[int, str]]:
+    """The names that match, each with its counter."""
+    return ((int(found[1]), name) for name in names if (found := match(name)))
 
 
-def _hugging_face(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
-    for name in names:
-        if counter := _HUGGING_FACE.fullmatch(name):
-            number = int(counter[1])
-            yield number, partial(_is_state_of_step, directory / name / "trainer_state.json", number)
-
-
-def _lightning(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
-    for name in names:
-        if name.endswith(".ckpt") and (counter := _LIGHTNING.search(name)):
-            yield int(counter[1]), partial(_is_archive, directory / name)
-
-
-def _megatron(directory: Path, names: Sequence[str]) -> Iterator[Candidate]:
-    text = _bytes(directory / _MEGATRON_LATEST) if _MEGATRON_LATEST in names else None
+def _number(text: bytes | None) -> int:
+    """-1 for another layout, or "release"."""
     try:
-        latest = int(text or b"")
+        return int(text or b"")
     except ValueError:
-        return  # another layout, or "release"
-    for name in names:
-        counter = _MEGATRON.fullmatch(name)
-        if counter is not None and int(counter[1]) <= latest:
-            yield int(counter[1]), partial(_is_there, directory / name)
-
-
-def _matching(directory: Path, names: Sequence[str], pattern: str) -> Iterator[Candidate]:
-    first, *rest = Path(pattern).parts
-    before, _, after = first.partition(_PLACE)
-    wanted = re.compile(f"{re.escape(before)}(\\d{{1,15}}){re.escape(after)}")
-    for name in names:
-        if counter := wanted.fullmatch(name):
-            yield int(counter[1]), partial(_is_there, directory.joinpath(name, *rest))
+        return -1
 
 
 def _is_there(path: Path) -> bool:

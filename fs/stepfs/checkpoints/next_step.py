@@ -7,13 +7,20 @@ optimizer steps with gradient accumulation 4 means N*4. The user gives the expre
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from stepfs.errors import UsageError
 from stepfs.format.ids import INTEGER_MAX, Step
 
 _TEXT_MAX: Final = 64
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 class NextStep:
@@ -48,24 +55,9 @@ class NextStep:
                 return lambda counter: counter
             case ast.Constant(value=int(number)) if not isinstance(number, bool):
                 return lambda _: number
-            case ast.BinOp(left=left, op=op, right=right):
-                one, two = self._compile(left), self._compile(right)
-                return self._combine(op, one, two)
-            case _:
-                raise self._bad()
-
-    def _combine(
-        self, op: ast.operator, one: Callable[[int], int], two: Callable[[int], int]
-    ) -> Callable[[int], int]:
-        match op:
-            case ast.Add():
-                return lambda counter: one(counter) + two(counter)
-            case ast.Sub():
-                return lambda counter: one(counter) - two(counter)
-            case ast.Mult():
-                return lambda counter: one(counter) * two(counter)
-            case ast.FloorDiv():
-                return lambda counter: one(counter) // two(counter)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                one, two, combine = self._compile(left), self._compile(right), _OPERATORS[type(op)]
+                return lambda counter: combine(one(counter), two(counter))
             case _:
                 raise self._bad()
 

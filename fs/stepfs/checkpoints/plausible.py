@@ -20,9 +20,7 @@ from stepfs.format.ids import Step
 _log = logging.getLogger("stepfs.checkpoints")
 
 _OTHERS_COMMIT_S: Final = 30.0  # this mount may lag behind the mount that the trainer reads
-_OTHERS_READ_S: Final = (
-    900.0  # without readers here: until the mounts with readers have recorded their progress
-)
+_OTHERS_READ_S: Final = 900.0  # without readers here: until mounts with readers have recorded their progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Progress:
         """Why a checkpoint with this next step should not be recorded; '' if it should."""
         if step in self.kept:
             return ""
-        if self.order_needs_from is not None and step > self.order_needs_from:
+        if self.order_needs_from is not None and self.breaks_order(step):
             return in_shuffled_order(step, self.order_needs_from)
         if step > self.committed:
             return f"only {self.committed} steps are committed; is --next-step right, and the directory this run's?"
@@ -58,9 +56,7 @@ class Progress:
         """Seconds before a doubtful checkpoint is logged: another mount may know more and record it."""
         if step > self.committed:
             return _OTHERS_COMMIT_S
-        if self.breaks_order(step):
-            return 0.0
-        return 0.0 if self.reads_here else _OTHERS_READ_S
+        return 0.0 if self.reads_here or self.breaks_order(step) else _OTHERS_READ_S
 
 
 def in_shuffled_order(step: int, needed: int) -> str:
@@ -80,13 +76,10 @@ class HeldBack:
         self._progress = progress
         self._since: dict[Step, float] = {}
         self._told: set[Step] = set()
-        self._out_of_order: dict[
-            Step, str
-        ] = {}  # reasons; permanent: the end of the epoch does not change them
+        self._out_of_order: dict[Step, str] = {}  # reasons, which the end of the epoch does not change
 
     def among(self, new: frozenset[Step], *, at_the_end: bool = False) -> frozenset[Step]:
-        """The checkpoints among `new` that must not be recorded. `at_the_end`: no other mount will record them
-        later."""
+        """The checkpoints among `new` that must not be recorded. `at_the_end`: no other mount will later."""
         progress, now = self._progress(), trio.current_time()
         doubts = {step: doubt for step in new if (doubt := progress.doubt(step))}
         self._out_of_order |= {step: doubts[step] for step in doubts if progress.breaks_order(step)}
@@ -95,11 +88,7 @@ class HeldBack:
         self._told &= set(doubts)
         for step in sorted(doubts.keys() - self._told):
             if at_the_end or now - self._since[step] >= progress.patience_s(step):
-                _log.warning(
-                    "the checkpoint that resumes at step %d is held back: %s",
-                    step,
-                    doubts[step],
-                    extra={"step": step},
-                )
+                message = "the checkpoint that resumes at step %d is held back: %s"
+                _log.warning(message, step, doubts[step], extra={"step": step})
                 self._told.add(step)
         return frozenset(doubts)

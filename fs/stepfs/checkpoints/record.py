@@ -1,5 +1,4 @@
-"""Recording that a durable checkpoint exists, by the lake's URL or through a mount of it: the one entry for all
-callers."""
+"""Recording a durable checkpoint, by the lake's URL or through a mount of it: the one entry for all callers."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -46,30 +48,25 @@ POLL_S: Final = 1.0
 _FAILURES_TOLD: Final = 60
 _LAG_S_MAX: Final = 60.0  # how late a file system shows a change (NFS caches a directory for up to 60 s)
 
-Look = Callable[[], Found]
 Changed = Callable[[GroupRecord | None], None]
 
 
+@dataclass(eq=False)
 class Watch:
     """One node's view of the checkpoints of one group."""
 
-    def __init__(
-        self,
-        group: Group,
-        place: Place,
-        next_step: NextStep,
-        *,
-        changed: Changed | None = None,
-        look_at: Look | None = None,
-        progress: Callable[[], Progress] | None = None,
-    ) -> None:
-        """`progress`: of the group's readers; checkpoints beyond it are held back."""
-        self._group = group
-        self._next_step = next_step
-        self._look = look_at or (lambda: look(place))
-        self._changed = changed or (lambda _: None)
-        self._progress = progress
-        self._held_back = HeldBack(progress) if progress is not None else None
+    group: Group
+    place: Place
+    next_step: NextStep
+    changed: Changed = lambda _: None
+    look_at: Callable[[], Found] | None = None
+    progress: Callable[[], Progress] | None = (
+        None  # of the group's readers; checkpoints beyond it are held back
+    )
+
+    def __post_init__(self) -> None:
+        self._look = self.look_at or partial(look, self.place)
+        self._held_back = None if self.progress is None else HeldBack(self.progress)
         self._threads = trio.CapacityLimiter(1)
         self._seen: frozenset[Step] | None = None  # None until the directory could be read once
         self._late: frozenset[Step] = frozenset()  # on disk, but steps that they need are reclaimed
@@ -155,12 +152,12 @@ class Watch:
             adds=adds,
             barred=barred,
             drops_wait=drops_wait,
-            reconciles=self._group.control.is_unanswered or self._lack_lasts(adds & complete, now_s),
+            reconciles=self.group.control.is_unanswered or self._lack_lasts(adds & complete, now_s),
         )
 
     def _lack_lasts(self, adds: frozenset[Step], now_s: float) -> bool:
         """Whether the record has lacked some of `adds` for longer than another node may see an older directory."""
-        record = self._group.known
+        record = self.group.known
         if self._seen is None or record is None or adds <= set(record.kept):
             self._missing_since_s = None
             return False
@@ -177,14 +174,14 @@ class Watch:
             before = kept
             return difference.apply(kept)
 
-        opened = self._progress().opened if self._progress is not None else Step(0)
-        record = await self._group.revise(
+        opened = self.progress().opened if self.progress is not None else Step(0)
+        record = await self.group.revise(
             apply, opened=opened, revives=difference.is_new, fences=difference.seen is None
         )
         self._missing_since_s = None
         if record is not None and frozenset(record.kept) != before:
-            _log.info("group %r keeps %s", self._group.name, list(record.kept))
-        self._changed(record)
+            _log.info("group %r keeps %s", self.group.name, list(record.kept))
+        self.changed(record)
         return difference.seen_next(before)
 
     def _leave_out(self, late: frozenset[Step]) -> None:
@@ -194,14 +191,14 @@ class Watch:
         if late & known:
             _log.info(
                 "group %r: the checkpoints at %s were dropped by others, and their steps are reclaimed",
-                self._group.name,
+                self.group.name,
                 sorted(late & known),
             )
         for step in sorted(late - known):
             _log.warning(
                 "group %r: the checkpoint that resumes at step %d is not recorded, because steps that it needs are "
                 "reclaimed; training cannot go on from it",
-                self._group.name,
+                self.group.name,
                 step,
                 extra={"step": step},
             )
@@ -211,7 +208,7 @@ class Watch:
         steps = set()
         for counter in counters:
             try:
-                steps.add(self._next_step(counter))
+                steps.add(self.next_step(counter))
             except UsageError as error:
                 if told and counter not in self._told_counters:
                     _log.warning("checkpoint not recorded: %s", error)

@@ -117,8 +117,7 @@ class Pool:
         assert self.used >= 0
 
     def set_limit(self, limit: int) -> int:
-        """Change the limit; frees pooled memory first and returns the number of bytes that the owner must still
-        evict."""
+        """Change the limit; frees pooled memory first. Returns the bytes that the owner must still evict."""
         self.limit = limit
         self.sweep()
         self._make_room(0)

@@ -8,7 +8,8 @@ to deliver more (a store far away).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -18,41 +19,35 @@ from stepfs.data.buffers import Buffer
 from stepfs.data.cache.memory import Cache
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.queue import FetchQueue
-from stepfs.data.sources import Source
+from stepfs.data.sources import Sources
 from stepfs.errors import StepfsError, StoreUnreachableError
 
 _log = logging.getLogger("stepfs.data")
 _IN_ORDER_FIRST: Final = 4
-_IN_ORDER_GROWTH: Final = (
-    1.5  # on a full link GETs take no longer than a second request waits for (`fetch.hedge`)
-)
+_IN_ORDER_GROWTH: Final = 1.5  # so GETs on a full link take no longer than a second one waits (`fetch.hedge`)
 _MEMORY_POLL_S: Final = 0.05  # memory still seen by a reader or an abandoned thread returns without a signal
 
 
+@dataclass(eq=False)
 class BlockLoader:
     """The loads of one mount."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        queue: FetchQueue,
-        sources: Sequence[Source],
-        *,
-        concurrency: ConcurrencyLimit,
-        loaded: Callable[[Block], None],
-    ) -> None:
-        """`concurrency` limits the loads under way. `loaded` is called for each block that became READY."""
+    cache: Cache
+    queue: FetchQueue
+    sources: Sources
+    concurrency: ConcurrencyLimit  # of the loads under way
+    loaded: Callable[[Block], None]  # called for each block that became READY
+    readers_waiting: int = 0  # blocked on a block
+
+    def __post_init__(self) -> None:
         self.planned = trio.Event()  # set and replaced after each look at the queue
-        self._cache = cache
-        self._queue = queue
-        self._sources = sources
-        self._concurrency = concurrency
         self._in_order = ConcurrencyLimit(
-            concurrency.limit_max, first=_IN_ORDER_FIRST, growth=_IN_ORDER_GROWTH, fixed=concurrency.fixed
+            self.concurrency.limit_max,
+            first=_IN_ORDER_FIRST,
+            growth=_IN_ORDER_GROWTH,
+            fixed=self.concurrency.fixed,
         )
-        self._loaded = loaded
         self._active = 0
-        self.readers_waiting = 0  # blocked on a block
         self._wake = trio.Event()
 
     def notify(self) -> None:
@@ -60,26 +55,25 @@ class BlockLoader:
         self._wake.set()
 
     async def run(self) -> None:
-        """Load until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 self._wake = trio.Event()
                 short = self._start_loads(nursery)
-                poll = short and (self._cache.pool.lingering or self._cache.pool.refused)
+                poll = short and (self.cache.pool.lingering or self.cache.pool.refused)
                 with trio.move_on_after(_MEMORY_POLL_S if poll else float("inf")):
                     await self._wake.wait()
 
     def _start_loads(self, nursery: trio.Nursery) -> bool:
         """Start as many fetches as connections and memory allow; True if memory is the limit."""
-        limit = self._concurrency.limit
+        limit = self.concurrency.limit
         prefetches = max(1, limit - limit // 4)
         while self._active < limit:
-            block = self._queue.next(prefetch=self._active < prefetches, in_order=self._in_order.limit)
+            block = self.queue.next(prefetch=self._active < prefetches, in_order=self._in_order.limit)
             self.planned.set()
             self.planned = trio.Event()
             if block is None:
                 return False
-            buffer = self._cache.lease(block.range.size, block)
+            buffer = self.cache.lease(block.range.size, block)
             if buffer is None:
                 return True
             block.state = State.FETCHING
@@ -94,10 +88,7 @@ class BlockLoader:
         began = trio.current_time()
         learns = self._in_order.start() if _is_read_in_order(block) else None
         try:
-            for source in self._sources:
-                loaded = await source.load(block, buffer)
-                if loaded is not None:
-                    break
+            loaded = await self.sources.load(block, buffer)
         except StepfsError as error:
             self._failed(block, error)
         finally:
@@ -111,21 +102,20 @@ class BlockLoader:
             self.notify()
         if loaded is None:
             return
-        self._concurrency.note_loaded(readers_wait=self.readers_waiting > 0)
+        self.concurrency.note_loaded(readers_wait=self.readers_waiting > 0)
         if block.state is not State.FETCHING:
-            self._cache.pool.give(loaded)  # forgotten meanwhile
+            self.cache.pool.give(loaded)  # forgotten meanwhile
             return
-        self._cache.ready(block, loaded)
-        self._loaded(block)
+        self.cache.ready(block, loaded)
+        self.loaded(block)
 
     def _failed(self, block: Block, error: StepfsError) -> None:
         if block.state is State.FETCHING:
             if not block.pinned and not isinstance(error, StoreUnreachableError):
-                _log.warning(
-                    "%s", error, extra={"alike": (type(error), str(error))}
-                )  # else a reader gets the error
-            self._queue.failed(block)
-            self._cache.fail(block, error)
+                # Else a reader gets the error.
+                _log.warning("%s", error, extra={"alike": (type(error), str(error))})
+            self.queue.failed(block)
+            self.cache.fail(block, error)
 
 
 def _is_read_in_order(block: Block) -> bool:

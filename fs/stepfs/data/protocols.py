@@ -1,4 +1,4 @@
-"""Small protocols, by which slices, the primer and the mount use each other."""
+"""The parties to the page cache, by which slices, the primer and the mount use each other."""
 
 from __future__ import annotations
 
@@ -21,34 +21,25 @@ class PageCache(Protocol):
         ...
 
 
-class Priming(Protocol):
-    """`stepfs.data.pagecache.primer.Primer`, as slices notify it."""
+class Priming:
+    """What slices tell `stepfs.data.pagecache.primer.Primer`; by itself it leaves the page cache to the kernel."""
 
     @property
-    def primed(self) -> Collection[SliceKey]: ...
-    def changed(self) -> None: ...
-    def idle(self, key: SliceKey) -> None: ...
-    def closed(self, key: SliceKey, *, awaited: bool) -> None: ...
-    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None: ...
-    def forget_below(self, step: Step) -> None: ...
-
-
-class Unprimed:
-    """A mount whose page cache is left to the kernel."""
-
-    primed: Collection[SliceKey] = ()
+    def primed(self) -> Collection[SliceKey]:
+        """The slices in the page cache, as far as is known: they need not be in memory too."""
+        return ()
 
     def changed(self) -> None:
-        """Nothing is primed."""
+        """A slice became ready, readers moved, or memory is short: all requests are looked at again."""
 
     def idle(self, key: SliceKey) -> None:
-        """Nothing is primed."""
+        """A file is open, apparently without a reader: its pages may be dropped for others."""
 
-    def closed(self, key: SliceKey, *, awaited: bool) -> None:
-        """Nothing is primed."""
+    def closed(self, key: SliceKey, *, awaited: bool = False) -> None:
+        """A file was closed: its pages may go when room is needed."""
 
     def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
-        """Nothing is primed."""
+        """Look again which of the files that were closed another reader will open."""
 
     def forget_below(self, step: Step) -> None:
-        """Nothing is primed."""
+        """Names of steps below leave the mount, and with the names the kernel drops the pages."""

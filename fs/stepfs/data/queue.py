@@ -11,6 +11,7 @@ the last ones on a link that is full: a reader has to wait for all, and has noth
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -25,18 +26,15 @@ _REST_S: Final = 10.0
 PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
 
 
+@dataclass(eq=False)
 class FetchQueue:
     """The queue of blocks to fetch."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        on_disk: Callable[[HeldSlice], bool],
-        primed: Callable[[], Container[SliceKey]],
-    ) -> None:
-        self._cache = cache
-        self._primed = primed
-        self._on_disk = on_disk
+    cache: Cache
+    on_disk: Callable[[HeldSlice], bool]
+    primed: Callable[[], Container[SliceKey]]
+
+    def __post_init__(self) -> None:
         self._demands: dict[Step, tuple[StepEntry, set[SliceIndex]]] = {}
         self.prefetch_requests: list[PrefetchRequest] = []
         self._planned = 0  # requests before it were planned
@@ -60,11 +58,10 @@ class FetchQueue:
         if held.key in self._served_since:
             for block in self._queue:
                 if held in block.owners and block.state is State.QUEUED and not block.pinned:
-                    self._cache.drop(block)
+                    self.cache.drop(block)
 
     def prefetch(self, prefetch_requests: Iterable[PrefetchRequest]) -> set[SliceKey]:
-        """Replace the prefetch requests, nearest first; blocks queued for former ones are dropped. Returns the slices
-        that are requested."""
+        """Replace the prefetch requests, nearest first; drops the blocks of former ones. Returns the requested slices."""
         self.prefetch_requests = list(prefetch_requests)
         self._planned = 0
         self._served_since.clear()
@@ -75,7 +72,7 @@ class FetchQueue:
                 and not block.pinned
                 and requested.isdisjoint(o.key for o in block.owners)
             ):
-                self._cache.drop(block)
+                self.cache.drop(block)
         return requested
 
     def replan(self) -> None:
@@ -109,19 +106,19 @@ class FetchQueue:
         return block if block is not None and (block.pinned or prefetch) else None
 
     def _plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> None:
-        self._cache.needed(entry.step)
+        self.cache.needed(entry.step)
         fetched = []
         for index in indices:
-            if self._on_disk(self._cache.hold(entry, index)):
-                self._queue += self._cache.plan(entry, [index])  # a file each
+            if self.on_disk(self.cache.hold(entry, index)):
+                self._queue += self.cache.plan(entry, [index])  # a file each
             else:
                 fetched.append(index)
-        self._queue += self._cache.plan(entry, fetched)
+        self._queue += self.cache.plan(entry, fetched)
 
     def _outstanding(self, request: PrefetchRequest) -> list[SliceIndex]:
         """The slices of a request that are neither served since, nor resting after a failure, nor in the page cache."""
         entry, requested = request
-        step, served_since, primed = entry.step, self._served_since, self._primed()
+        step, served_since, primed = entry.step, self._served_since, self.primed()
         outstanding = [
             index for index in requested if (step, index) not in primed and (step, index) not in served_since
         ]

@@ -9,6 +9,7 @@ again, so it checks again; the caller uses the block before its next await.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import trio
 
@@ -18,60 +19,55 @@ from stepfs.data.cache.opened import OpenSlices
 from stepfs.data.cache.readers import ReaderCounts
 from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
-from stepfs.data.handle import SliceHandle
 from stepfs.data.loading import BlockLoader
 from stepfs.data.protocols import Priming
 from stepfs.data.queue import FetchQueue
 from stepfs.data.roles import Role
 from stepfs.errors import StoreUnreachableError
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 
 
+@dataclass(eq=False, kw_only=True)
 class SliceReads:
     """The open slices of one mount."""
 
-    def __init__(
-        self,
-        cache: Cache,
-        disk_copies: WriteBehind,
-        queue: FetchQueue,
-        loader: BlockLoader,
-        priming: Callable[[], Priming],
-        counts: DataCounts,
-        *,
-        deadline_s: float,
-        opened_are_kept: bool,
-    ) -> None:
-        self.counts = counts
-        self.deadline_s = deadline_s
-        self.opens = 0
-        self.opened_bytes = 0
-        self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
-        self._cache = cache
-        self._disk_copies = disk_copies
-        self._queue = queue
-        self._loader = loader
-        self._priming = priming
+    cache: Cache
+    disk_copies: WriteBehind
+    queue: FetchQueue
+    loader: BlockLoader
+    priming: Callable[[], Priming]
+    counts: DataCounts
+    deadline_s: float
+    opened_are_kept: bool
+    opens: int = 0
+    opened_bytes: int = 0
+    on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
+
+    def __post_init__(self) -> None:
         self._recent = OpenSlices()
         self._readers = ReaderCounts()
-        self._opened_are_kept = opened_are_kept
+
+    @property
+    def slice_bytes(self) -> int:
+        """Mean length of the slices opened so far, 0 before the first."""
+        return self.opened_bytes // max(1, self.opens)
 
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle:
         """Open a slice. Never waits. IndexError beyond the last slice.
 
         A missing slice is fetched at its first READ; at once if the store may lose the object before that.
         """
-        held = self._cache.hold(entry, index)
+        held = self.cache.hold(entry, index)
         held.handles += 1
         if self._readers.note_open(held.key):
-            self._cache.file_closed(self._readers.is_awaited)
-            self._priming().file_closed(self._readers.is_awaited)
+            self.cache.file_closed(self._readers.is_awaited)
+            self.priming().file_closed(self._readers.is_awaited)
         self._pin(held)
         self.opens += 1
         self.opened_bytes += held.length
         primed = self._is_primed(held)
-        if held.ready or self._disk_copies.holds(held) or primed:
+        if held.ready or self.disk_copies.holds(held) or primed:
             self.counts.hits += 1  # on disk: loaded when it is read, unless primed pages serve the reader
         else:
             self.counts.misses += 1
@@ -90,13 +86,13 @@ class SliceReads:
         self._pin(held)
         if self._is_kept(held):
             self._recent.add(held)
-        if held.missing and not self._disk_copies.holds(held) and not self._is_primed(held):
+        if held.missing and not self.disk_copies.holds(held) and not self._is_primed(held):
             self._demand(held)
 
     def move_to(self, held: HeldSlice, number: int) -> None:
         """A reader came to another block: the blocks that it passed may make room for its next ones."""
         held.move_to(number)
-        self._loader.notify()
+        self.loader.notify()
 
     async def ready_block(self, held: HeldSlice, number: int) -> None:
         """Return once block `number` is READY; the caller uses it before its next await."""
@@ -105,25 +101,24 @@ class SliceReads:
             if block is None:
                 held.reading = number  # a slice that was passed is fetched from this block on
                 self._demand(held)
-                await self._loader.planned.wait()
+                await self.loader.planned.wait()
                 continue
             if block.state is State.READY:
                 block.read_at = trio.current_time()
                 return
             block.waiting += 1
-            self._loader.readers_waiting += 1
-            self._loader.notify()
+            self.loader.readers_waiting += 1
+            self.loader.notify()
             try:
                 await block.settled.wait()
             finally:
                 block.waiting -= 1
-                self._loader.readers_waiting -= 1
-                self._loader.notify()  # the block may make room for another reader now
+                self.loader.readers_waiting -= 1
+                self.loader.notify()  # the block may make room for another reader now
             if block.error is not None and not isinstance(block.error, StoreUnreachableError):
                 raise type(block.error)(*block.error.args)  # a fresh one: its traceback is this reader's
 
     def close(self, held: HeldSlice) -> None:
-        """A handle was closed."""
         held.handles -= 1
         self._readers.note_close(held.key)
         if held.handles:
@@ -131,47 +126,115 @@ class SliceReads:
         self._recent.discard(held)
         awaited = self._readers.is_awaited(held.key)
         kept = awaited and not self._is_primed(held)  # its pages are enough for a peer
-        self._cache.set_role(held, Role.AWAITED if kept else Role.CONSUMED)
-        self._disk_copies.unpinned(held, consumed=not awaited)
-        self._queue.closed(held)
-        self._priming().closed(held.key, awaited=awaited)
-        self._loader.notify()
+        self.cache.set_role(held, Role.AWAITED if kept else Role.CONSUMED)
+        self.disk_copies.unpinned(held, consumed=not awaited)
+        self.queue.closed(held)
+        self.priming().closed(held.key, awaited=awaited)
+        self.loader.notify()
 
     def make_idle(self) -> None:
         """Let open slices without a reader leave memory."""
-        for held in self._recent.take_idle(self._cache.pool.limit, trio.current_time()):
-            self._cache.set_role(held, Role.IDLE)
-            self._disk_copies.unpinned(held, consumed=True)
-            self._priming().idle(held.key)
-            self._loader.notify()
+        for held in self._recent.take_idle(self.cache.pool.limit, trio.current_time()):
+            self.cache.set_role(held, Role.IDLE)
+            self.disk_copies.unpinned(held, consumed=True)
+            self.priming().idle(held.key)
+            self.loader.notify()
 
     def keep_opened(self) -> None:
         """The store no longer keeps the objects of open files: hold their bytes from now on."""
-        self._opened_are_kept = False
-        self.hold(self._cache.opened())
+        self.opened_are_kept = False
+        self.hold(self.cache.opened())
 
     def hold(self, opened: Iterable[HeldSlice]) -> None:
         """Fetch and pin open files, read or not: their objects may soon be gone. The page cache alone is no safe copy."""
         for held in opened:
             self._recent.discard(held)
             self._pin(held)
-            if not held.ready and not self._disk_copies.holds(held):
+            if not held.ready and not self.disk_copies.holds(held):
                 self._demand(held)
 
     def _pin(self, held: HeldSlice) -> None:
         if not held.role.pinned:
-            self._cache.set_role(held, Role.OPEN)
+            self.cache.set_role(held, Role.OPEN)
 
     def _is_kept(self, held: HeldSlice) -> bool:
-        return self._opened_are_kept and held.entry.step >= self._cache.floor
+        return self.opened_are_kept and held.entry.step >= self.cache.floor
 
     def _is_primed(self, held: HeldSlice) -> bool:
-        return held.key in self._priming().primed
+        return held.key in self.priming().primed
 
     def _note_reading(self, held: HeldSlice) -> None:
         self.on_reading(*held.key)
-        self._queue.note_reading(held)
+        self.queue.note_reading(held)
 
     def _demand(self, held: HeldSlice) -> None:
-        self._queue.demand(held)
-        self._loader.notify()
+        self.queue.demand(held)
+        self.loader.notify()
+
+
+class SliceHandle:
+    """One open of a slice, as behind a file descriptor of the mount: keeps its bytes in memory until `close`.
+
+    Holds no bytes and no position: forked DataLoader workers share descriptors, so everything learned from reads belongs
+    to the slice.
+    """
+
+    __slots__ = ("_closed", "_held", "_reads", "_unread", "length")
+
+    def __init__(self, reads: SliceReads, held: HeldSlice) -> None:
+        self._reads = reads
+        self._held = held
+        self._closed = False
+        self._unread = True
+        self.length = held.length
+
+    async def read(self, offset: int, size: int) -> memoryview:
+        """Bytes [offset, offset + size), fewer only at the end: verified, never a mixture.
+
+        Waits for the blocks it needs. `CorruptError` or `AbsentError` name the object; `StoreUnreachableError` once
+        the store did not deliver within the deadline.
+        """
+        assert not self._closed
+        stop = min(offset + size, self.length)
+        if offset >= stop:
+            return memoryview(b"")
+        if self._unread or not self._held.role.pinned:
+            self._unread = False
+            self._reads.begin_reading(self._held)
+        self._held.read_at = trio.current_time()
+        number, start = divmod(offset, BLOCK_BYTES)
+        if number != self._held.reading:
+            self._reads.move_to(self._held, number)
+        if start + size <= BLOCK_BYTES and self._held.is_ready(number):  # the common case, without a timer
+            self._reads.counts.bytes_delivered += stop - offset
+            return self._held.window(number, start, start + stop - offset)
+        began = trio.current_time()
+        try:
+            with trio.move_on_after(self._reads.deadline_s):
+                view = await self._window(offset, stop)
+                self._reads.counts.bytes_delivered += len(view)
+                return view
+        finally:
+            self._reads.counts.wait_seconds.observe(trio.current_time() - began)
+        raise StoreUnreachableError(
+            f"{self._held.entry.tgb.key}: the store did not deliver step {self._held.entry.step} "
+            f"within {self._reads.deadline_s:g} s; check it, the read may be repeated"
+        )
+
+    async def _window(self, offset: int, stop: int) -> memoryview:
+        first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        if first == last:
+            await self._reads.ready_block(self._held, first)
+            return self._held.window(first, offset - first * BLOCK_BYTES, stop - first * BLOCK_BYTES)
+        joined = bytearray()  # copied at once: a view held meanwhile keeps memory from the block awaited
+        for number in range(first, last + 1):
+            await self._reads.ready_block(self._held, number)
+            base = number * BLOCK_BYTES
+            joined += self._held.window(number, max(offset - base, 0), min(stop - base, BLOCK_BYTES))
+        return memoryview(joined)
+
+    def close(self) -> None:
+        """Let the bytes go when room is needed. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._reads.close(self._held)

@@ -1,11 +1,11 @@
 """The slices of one mount or reader, put together from the rooms beside this file.
 
-File handles use `reads`, the prefetcher and the primer use `requests`, reports use `facts`.
+File handles use `reads`; the prefetcher requests slices, the primer follows them, reports read facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import trio
 
@@ -13,18 +13,18 @@ from stepfs.data.blocks import Block, HeldSlice
 from stepfs.data.buffers import Pool
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.cache.memory import Cache
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
-from stepfs.data.facts import DataFacts
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.fetch.fetcher import Fetcher
 from stepfs.data.loading import BlockLoader
-from stepfs.data.protocols import Priming, Unprimed
-from stepfs.data.queue import FetchQueue
+from stepfs.data.protocols import Priming
+from stepfs.data.queue import FetchQueue, PrefetchRequest
 from stepfs.data.reads import SliceReads
-from stepfs.data.requests import PrefetchRequests
-from stepfs.data.sources import DiskSource, OriginStore, StoreSource
-from stepfs.format.ids import SliceKey, Step
+from stepfs.data.roles import Role
+from stepfs.data.sources import OriginStore, Sources
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.store.api import Store
 
 
@@ -48,34 +48,57 @@ class Slices:
         self.counts = DataCounts()
         self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.disk_copies.holds)
-        self._priming: Priming = Unprimed()
+        self._priming = Priming()
         self._queue = FetchQueue(self.cache, self.disk_copies.holds, self._primed)
         concurrency = concurrency or ConcurrencyLimit()
         self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s, concurrency=concurrency)
-        sources = (
-            DiskSource(self.disk_copies, self.cache, self.counts),
-            StoreSource(self._fetcher, self.cache, store, origin_store),
-        )
+        sources = Sources(self.cache, self.disk_copies, self.counts, self._fetcher, store, origin_store)
         self._loader = BlockLoader(
             self.cache, self._queue, sources, concurrency=concurrency, loaded=self._loaded
         )
         self.reads = SliceReads(
-            self.cache,
-            self.disk_copies,
-            self._queue,
-            self._loader,
-            lambda: self._priming,
-            self.counts,
+            cache=self.cache,
+            disk_copies=self.disk_copies,
+            queue=self._queue,
+            loader=self._loader,
+            priming=lambda: self._priming,
+            counts=self.counts,
             deadline_s=deadline_s,
             opened_are_kept=opened_are_kept,
         )
-        self.facts = DataFacts(self.cache, disk, self._fetcher, self.reads)
-        self.requests = PrefetchRequests(self.cache, disk, self._queue, self._requested)
+        self._disk = disk
+        self._copies = 1  # in memory, of a slice fetched ahead: priming without a disk keeps a second one
 
     def attach(self, priming: Priming) -> None:
         """Let `priming` follow idle, closed and forgotten slices."""
         self._priming = priming
-        self.facts.copies = 2
+        self._copies = 2
+
+    def request(self, requests: Iterable[PrefetchRequest]) -> None:
+        """Replace the slices that will be opened next, nearest first. They are fetched as the budget allows."""
+        requested = self._queue.prefetch(requests)
+        for held in self.cache.opened():
+            if held.role is Role.IDLE and held.key in requested:
+                self.cache.set_role(held, Role.WANTED)
+        self.reads.make_idle()
+        self.changed()
+
+    @property
+    def requested(self) -> list[PrefetchRequest]:
+        """The slices that will be opened next, nearest first."""
+        return self._queue.prefetch_requests
+
+    def replan(self) -> None:
+        """Plan the requests afresh: slices that were counted as primed have left the page cache."""
+        self._queue.replan()
+        self.reads.make_idle()
+        self.changed()
+
+    def set_order(self, order: ReadingOrder) -> None:
+        """Set in which order the readers open steps: those that are opened last are evicted first."""
+        self.cache.evictable.order = order
+        if self._disk is not None:
+            self._disk.order = order
 
     def changed(self) -> None:
         """Wake loader and primer: memory, disk or requests changed, so blocked work may go on."""
@@ -102,16 +125,42 @@ class Slices:
         self._priming.forget_below(step)
         self._loader.notify()
 
+    def holds(self, step: Step, index: SliceIndex) -> bool:
+        """Whether every byte of the slice is in memory, verified."""
+        held = self.cache.get(step, index)
+        return held is not None and held.ready
+
+    @property
+    def connections_limit(self) -> int:
+        """GETs that may be under way together, as learned."""
+        return self._fetcher.concurrency.limit
+
+    @property
+    def latency_s(self) -> float:
+        """The usual worst latency of fetching one block, 0 while unknown."""
+        return self._fetcher.policy.p99_s(BLOCK_BYTES) or 0.0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of slices that fit in memory and on disk together."""
+        memory = self.cache.pool.limit
+        return memory // self._copies if self._disk is None else memory + self._disk.limit
+
+    def budgets(self) -> dict[str, int]:
+        """Bytes used of memory and disk, and their limits."""
+        pool, disk = self.cache.pool, self._disk
+        return {
+            "memory_bytes": pool.used,
+            "memory_limit_bytes": pool.limit,
+            "disk_bytes": 0 if disk is None else disk.used,
+            "disk_limit_bytes": 0 if disk is None else disk.limit,
+        }
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Fetch in the background until cancelled."""
         async with self._fetcher.serving(), trio.open_nursery() as nursery:
             await nursery.start(self.disk_copies.run)
             task_status.started()
             await self._loader.run()
-
-    def _requested(self) -> None:
-        self.reads.make_idle()
-        self.changed()
 
     def _loaded(self, block: Block) -> None:
         for owner in block.owners:
@@ -130,7 +179,7 @@ class Slices:
 
     def _is_last_copy(self, key: SliceKey) -> bool:
         """Whether the copy on disk is the only one: primed pages replaced the copy in memory."""
-        return key in self._primed() and not self.facts.holds(*key)
+        return key in self._primed() and not self.holds(*key)
 
     def _primed(self) -> Collection[SliceKey]:
         return self._priming.primed

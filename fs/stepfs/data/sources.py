@@ -1,9 +1,9 @@
-"""Where the bytes of a block come from: the disk cache, else the store. Asked in this order, one answer is enough."""
+"""Where the bytes of a block come from: the disk cache, else the store."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from stepfs.data.blocks import Block
 from stepfs.data.buffers import Buffer
@@ -18,59 +18,41 @@ from stepfs.store.api import Store
 OriginStore = Callable[[int], Awaitable[Store]]
 
 
-class Source(Protocol):
-    """A place that may have the bytes of a block."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Sources:
+    """The sources of one mount's blocks."""
 
-    async def load(self, block: Block, buffer: Buffer) -> Buffer | None:
-        """The verified bytes, in `buffer` or in another one in its place; None leaves `buffer` to the caller.
+    cache: Cache
+    disk_copies: WriteBehind
+    counts: DataCounts
+    fetcher: Fetcher
+    store: Store
+    origin_store: OriginStore | None  # of data of a fork's parent (`origin` > 0)
 
-        Any exception consumes `buffer`.
-        """
-        ...
+    async def load(self, block: Block, buffer: Buffer) -> Buffer:
+        """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
+        if self.cache.copied(block) and await self._load_copy(block, buffer):
+            return buffer
+        target = FetchTarget(await self._store_of(block.entry.tgb.origin), block.entry, block.range)
+        return await self.fetcher.fetch(target, buffer, lambda: self.cache.lease(block.range.size, block))
 
-
-class DiskSource:
-    """The disk cache. A damaged file is removed, and the next source is used."""
-
-    def __init__(self, disk_copies: WriteBehind, cache: Cache, counts: DataCounts) -> None:
-        self._disk_copies = disk_copies
-        self._cache = cache
-        self._counts = counts
-
-    async def load(self, block: Block, buffer: Buffer) -> Buffer | None:
-        if not self._cache.copied(block):
-            return None
+    async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
+        """From disk into `buffer`; False for a damaged file, which is removed."""
         owner = block.owners[0]
         check = RangeCheck(block.range, buffer)
-        got = await self._disk_copies.load(
+        got = await self.disk_copies.load(
             owner, block.range.offset - owner.ref.offset, buffer.view(), check.update
         )
         problem = check.problem(got)
-        if problem is None:
-            self._counts.disk_hits += 1
-            return buffer
-        self._disk_copies.reject(owner, problem)
-        return None
-
-
-class StoreSource:
-    """The store of the lake, or for data of a fork's parent (`origin` > 0) the store of that origin."""
-
-    def __init__(
-        self, fetcher: Fetcher, cache: Cache, store: Store, origin_store: OriginStore | None
-    ) -> None:
-        self._fetcher = fetcher
-        self._cache = cache
-        self._store = store
-        self._origin_store = origin_store
-
-    async def load(self, block: Block, buffer: Buffer) -> Buffer:
-        target = FetchTarget(await self._store_of(block.entry.tgb.origin), block.entry, block.range)
-        return await self._fetcher.fetch(target, buffer, lambda: self._cache.lease(block.range.size, block))
+        if problem is not None:
+            self.disk_copies.reject(owner, problem)
+            return False
+        self.counts.disk_hits += 1
+        return True
 
     async def _store_of(self, origin: int) -> Store:
         if origin == 0:
-            return self._store
-        if self._origin_store is None:
+            return self.store
+        if self.origin_store is None:
             raise StepfsError(f"the lake shares data of origin {origin}, which this mount cannot open")
-        return await self._origin_store(origin)
+        return await self.origin_store(origin)

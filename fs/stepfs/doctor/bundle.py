@@ -18,14 +18,13 @@ import re
 import stat
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from stepfs.control_files import ANSWER_S
+from stepfs.control_files import ANSWER_S, answer_within
 from stepfs.errors import RefusedError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.mountinfo import FSTYPE, mounts
@@ -114,9 +113,7 @@ def _of_mount(directory: Path) -> dict[str, str]:
         for name in _FILES:
             texts[name] = _tail(directory / ".stepfs" / name)
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
+    answer_within(read)
     return dict(texts)
 
 

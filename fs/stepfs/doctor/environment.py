@@ -17,7 +17,7 @@ from pathlib import Path
 from stepfs.command_hint import command
 from stepfs.doctor.finding import Finding, fail, note, ok
 from stepfs.doctor.versions import libraries
-from stepfs.mount.host.capabilities import CAP_SYS_ADMIN, capabilities
+from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
 
 
 def check_python() -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """The stepfs mounts of this machine: alive, dead, or stacked.
 
-A problem of a mount that the command does not name is reported, but is no failure: another job's dead mount does no
-harm.
+A problem of a mount that the command does not name is reported, but no failure: it may be another job's.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepfs.command_hint import command
-from stepfs.control_files import ANSWER_S, answer_within
+from stepfs.control_files import ANSWER_S
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.dead_mount import Health, check_health, give_up_command, list_within
@@ -20,8 +19,7 @@ from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:
-    """Check every stepfs mount in this namespace; only those on the directory or of the lake `target` can fail, or
-    all."""
+    """Check every stepfs mount in this namespace. Only those on directory or of lake `target`, if given, can fail."""
     found = [mounted for mounted in mounts() if mounted.fstype == FSTYPE]
     if not found:
         yield ok("mounts", "no stepfs mount here")
@@ -52,17 +50,14 @@ def check_alive(mounted: Mounted) -> Finding:
     """List a control directory; the kernel would answer `stat` from its memory even if the daemon is dead."""
     directory = mounted.directory
     subject = f"mount {directory}"
-    found = check_health(mounted, below=".stepfs")
-    why = "it does not answer" if found.error is None else found.error.strerror
-    match found.health:
+    health, error = check_health(mounted, below=".stepfs")
+    why = "it does not answer" if error is None else error.strerror
+    match health:
         case Health.ALIVE:
             return ok(subject, "alive")
         case Health.DEAD:
-            again, away = (
-                command("stepfs", "mount", "LAKE", directory),
-                command("stepfs", "unmount", directory),
-            )
-            remedy = f"`{again}` or `{away}` clears it"
+            again = command("stepfs", "mount", "LAKE", directory)
+            remedy = f"`{again}` or `{command('stepfs', 'unmount', directory)}` clears it"
             return fail(subject, f"stale, its daemon is gone: {why}", remedy)
         case Health.SILENT:
             return fail(
@@ -74,30 +69,24 @@ def check_alive(mounted: Mounted) -> Finding:
             return note(subject, f"cannot be looked into: {why}", "ask the user who mounted it, or root")
 
 
-def check_directory(directory: Path) -> Iterator[Finding]:
+def check_directory(directory: Path) -> Finding:
     """Check whether the directory is a mount of ours, or can become one."""
     subject = f"directory {directory}"
     real = real_directory(directory)
     mounted = mount_at(real)
     if mounted is not None and mounted.fstype == FSTYPE:
-        yield ok(subject, f"is a mount of {mounted.source}")
-        return
+        return ok(subject, f"is a mount of {mounted.source}")
     if mounted is not None:
-        yield fail(
+        return fail(
             subject, f"is a mount of type {mounted.fstype}", "choose a directory of its own", exit_code=4
         )
-        return
-    if answer_within(real.is_dir) is not True:
-        yield fail(
-            subject, "does not exist or is no directory", command("mkdir", "-p", directory), exit_code=3
-        )
-        return
     names = list_within(real)
+    if isinstance(names, FileNotFoundError | NotADirectoryError):
+        remedy = command("mkdir", "-p", directory)
+        return fail(subject, "does not exist or is no directory", remedy, exit_code=3)
     if names is None or isinstance(names, OSError):
         why = "it does not answer" if names is None else names.strerror
-        yield fail(subject, f"cannot be listed: {why}", "choose a directory you own")
-        return
+        return fail(subject, f"cannot be listed: {why}", "choose a directory you own")
     if names:
-        yield fail(subject, f"is not empty ({names[0]} …)", "mount on an empty directory", exit_code=4)
-        return
-    yield ok(subject, "is empty and can be mounted on")
+        return fail(subject, f"is not empty ({names[0]} …)", "mount on an empty directory", exit_code=4)
+    return ok(subject, "is empty and can be mounted on")

@@ -16,19 +16,13 @@ class Changes:
     """Wakes all listeners at a change; a new listener wakes the follower."""
 
     def __init__(self) -> None:
-        self._changed = trio.Event()
+        self.next_change = trio.Event()  # take it before looking at the view, then wait
         self._hurry = trio.Event()
         self.listeners = 0
 
-    @property
-    def next_change(self) -> trio.Event:
-        """The event that the next change sets. Take it before looking at the view, then wait."""
-        return self._changed
-
     def notify(self) -> None:
-        """Wake all listeners: the view has changed."""
-        self._changed.set()
-        self._changed = trio.Event()
+        self.next_change.set()
+        self.next_change = trio.Event()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -41,6 +35,5 @@ class Changes:
             self.listeners -= 1
 
     async def wait_for_listener(self) -> None:
-        """Return as soon as a new listener comes."""
         self._hurry = trio.Event()
         await self._hurry.wait()

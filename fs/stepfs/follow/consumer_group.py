@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -29,50 +30,35 @@ _SETTLE_OPENED_S: Final = 5.0
 _REPORT_S: Final = (300.0, 600.0)
 
 
+@dataclass(eq=False)
 class GroupFollower:
     """Keeps `Tree.need` at the group's need, from any node's checkpoint to every mount of the group."""
 
-    def __init__(
-        self,
-        group: Group,
-        tree: Tree,
-        on_change: Callable[[], None],
-        *,
-        checkpoints: tuple[Place, NextStep] | None,
-        fleet: FleetInterval | None = None,
-        poll_s: Callable[[], float] = lambda: INTERVAL_S,
-        opened_here: Callable[[], Step] = lambda: Step(0),
-        order_needs_from: Callable[[], Step | None] = lambda: None,
-        on_retired: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`checkpoints`: the trainer's directory to follow, and the meaning of its counters. `opened_here`: one past
-        the greatest step that a reader of this mount has opened. `poll_s`: the present interval of looks for steps, which
-        an idle lake lengthens; looks at the group follow it. `on_retired`: called when the group keeps nothing any more.
-        """
-        self._fleet = fleet or FleetInterval()
-        self._poll_s = poll_s
-        self.name = group.name
-        self._group = group
-        self._opened_here = opened_here
-        self._order_needs_from = order_needs_from
+    group: Group
+    tree: Tree
+    on_change: Callable[[], None]
+    # The trainer's directory to follow, and the meaning of its counters.
+    checkpoints: tuple[Place, NextStep] | None = None
+    fleet: FleetInterval = field(default_factory=FleetInterval)
+    # The present interval of looks for steps, which an idle lake lengthens: looks at the group follow it.
+    poll_s: Callable[[], float] = lambda: INTERVAL_S
+    opened_here: Callable[[], Step] = lambda: Step(
+        0
+    )  # one past the greatest step that a reader has opened here
+    order_needs_from: Callable[[], Step | None] = lambda: None
+    on_retired: Callable[[], None] = lambda: None  # the group keeps nothing any more
+
+    def __post_init__(self) -> None:
         self._shown = False  # the group was there
-        self._watch: Watch | None = None
-        if checkpoints is not None:
-            self._watch = Watch(
-                group,
-                *checkpoints,
-                changed=self._show,
-                progress=self._progress,
-            )
-        self._tree = tree
-        self._on_change = on_change
-        self._on_retired = on_retired
         self._troubled = False
+        self._watch: Watch | None = None
+        if self.checkpoints is not None:
+            self._watch = Watch(self.group, *self.checkpoints, changed=self._show, progress=self._progress)
 
     async def register(self) -> None:
         """Make the group exist before the view shows anything: from now on it keeps the steps that the mount shows."""
-        record = await self._group.register()
-        self._shown, self._tree.need = True, record.need
+        record = await self.group.register()
+        self._shown, self.tree.need = True, record.need
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the group's record, and the trainer's checkpoints, until cancelled; then settle the record."""
@@ -89,19 +75,19 @@ class GroupFollower:
 
     async def _follow(self) -> None:
         while True:
-            await trio.sleep(self._fleet.group_look_s(min(max(INTERVAL_S, self._poll_s()), IDLE_S)))
+            await trio.sleep(self.fleet.group_look_s(min(max(INTERVAL_S, self.poll_s()), IDLE_S)))
             try:
                 await self.look()
             except StepfsError as error:
                 if not self._troubled:
-                    _log.warning("cannot read the record of group %r: %s", self._group.name, error)
+                    _log.warning("cannot read the record of group %r: %s", self.group.name, error)
                 self._troubled = True
             else:
                 self._troubled = False
 
     async def look(self) -> None:
         """Show the group as the newest control record has it: one GET when nothing is new."""
-        self._show(await self._group.read())
+        self._show(await self.group.read())
 
     async def _report(self) -> None:
         """Sometimes record the progress of this mount's readers: another mount may watch the checkpoints.
@@ -111,27 +97,27 @@ class GroupFollower:
         while True:
             known = self._opened_on_record()
             await trio.sleep(entropy.uniform(*_REPORT_S))
-            if known == self._opened_on_record() < self._opened_here():
+            if known == self._opened_on_record() < self.opened_here():
                 await self._note_opened(known)
 
     async def _note_opened(self, known: Step | None) -> None:
         try:
-            self._show(await self._group.note_opened(self._opened_here(), known=known))
+            self._show(await self.group.note_opened(self.opened_here(), known=known))
         except StepfsError as error:
-            _log.info("group %r: how far its readers are is not on record: %s", self._group.name, error)
+            _log.info("group %r: how far its readers are is not on record: %s", self.group.name, error)
 
     def _progress(self) -> Progress:
-        here, record = self._opened_here(), self._group.known
+        here, record = self.opened_here(), self.group.known
         return Progress(
-            committed=self._tree.next_step,
+            committed=self.tree.next_step,
             opened=max(here, self._opened_on_record()),
             reads_here=here > 0,
             kept=frozenset() if record is None else frozenset(record.kept),
-            order_needs_from=self._order_needs_from(),
+            order_needs_from=self.order_needs_from(),
         )
 
     def _opened_on_record(self) -> Step:
-        record = self._group.known
+        record = self.group.known
         return Step(0) if record is None else record.opened
 
     async def _settle(self) -> None:
@@ -139,7 +125,7 @@ class GroupFollower:
         readers decides about the checkpoints that the next mount finds.
         """
         answers = self._watch is None or await self._settle_checkpoints(self._watch)
-        if answers and self._opened_here() > self._opened_on_record():
+        if answers and self.opened_here() > self._opened_on_record():
             with trio.move_on_after(_SETTLE_OPENED_S):
                 await self._note_opened(None)
 
@@ -153,7 +139,7 @@ class GroupFollower:
         if problem:
             _log.warning(
                 "group %r: the last checkpoints may not be recorded (%s); see `stepfs checkpoint`",
-                self._group.name,
+                self.group.name,
                 problem,
             )
         return not scope.cancelled_caught
@@ -162,8 +148,8 @@ class GroupFollower:
         """Apply the group's need to the view. A retired group needs no step, and hides none."""
         if record is None:
             if self._shown:
-                self._on_retired()
-        elif record.need != self._tree.need or not self._shown:
-            self._tree.need = record.need
-            self._on_change()
+                self.on_retired()
+        elif record.need != self.tree.need or not self._shown:
+            self.tree.need = record.need
+            self.on_change()
         self._shown = record is not None

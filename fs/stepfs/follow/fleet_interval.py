@@ -52,8 +52,7 @@ class FleetInterval:
             self.nodes = (self.nodes + nodes) // 2
 
     def note_look(self) -> None:
-        """Note the end of a look: double the intervals if the store throttled since the last one, else shorten them
-        again."""
+        """Note the end of a look: double the intervals if the store throttled since the last one, else shorten them."""
         throttled = self._throttled()
         if throttled > self._throttled_before:
             self.slower = min(2 * self.slower, SLOWER_MAX)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -17,53 +18,43 @@ from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.poll_interval import PollInterval
-from stepfs.follow.protocols import Reader
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
+from stepfs.lake.log.reader import LogReader
 
 _log = logging.getLogger("stepfs.mount")
 
 IDENTITY_CHECK_S: Final = 60.0
 SILENCE_S: Final = 5.0  # a hanging store fails a request only after many times this
 
-FindLakeId = Callable[[], Awaitable[str]]
 
-
+@dataclass(eq=False)
 class Follower:
     """Follows one lake until cancelled; raises `RefusedError` when another lake took its URL."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        changes: Changes,
-        *,
-        poll_s: float,
-        find_lake_id: FindLakeId,
-        on_change: Callable[[], None],
-        fleet: FleetInterval | None = None,
-        now_ms: Callable[[], int] | None = None,
-    ) -> None:
-        self._reader = reader
-        self._changes = changes
-        self._find_lake_id = find_lake_id
-        self._on_change = on_change
-        self._now_ms = now_ms or SystemClock().now_ms
+    reader: LogReader
+    changes: Changes
+    poll_s: float
+    find_lake_id: Callable[[], Awaitable[str]]
+    on_change: Callable[[], None]
+    fleet: FleetInterval = field(default_factory=FleetInterval)
+    now_ms: Callable[[], int] = field(default_factory=lambda: SystemClock().now_ms)
+
+    def __post_init__(self) -> None:
         self.lag_s = Histogram()  # from the newest commit of a look, by its producer's clock, to the look
-        self.pace = PollInterval(poll_s)
-        self._fleet = fleet or FleetInterval()
-        self.interval_s = poll_s  # from the last look to the next: of `pace`, or longer in a large fleet
-        self._shown = (reader.state.version, reader.first_live_step)
+        self.pace = PollInterval(self.poll_s)
+        self.interval_s = self.poll_s  # from the last look to the next: of `pace`, or longer in a large fleet
+        self._shown = (self.reader.state.version, self.reader.first_live_step)
         self._failure: str | None = None  # the reason why the last look failed
         # Clock and start time of the look under way.
         self._asked: tuple[trio.abc.Clock, float] | None = None
         self._began = 0.0  # trio time at which the last look or check began
         self.looked_at: float | None = None  # trio time of the last look that succeeded
-        self.looks = 0
 
     @property
     def frontier(self) -> Step:
         """The newest committed step; -1 before the first."""
-        return Step(self._reader.state.next_step - 1)
+        return Step(self.reader.state.next_step - 1)
 
     @property
     def trouble(self) -> str | None:
@@ -92,28 +83,26 @@ class Follower:
                 await self._guarded(self.check_identity)
 
     async def _sleep(self) -> None:
-        """Sleep until one interval after the last look began; a reader that starts to wait shortens it to the
-        shortest."""
+        """Sleep until one interval after the last look began, the shortest one if a reader waits."""
         began = self._began
-        if self._changes.listeners and self._failure is None:
+        if self.changes.listeners and self._failure is None:
             self.pace.awaited()
-        self.interval_s = self._fleet.poll_s(self.pace.interval_s)
+        self.interval_s = self.fleet.poll_s(self.pace.interval_s)
         with trio.move_on_at(began + self.interval_s):
-            await self._changes.wait_for_listener()
+            await self.changes.wait_for_listener()
             if self._failure is None:
                 self.pace.awaited()
-            self.interval_s = min(self.interval_s, self._fleet.poll_s(self.pace.interval_s))
+            self.interval_s = min(self.interval_s, self.fleet.poll_s(self.pace.interval_s))
             await trio.sleep_until(began + self.interval_s)
 
     async def _look(self) -> None:
-        self.looks += 1
         clock = trio.lowlevel.current_clock()
         self._asked = clock, clock.current_time()
         try:
-            changed = await self._reader.poll(self._show)
+            changed = await self.reader.poll(self._show)
         finally:
             self._asked = None
-            self._fleet.note_look()
+            self.fleet.note_look()
         self.looked_at = trio.current_time()
         if changed:
             self._show()
@@ -124,25 +113,25 @@ class Follower:
     def _show(self) -> None:
         """Notify listeners of steps published since the last call."""
         version, _ = before = self._shown
-        self._shown = (self._reader.state.version, self._reader.first_live_step)
+        self._shown = (self.reader.state.version, self.reader.first_live_step)
         if self._shown != before:
             self._note_lag(version)
-            self._on_change()
-            self._changes.notify()
+            self.on_change()
+            self.changes.notify()
 
     def _note_lag(self, version: int) -> None:
-        state = self._reader.state
+        state = self.reader.state
         if state.version > version:  # more than the floor has moved
-            self.lag_s.observe(max(0, self._now_ms() - state.time_ms) / 1000)
+            self.lag_s.observe(max(0, self.now_ms() - state.time_ms) / 1000)
             newest = state.next_step - 1
             _log.debug("steps up to %d are visible", newest, extra={"step": newest, "version": state.version})
 
     async def check_identity(self) -> None:
         """`ReplacedError` if another lake took the URL (hazard 7): this reader's lake is gone, so it must not go on."""
-        found = await self._find_lake_id()
-        if found != self._reader.identity.lake_id:
+        found = await self.find_lake_id()
+        if found != self.reader.identity.lake_id:
             raise ReplacedError(
-                f"the lake {self._reader.identity.lake_id} was replaced by {found} under its URL; mount the new one"
+                f"the lake {self.reader.identity.lake_id} was replaced by {found} under its URL; mount the new one"
             )
 
     async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -164,7 +153,7 @@ class Follower:
                 if isinstance(error, StoreUnreachableError)
                 else "the view stands"
             )
-            state = self._reader.state
+            state = self.reader.state
             facts = {"step": state.next_step - 1, "version": state.version}
             _log.warning("cannot follow the lake (%s): %s", quiet, error, extra=facts)
         self._failure = str(error)

@@ -19,11 +19,11 @@ import trio
 
 from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
-from stepfs.follow.protocols import Reader
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.histogram import Histogram
-from stepfs.view.tree import Tree
+from stepfs.lake.log.reader import LogReader
+from stepfs.view.tree import Presence, Tree
 
 SIGNAL_POLL_S: Final = 0.1
 _GRACE_S: Final = 1.0  # how much longer a deadline lives than its last waiter
@@ -37,7 +37,8 @@ class WaitOutcome(enum.Enum):
 
     READY = "ready"
     NEVER = "never"  # sealed, or reclaimed: the step will not come
-    EXPIRED = "expired"
+    EXPIRED = "expired"  # not committed in time
+    SILENT = "silent"  # committed, but the store did not deliver its index in time
     INTERRUPTED = "interrupted"  # the caller has a signal pending
 
 
@@ -48,35 +49,26 @@ class _Deadline:
     idle_since: float = 0.0
 
 
+@dataclass(eq=False)
 class Waits:
-    """All waiting of one mount."""
+    """All waiting of one mount. `run` reads the index, so a caller that leaves aborts no request."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        reader: Reader,
-        changes: Changes,
-        *,
-        deadline_s: float,
-        wait_s: float | None = None,
-        has_signal: HasPendingSignal | None = None,
-    ) -> None:
-        """`deadline_s` bounds every wait, `wait_s` the waits for a commit: a wait for a committed step may take
-        longer. `has_signal`: of a caller in another process; without it, callers end their waits by cancelling them.
+    tree: Tree
+    reader: LogReader
+    changes: Changes
+    deadline_s: float  # of every wait
+    wait_s: float | None = None  # of waits for a commit: a wait for a committed step may take longer
+    # Of a caller in another process; without it, callers end their waits by cancelling them.
+    has_signal: HasPendingSignal | None = None
 
-        `run` reads the index, so a caller that leaves aborts no request.
-        """
-        self._tree = tree
-        self._reader = reader
-        self._changes = changes
+    def __post_init__(self) -> None:
+        self.expired_errno = (
+            errno.ETIMEDOUT if self.wait_s is None else errno.ENOENT
+        )  # of a wait for a commit
+        self.seconds = {"commit": Histogram(), "index": Histogram()}  # duration of waits, by their reason
         self._nursery: trio.Nursery | None = None
-        self._deadline_s = deadline_s
-        self._wait_s = deadline_s if wait_s is None else wait_s
-        self.expired_errno = errno.ETIMEDOUT if wait_s is None else errno.ENOENT  # of a wait for a commit
-        self._has_signal = has_signal
         self._deadlines: dict[Step, _Deadline] = {}
         self._loads: dict[Step, _Load] = {}
-        self.seconds = {"commit": Histogram(), "index": Histogram()}  # duration of waits, by their reason
 
     @property
     def waiting(self) -> int:
@@ -89,16 +81,36 @@ class Waits:
             task_status.started()
             await trio.sleep_forever()
 
+    async def for_files(self, step: Step, pid: int, *, waits: bool = False) -> StepEntry | WaitOutcome:
+        """The entry of a step once its files may be opened; never READY. Errors as `for_entry`.
+
+        `waits`: wait for the commit of any step that may come, not only of those that the view shows before it.
+        """
+        while True:
+            presence = self.tree.presence(step)
+            if presence is Presence.COMMITTED:
+                entry = self.reader.entry_if_loaded(step) or await self.for_entry(step, pid)
+                if isinstance(entry, WaitOutcome) or self.tree.readable(step):
+                    return entry
+            elif presence is Presence.PENDING or (
+                waits and presence is Presence.ABSENT and self.tree.awaited(step)
+            ):
+                outcome = await self.for_commit(step, pid)
+                if outcome is not WaitOutcome.READY:
+                    return outcome
+            else:
+                return WaitOutcome.NEVER
+
     async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
         """Wait until `step` is committed. After READY the step may already have been reclaimed."""
         deadline = self._enter(step)
         try:
-            with self._timed("commit"), self._changes.listening():
+            with self._timed("commit"), self.changes.listening():
                 while True:
-                    changed = self._changes.next_change
-                    if step < self._tree.next_step:
+                    changed = self.changes.next_change
+                    if step < self.tree.next_step:
                         return WaitOutcome.READY
-                    if not self._tree.awaited(step):
+                    if not self.tree.awaited(step):
                         return WaitOutcome.NEVER
                     outcome = await self._watch(changed, deadline.at, pid)
                     if outcome is not WaitOutcome.READY:
@@ -112,7 +124,8 @@ class Waits:
         Raises the reader's errors, except that an unreachable store is retried until the deadline.
         """
         with self._timed("index"):
-            return await self._loaded(step, pid, trio.current_time() + self._deadline_s)
+            found = await self._loaded(step, pid, trio.current_time() + self.deadline_s)
+        return WaitOutcome.SILENT if found is WaitOutcome.EXPIRED else found
 
     async def _loaded(self, step: Step, pid: int, until: float) -> StepEntry | WaitOutcome:
         while True:
@@ -121,13 +134,13 @@ class Waits:
             if outcome is not WaitOutcome.READY:
                 return outcome
             if load.error is None:
-                entry = self._reader.entry_if_loaded(step)
+                entry = self.reader.entry_if_loaded(step)
                 if entry is not None:
                     return entry
-                if not self._tree.readable(step):
+                if not self.tree.readable(step):
                     return WaitOutcome.NEVER
             elif isinstance(load.error, ReclaimedError) or (
-                isinstance(load.error, AbsentError) and not self._tree.readable(step)
+                isinstance(load.error, AbsentError) and not self.tree.readable(step)
             ):
                 return WaitOutcome.NEVER
             elif not isinstance(load.error, StoreUnreachableError):
@@ -150,9 +163,9 @@ class Waits:
             now = trio.current_time()
             if now >= until:
                 return WaitOutcome.EXPIRED
-            if self._has_signal is not None and self._has_signal(pid):
+            if self.has_signal is not None and self.has_signal(pid):
                 return WaitOutcome.INTERRUPTED
-            poll_s = float("inf") if self._has_signal is None else SIGNAL_POLL_S
+            poll_s = float("inf") if self.has_signal is None else SIGNAL_POLL_S
             with trio.move_on_after(min(poll_s, until - now)):
                 await event.wait()
         return WaitOutcome.READY
@@ -165,13 +178,15 @@ class Waits:
             del self._deadlines[other]
         deadline = self._deadlines.get(step)
         if deadline is None:
-            deadline = self._deadlines[step] = _Deadline(now + self._wait_s)
+            deadline = self._deadlines[step] = _Deadline(
+                now + (self.deadline_s if self.wait_s is None else self.wait_s)
+            )
         deadline.waiters += 1
         return deadline
 
     def _leave(self, step: Step, deadline: _Deadline) -> None:
         deadline.waiters -= 1
-        if step < self._tree.next_step and not deadline.waiters:
+        if step < self.tree.next_step and not deadline.waiters:
             self._deadlines.pop(step, None)
         elif trio.current_time() < deadline.at or not deadline.idle_since:
             # Not renewed once expired: a caller that keeps trying gets a new deadline after the grace.
@@ -187,7 +202,7 @@ class Waits:
 
     async def _run_load(self, load: _Load, step: Step) -> None:
         try:
-            await self._reader.lone_entry(step)
+            await self.reader.lone_entry(step)
         except StepfsError as error:
             load.error = error
         finally:

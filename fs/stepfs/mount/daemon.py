@@ -69,8 +69,7 @@ def log_file(directory: Path) -> Path:
 def start(options: MountOptions, say: Say = lambda _: None) -> int:
     """Mount in the background; returns the daemon's pid once its mount answers a listing, else `DaemonError`.
 
-    `say` is called with a line when the daemon waits for a store that does not answer; the daemon gives up in bounded
-    time.
+    `say` is called with a line when the daemon waits for a silent store; it gives up in bounded time.
     """
     logs.chosen()  # here, where a wrong format can still be reported
     directory = real_directory(options.directory)
@@ -221,8 +220,7 @@ def main(arguments: list[str]) -> int:
 
 
 def explain(error: BaseException) -> tuple[int, str, bool]:
-    """(exit code, one line, whether it is an expected error) of the exception that ended a session, in groups or
-    not."""
+    """(exit code, one line, whether it is an expected error) of the exception that ended a session."""
     known = [leaf for leaf in leaves(error) if isinstance(leaf, StepfsError)]
     if known:
         return known[0].exit_code, str(known[0]), True

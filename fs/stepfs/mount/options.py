@@ -114,8 +114,7 @@ class MountOptions:
         ),
     ] = None
     prefetch_steps: Annotated[
-        int | None,
-        Opt("--prefetch", "Steps to fetch ahead; 0 fetches nothing ahead.", "STEPS", least=0),
+        int | None, Opt("--prefetch", "Steps to fetch ahead; 0 fetches nothing ahead.", "STEPS", least=0)
     ] = None
     prime: Annotated[bool, Opt("--prime/--no-prime", "Push fetched steps into the kernel's page cache.")] = (
         True

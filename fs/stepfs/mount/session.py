@@ -24,7 +24,6 @@ import trio
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
-from stepfs.follow.consumer_group import GroupFollower
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.assembly import Assembly, store_of
@@ -127,7 +126,7 @@ class _Session:
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes)
                 )
             mount = Assembly(options, store, reader, machine, disk)
-            group = await _register(mount)
+            await mount.register()
             self._silence.end()  # a serving daemon survives an outage
             flags = kernel_session.fuse_options(options.lake, allow_other=options.allow_other)
             try:
@@ -141,7 +140,7 @@ class _Session:
                     ):
                         mounted()
                         machine.device = device
-                        await self._answer(mount, group, device)
+                        await self._answer(mount, device)
             finally:
                 with trio.CancelScope(shield=True):
                     await mount.aclose()
@@ -169,7 +168,7 @@ class _Session:
             else:
                 return
 
-    async def _answer(self, mount: Assembly, group: GroupFollower | None, device: str) -> None:
+    async def _answer(self, mount: Assembly, device: str) -> None:
         async with trio.open_nursery() as answering:
             try:
                 async with trio.open_nursery() as background:
@@ -178,27 +177,23 @@ class _Session:
                     answering.start_soon(_answer_until_unmounted, background.cancel_scope)
                     if self._descriptor is None:
                         background.start_soon(_until_detached, background.cancel_scope, device)
-                    await self._start(mount, group, background, device)
+                    await self._start(mount, background, device)
             finally:
                 self._notifier.notify("STOPPING=1")
                 kernel_session.stop()
                 answering.cancel_scope.cancel()
 
-    async def _start(
-        self, mount: Assembly, group: GroupFollower | None, background: trio.Nursery, device: str
-    ) -> None:
+    async def _start(self, mount: Assembly, background: trio.Nursery, device: str) -> None:
         guarded = self._descriptor is None and await self._guard(mount, background)
         await mount.start_priming(background)
-        if group is not None:
-            await background.start(group.run)
-            await background.start(mount.heartbeat(group.name).run)
+        await mount.start_group(background)
         if self._descriptor is None:
             # Through the kernel, like a reader; not the root, which may hold 10⁶ steps.
             control = self._directory / ".stepfs"
             assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
             mount.machine.kernel = tune(device)
         await background.start(self._watchdog(mount, device, guarded=guarded).run)
-        state = mount.reader.state
+        state = mount.log.state
         facts = {"lake_id": state.lake_id, "version": state.version, "group": self._options.group}
         _log.info("%s: serving %s, %d steps", self._directory, mount.store.url, state.next_step, extra=facts)
         self._notifier.notify("READY=1")
@@ -227,8 +222,8 @@ class _Session:
 
     def _watchdog(self, mount: Assembly, device: str, *, guarded: bool) -> watchdog.Watchdog:
         return watchdog.Watchdog(
-            self._directory if guarded else None,
-            notifier=self._notifier,
+            directory=self._directory if guarded else None,
+            notify=self._notifier.notify,
             answered=mount.meter.requests.total,
             unanswered=lambda: watchdog.unanswered(device),
             busy=lambda: mount.waits.waiting >= kernel_session.TASKS_MAX // 2,
@@ -236,14 +231,6 @@ class _Session:
             on_stuck=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
         )
-
-
-async def _register(mount: Assembly) -> GroupFollower | None:
-    if mount.options.group is None:
-        return None
-    group = mount.group_follower(mount.options.group)
-    await group.register()
-    return group
 
 
 def budgets(options: MountOptions) -> tuple[int, int]:
@@ -270,7 +257,6 @@ async def _answer_until_unmounted(background: trio.CancelScope) -> None:
 
 
 async def _until_detached(background: trio.CancelScope, device: str) -> None:
-    """Cancel once no path leads to the mount: `umount -l` with busy files leaves the kernel's end alive, but
-    hidden."""
+    """Cancel once no path leads to the mount: `umount -l` with busy files only hides the kernel's end."""
     await trio.to_thread.run_sync(wait_until_detached, device, abandon_on_cancel=True)
     background.cancel()

@@ -37,9 +37,6 @@ class Daemon:
     pid: int
     process_start: int | None
     cache_dir: Path
-    lake: str
-    group: str | None
-    endpoint_url: str | None
 
     def alive(self) -> bool:
         """Whether that very process still runs."""
@@ -49,15 +46,7 @@ class Daemon:
 def daemon_of(directory: Path) -> Daemon:
     """The daemon of a live mount, from its config.json; errors as `read_control_file`."""
     body: Any = read_config(directory)
-    options = body["options"]
-    return Daemon(
-        body["pid"],
-        body["process_start"],
-        Path(body["cache_dir"]),
-        options["lake"],
-        options["group"],
-        options["endpoint_url"],
-    )
+    return Daemon(body["pid"], body["process_start"], Path(body["cache_dir"]))
 
 
 def committed_steps(directory: Path) -> int:

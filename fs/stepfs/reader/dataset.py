@@ -5,15 +5,14 @@
         ...
         stream.next_step = step + 1
 
-A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader hands them out in that order. Each
-worker is a process with a reader of its own. If each fetched ahead what follows its own opens, every byte would be fetched
-N times. So a worker fetches only what it was told to read: here, from torch's own account of worker and number.
+A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader yields them in that order. Each
+worker is a process with a reader of its own. If each fetched the steps after its own opens ahead, every byte would be
+fetched N times. So a worker fetches only announced steps: here its own, by torch's account of worker and number.
 
-Not shared between the processes of a node: slices that several of its ranks read (tensor parallelism), which each of them
-fetches, and the log, which each worker follows. A mount fetches both once. Fetching through the socket of a mount, or
-through one process of the node, was left out: workers that take turns have no slice in common (counted in
-`test_workers_take_turns_and_fetch_each_byte_once`: bytes fetched / delivered 1.00), and where a mount may run, it is
-what to use.
+The processes of a node do not share slices that several ranks read (tensor parallelism), nor the log, which each worker
+follows. A mount fetches both once. Rejected: fetching through the socket of a mount, or through one process of the node.
+Workers that take turns have no slice in common (`test_workers_take_turns_and_fetch_each_byte_once` counts 1.00 bytes
+fetched per byte delivered), and a node that can run a mount should use one.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
 from stepfs.errors import NoSuchStepError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
-from stepfs.reader.decode import Decode, decoder, need
+from stepfs.reader.decode import Decode, decoder
 from stepfs.reader.lake import Lake
 from stepfs.reader.regroup import regrouped
 from stepfs.reader.sampler import Sampler
+from stepfs.torch.need import need_torch
 from stepfs.view.naming import STEP_MAX
 
 _turns = itertools.count()
@@ -45,19 +45,19 @@ class _SplitLake(Lake):
 
 
 class StepDataset:
-    """What rank `rank` reads in each step, from `start` on, decoded.
+    """The decoded data of rank `rank` in each step, from `start` on.
 
-    With `mesh`, or if a rank of the lake has a file for each micro-batch, that is the list of its micro-batches in the order
-    in which it accumulates them: the same global batch whatever the number of data ranks. Files with several micro-batches
-    (`.pt` and `.safetensors` of plans) are split for that, as `stepfs.torch.micro_batches` does.
+    With `mesh`, or if a rank of the lake has a file for each micro-batch, an item is the list of the rank's micro-batches in
+    the order in which it accumulates them: the same global batch for any number of data ranks. Files with several
+    micro-batches (`.pt` and `.safetensors` of plans) are split for that, as `stepfs.torch.micro_batches` does.
 
     Columns that a plan gave a file of their own (`file: own`) are joined in: an item is the same as without. A stage that needs
-    none of them says `files=()`, and none is fetched; `files="pixels"` reads that one alone. Files that are not decoded to
+    none of them passes `files=()`, and none is fetched; `files="pixels"` reads that one alone. Files that are not decoded to
     mappings of arrays come as a dict, each by its name, the rank's as "".
 
     With `stop` it is map-style: item i is step `start + i`, for any sampler. Without, it is iterable: the steps in order, to
-    the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. Steps that are not committed yet are waited for, as in
-    a mount under `--steps`.
+    the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. It waits for steps that are not committed yet, as
+    a mount does under `--steps`.
     """
 
     def __new__(
@@ -72,7 +72,7 @@ class StepDataset:
         if cls is StepDataset:
             kind = _Stream if iterable or (iterable is None and stop is None) else _Items
         if kind is _Stream:
-            need("torch", "torch", "an iterable StepDataset")
+            need_torch("an iterable StepDataset")
             from torch.utils.data import IterableDataset  # noqa: PLC0415 - heavy, and only a loader asks for it
 
             IterableDataset.register(kind)
@@ -156,7 +156,7 @@ class StepDataset:
         return regrouped(files, ranks, self._rank)
 
     def _joined(self, step: int, micro: int) -> Any:
-        """A micro-batch, or what holds several: its files, decoded, as one."""
+        """One micro-batch, or a file of several: its files, decoded, as one."""
         read = self.lake.read
         items = {
             name: self._decode(read(step, self._rank, micro, name, waits=True)) for name in self.lake.files
@@ -188,7 +188,7 @@ class _Stream(StepDataset):
 
 
 class _Items(StepDataset):
-    """The map style: says what comes next as soon as its own requests show it."""
+    """The map style: announces the next steps as soon as its own requests show their order."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -205,7 +205,7 @@ class _Items(StepDataset):
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[int]) -> list[Any]:
-        """What a loader with a batch size asks for at once."""
+        """The items of one batch: the request of a loader with a batch size."""
         numbers = [self._number(item) for item in items]
         if numbers:
             self._look_ahead(numbers)

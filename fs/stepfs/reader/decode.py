@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
-from stepfs.errors import MissingPackageError
+from stepfs.torch.need import need, need_torch
 
 Decode = Callable[[memoryview], Any]
 
@@ -15,18 +14,10 @@ Decode = Callable[[memoryview], Any]
 def decoder(ext: str) -> Decode:
     """The decoder of an extension, `bytes` for others. `MissingPackageError` without the package that it needs."""
     if ext == ".pt":
-        need("torch", "torch", "decoding .pt files")
+        need_torch("decoding .pt files")
     if ext == ".safetensors":
         need("safetensors", "text", "decoding .safetensors files")
     return {".pt": _load_torch, ".npy": _load_numpy, ".safetensors": _load_safetensors}.get(ext, bytes)
-
-
-def need(package: str, extra: str, what: str) -> None:
-    """`MissingPackageError` if a package that an extra brings is not installed."""
-    if find_spec(package) is None:
-        raise MissingPackageError(
-            f"{what} needs the package {package}, which is not installed: pip install 'stepfs[{extra}]'"
-        )
 
 
 def _load_torch(payload: memoryview) -> Any:

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
@@ -20,12 +19,11 @@ from stepfs.errors import ClosedError, NoSuchStepError
 from stepfs.format.arguments import check_integer
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
-from stepfs.reader.assembly import Assembly
+from stepfs.reader.assembly import Assembly, open_reader
 from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
 from stepfs.reader.place import slice_at
 from stepfs.reader.sampler import Sampler
-from stepfs.reader.session import open_reader
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.ranks import RankMap
 
@@ -68,14 +66,14 @@ class Lake:
         poll: str | float = 0.1,
         endpoint_url: str | None = None,
     ) -> None:
-        """Open a lake. The words mean what they mean to `stepfs mount` (fs/OPERATIONS.md).
+        """Open a lake. The words have the meaning of `stepfs mount`'s options (fs/OPERATIONS.md).
 
-        `ranks`: what this process reads, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: the ranks, of which
+        `ranks`: the ranks of this process, fetched ahead (`3`, `"0-7"`). `world`, `mesh`: the ranks, of which
         several may read the same. `files`: which files beside the ranks' (a plan's columns with `file: own`) this process reads,
         by name; by default all, `()` for none. Others are not fetched ahead. `steps`: only these (`"A:B"`); those to come are
         waited for. `wait`: seconds that a step beyond the newest is waited for; without it, it is a `NoSuchStepError` at
         once. `group`: the training run whose checkpoints keep steps, registered here. `prefetch_steps`: a fixed number of steps
-        to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in bytes; by default a part of what is available.
+        to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in bytes; by default a part of the available memory.
         `deadline_s`: of every read and wait. `poll`: the shortest interval between looks for new steps. `endpoint_url`: an
         S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own variables.
 
@@ -101,11 +99,9 @@ class Lake:
 
         `ReclaimedError` for a step that has left the lake, or that this reader's group gave up.
         """
-        number = Step(check_integer(step, "step"))
-        if not 0 <= number <= STEP_MAX:
-            raise NoSuchStepError(f"step {number}: steps count from 0; the newest is `lake.next_step - 1`")
+        number = _numbered(step)
         if not self._parts().tree.readable(number):
-            self._call(lambda parts: partial(parts.wait_for, number, waits=False))
+            self._call(lambda parts: parts.wait_for(number, waits=False))
         return LakeStep(self, number)
 
     def follow(self, start: int | None = None) -> Iterator[LakeStep]:
@@ -121,28 +117,21 @@ class Lake:
 
     def can_follow_to(self, step: Step) -> bool:
         """Wait until the step can be read; False if the view ends before it. Raises as `follow`."""
-        if not 0 <= check_integer(step, "step") <= STEP_MAX:
-            raise NoSuchStepError(f"step {step}: steps count from 0")
-        return self._parts().tree.readable(step) or self._call(
-            lambda parts: partial(parts.wait_for, step, waits=True)
+        number = _numbered(step)
+        return self._parts().tree.readable(number) or self._call(
+            lambda parts: parts.wait_for(number, waits=True)
         )
 
     def read(
         self, step: int, rank: int, micro: int | None = None, file: str = "", *, waits: bool = False
     ) -> memoryview:
         """As `lake[step][rank, micro, file]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
-        number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
-        if not 0 <= number <= STEP_MAX:
-            raise NoSuchStepError(f"step {number}: steps count from 0")
-        return self._call(lambda parts: partial(parts.read, number, index, waits=waits))
+        number, index = _numbered(step), slice_at(self.rank_map, rank, micro, file)
+        return self._call(lambda parts: parts.read(number, index, waits=waits))
 
     def announce(self, hint: Hint) -> None:
         """Fetch these steps ahead, in this order: advice, as `stepfs.announce` gives it to a mount."""
-
-        async def announce(parts: Assembly) -> None:
-            parts.announce(hint)
-
-        self._call(lambda parts: partial(announce, parts))
+        self._call(lambda parts: parts.announce(hint))
 
     @property
     def url(self) -> str:
@@ -194,11 +183,9 @@ class Lake:
         return self._parts().tree.listed()
 
     def __len__(self) -> int:
-        """The number of steps that a mount would list now."""
         return len(self.steps)
 
     def __iter__(self) -> Iterator[LakeStep]:
-        """The steps that a mount would list now, in order."""
         return (self[step] for step in self.steps)
 
     def __bool__(self) -> bool:
@@ -207,14 +194,10 @@ class Lake:
     def holds(self, step: int, rank: int, micro: int | None = None, file: str = "") -> bool:
         """Whether the payload is in memory, whole and verified."""
         number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
-
-        async def look(parts: Assembly) -> bool:
-            return parts.slices.facts.holds(number, index)
-
-        return self._call(lambda parts: partial(look, parts))
+        return self._call(lambda parts: parts.holds(number, index))
 
     def counts(self) -> dict[str, int]:
-        """What the data layer of this process did: requests, bytes fetched, delivered …, as `data` of a mount's status."""
+        """The counters of this process's data layer (requests, bytes fetched …), as `data` of a mount's status."""
         return self._parts().slices.counts.as_dict()
 
     def close(self) -> None:
@@ -236,9 +219,7 @@ class Lake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -252,18 +233,18 @@ class Lake:
         self.rank_map = self.options.ranks_of(self._grid)
 
     def as_worker(self, workers: int, *, owner: int | None = None) -> None:
-        """This process is one of `workers` that read different steps: they share one budget, and none fetches what was
-        not announced to it. When the process `owner` has ended, nothing is read or waited for here any more. Before the
+        """This process is one of `workers` that read different steps: they share one budget, and each fetches only
+        announced steps. When the process `owner` has ended, nothing is read or waited for here any more. Before the
         first use in this process; without effect later."""
         loop = self._loop
         if loop is None or not loop.is_here:
             self.options, self._owner = self.options.of_worker(workers), owner
 
-    def _call(self, bind: Callable[[Assembly], Callable[[], Awaitable[T]]]) -> T:
+    def _call(self, work: Callable[[Assembly], Awaitable[T]]) -> T:
         while True:
             loop = self._running()
             try:
-                return loop.call(bind(loop.parts))
+                return loop.call(partial(work, loop.parts))
             except ClosedError:
                 if self._closed or loop is self._loop:
                     raise  # else another thread let this lake rest
@@ -289,3 +270,10 @@ class Lake:
             if self._closed:  # by another thread, meanwhile
                 self.rest()
             return loop
+
+
+def _numbered(step: object) -> Step:
+    number = check_integer(step, "step")
+    if not 0 <= number <= STEP_MAX:
+        raise NoSuchStepError(f"step {number}: steps count from 0; the newest is `lake.next_step - 1`")
+    return Step(number)

@@ -1,51 +1,40 @@
-"""The memory of what callers hold: one copy out of the blocks, into memory that is reused once nobody sees it.
+"""The slices that callers hold: copied out of the blocks, into memory that is reused once no caller sees it.
 
-A slice is fetched in blocks that belong to the cache, and a caller may hold its view for ever. Two ways were open:
-* Zero-copy views of pinned blocks. A view of one small slice would pin the whole GET that it came with (up to 9 MiB), a slice
-  of several blocks is not contiguous, and a caller that collects views would take the memory from prefetching until it
-  stands still.
-* One copy. What callers hold is theirs, blocks are free again at once, and any slice is one contiguous view. A copy within
-  memory that was touched before runs at about 10 GB/s, fresh memory costs its page faults: hence the reuse.
+The copy is made while the next block is still being fetched. Blocks are free again at once, and any slice is one
+contiguous view. Touched memory takes about 10 GB/s, fresh memory costs its page faults: hence the reuse. A quarter of
+the budget is for copies; a caller that holds more gets memory of its own, uncounted. Slices below 1 MiB are `bytes`,
+left to the allocator. The interpreter's reference counts tell when a view is gone, as in `data/buffers`.
 
-So: one copy, made while the next block is still on its way. The memory for it is a quarter of the budget; a caller that
-holds more than that gets memory of its own, uncounted, because it asked for it. Slices below 1 MiB are `bytes`, left to
-the allocator. Whether a view is gone is answered by the interpreter's reference counts, as in `data/buffers`.
+Rejected: zero-copy views of pinned blocks. A view of one small slice would pin the whole GET that it came with (up to
+9 MiB), a slice of several blocks is not contiguous, and a caller that collects views would take all memory from
+prefetching.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
+from stepfs.data.reads import SliceHandle
 from stepfs.format.ids import BLOCK_BYTES
 
 LENT_SHARE: Final = 4  # one part in so many of the budget
-
-
-class ReadHandle(Protocol):
-    """`stepfs.data.handle.SliceHandle`."""
-
-    length: int
-
-    async def read(self, offset: int, size: int) -> memoryview: ...
 
 
 class Lending:
     """Copies whole slices for callers."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: of memory that is kept for reuse, what callers hold of it included."""
+        """`bytes_max`: of memory that is kept for reuse, the part that callers hold included."""
         self._pool = Pool(bytes_max)
-        self.copied_bytes = 0
 
-    async def copy_of(self, handle: ReadHandle) -> memoryview:
+    async def copy_of(self, handle: SliceHandle) -> memoryview:
         """The whole slice, read-only and contiguous; it stays valid while the caller holds it.
 
         Raises as `SliceHandle.read` does.
         """
-        self.copied_bytes += handle.length
         if handle.length < MAPPED_BYTES_MIN:
             return memoryview(bytes(await handle.read(0, handle.length)))
         pooled = self._pool.take(handle.length)

@@ -24,40 +24,31 @@ DEADLINE_S: Final = 300.0
 _CONNECTIONS_MIN: Final = 8  # of one worker among many
 
 
-def _seconds(value: str | float, what: str) -> float:
-    try:
-        seconds = parse_duration(value) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise WrongTypeError(f"{what} is {value!r}, a {type(value).__name__}; give seconds") from None
-    if not seconds >= 0:
-        raise UsageError(f"{what} is {value!r}; give seconds")
-    return seconds
+def _seconds(
+    word: str, advice: str = "seconds", enough: Callable[[float], bool] = lambda seconds: seconds >= 0
+) -> Callable[[str | float], float]:
+    def checked(value: str | float) -> float:
+        try:
+            seconds = parse_duration(value) if isinstance(value, str) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise WrongTypeError(f"{word} is {value!r}, a {type(value).__name__}; give seconds") from None
+        if not enough(seconds):
+            raise UsageError(f"{word} is {value!r}; give {advice}")
+        return seconds
+
+    return checked
 
 
-def _text(what: str, example: str) -> Callable[[object], str]:
-    return lambda value: check_text(value, what, example)
+_poll = _seconds("poll", "at least 1ms", lambda seconds: seconds >= INTERVAL_S_MIN)
+_deadline = _seconds("deadline_s", "seconds above 0", lambda seconds: seconds > 0)
+
+
+def _text(word: str, example: str) -> Callable[[object], str]:
+    return lambda value: check_text(value, word, example)
 
 
 def _world(value: int) -> int:
     return check_integer(value, "world")
-
-
-def _wait(value: str | float) -> float:
-    return _seconds(value, "wait")
-
-
-def _interval(value: str | float) -> float:
-    seconds = _seconds(value, "poll")
-    if seconds < INTERVAL_S_MIN:
-        raise UsageError(f"poll is {value!r}; give at least 1ms")
-    return seconds
-
-
-def _deadline(value: str | float) -> float:
-    seconds = _seconds(value, "deadline_s")
-    if not seconds > 0:
-        raise UsageError(f"deadline_s is {value!r}; give seconds above 0")
-    return seconds
 
 
 def _prefetch(value: int) -> int:
@@ -111,17 +102,17 @@ class LakeOptions:
 
     url: Annotated[str, Word("url", _text("the lake", "file:///directory"))]
     endpoint_url: Annotated[str | None, Word("endpoint_url", str)] = None
-    # What this process reads: a hint for prefetching, hides nothing.
+    # Of this process: a hint for prefetching, hides nothing.
     ranks: Annotated[tuple[int, ...], Word("ranks", _ranks)] = ()
     world: Annotated[int | None, Word("world", _world)] = None
     mesh: Annotated[str | None, Word("mesh", _text("mesh", "dp=4,tp=2"))] = None
     files: Annotated[tuple[str, ...] | None, Word("files", _files)] = None  # beside the rank's; None: all
     steps: Annotated[range | None, Word("steps", _steps)] = None
-    wait_s: Annotated[float | None, Word("wait", _wait)] = None
+    wait_s: Annotated[float | None, Word("wait", _seconds("wait"))] = None
     group: Annotated[str | None, Word("group", _text("group", "pretrain"))] = None
     memory_bytes: Annotated[int | None, Word("memory", _memory)] = None
     prefetch_steps: Annotated[int | None, Word("prefetch_steps", _prefetch)] = None
-    poll_s: Annotated[float, Word("poll", _interval)] = 0.1
+    poll_s: Annotated[float, Word("poll", _poll)] = 0.1
     deadline_s: Annotated[float, Word("deadline_s", _deadline)] = DEADLINE_S
     splits: bool = False  # the caller takes a part of a file that holds several micro-batches
     workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
@@ -142,7 +133,7 @@ class LakeOptions:
         )
 
     def ranks_of(self, grid: Grid) -> RankMap:
-        """What each rank reads of a lake. `UsageError` for what its grid cannot serve."""
+        """Which files each rank reads of a lake. `UsageError` if its grid cannot serve these options."""
         return rank_map(grid, world=self.world, mesh=self.mesh, splits=self.splits, spelt=as_keyword)
 
     def files_of(self, grid: Grid) -> tuple[int, ...]:
@@ -160,7 +151,7 @@ class LakeOptions:
 
     @property
     def is_worker(self) -> bool:
-        """Whether siblings read what this process does not: it fetches ahead nothing but what was announced to it."""
+        """Whether siblings read the other steps: this process fetches only announced steps ahead."""
         return self.workers is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What a reader knows of a sampler: `stepfs.shuffled_steps.ShuffledSteps` is one."""
+"""The sampler that a reader knows: `stepfs.shuffled_steps.ShuffledSteps` is one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Sampler(Protocol):
         """The first step that a checkpoint of this epoch needs."""
 
     def refuses(self, next_step: int) -> bool:
-        """Whether a checkpoint with this next step releases what the epoch still needs."""
+        """Whether a checkpoint with this next step releases steps that the epoch still needs."""
 
     def part(self, worker: int, workers: int) -> tuple[ShuffledOrder, int]:
-        """What one of a loader's workers reads of the steps that are left, and its place there."""
+        """The order of one of a loader's workers in the remaining steps, and its place there."""

@@ -1,4 +1,4 @@
-"""What needs torch, or goes with it; torch is imported only when a function here is called.
+"""Functions that need torch, or go with it; torch is imported only when one is called.
 
 Public: `dump`, `coordinates`, `micro_batches`.
 """

@@ -28,7 +28,7 @@ def coordinates(device_mesh: DeviceMesh) -> tuple[int, int]:
         dataset = StepDataset(url, rank=rank, mesh=f"dp={ranks}", start=stream.next_step)
 
     Names decide as in `stepfs mount --mesh`: dimensions dp, fsdp, ddp, hsdp, dp_… are data, ranks that differ in others
-    alone get the same number. `UsageError` for a mesh without names, or with one that leaves open what it is.
+    alone get the same number. `UsageError` for a mesh without names, or with one of unknown meaning.
     """
     names, here = device_mesh.mesh_dim_names, device_mesh.get_coordinate()
     if names is None:

@@ -1,4 +1,4 @@
-"""Whether the installed torch will do; advice if not. Nothing is imported for the answer."""
+"""Whether an installed package will do; advice if not. Nothing is imported for the answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from stepfs.errors import MissingPackageError
 _SAFE: Final = (2, 11)
 
 
+def need(package: str, extra: str, what: str) -> None:
+    """`MissingPackageError` if a package that an extra brings is not installed."""
+    if find_spec(package) is None:
+        raise MissingPackageError(
+            f"{what} needs the package {package}, which is not installed: pip install 'stepfs[{extra}]'"
+        )
+
+
 def need_torch(what: str, *, for_foreign_files: bool = False) -> None:
     """`MissingPackageError` if torch is not installed, or too old for files that others wrote."""
-    if find_spec("torch") is None:
-        raise MissingPackageError(
-            f"{what} needs the package torch, which is not installed: pip install 'stepfs[torch]'"
-        )
+    need("torch", "torch", what)
     installed = version("torch")
     numbers = re.match(r"(\d+)\.(\d+)", installed)
     if for_foreign_files and (numbers is None or tuple(map(int, numbers.groups())) < _SAFE):

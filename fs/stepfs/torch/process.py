@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from stepfs.format.payload.arrays import ArrayInfo, PayloadArrays
@@ -46,9 +45,7 @@ class TorchProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._child is not None:
             self._child.kill()
             self._end()

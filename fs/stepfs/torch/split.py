@@ -22,7 +22,7 @@ def micro_batches(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The micro-batches of a rank's file, decoded: each with `input_ids` [1, tokens] and `cu_seqlens` of its own.
 
     As a lake made with `output: {files: micro_batches}` holds them (producer/PAYLOADS.md). The arrays of tokens are views.
-    Takes torch tensors or numpy arrays; values of other names are in each. `WrongTypeError` for what no plan made.
+    Takes torch tensors or numpy arrays; values of other names are in each. `WrongTypeError` for a batch that no plan made.
     """
     if not holds_micro_batches(batch):
         raise WrongTypeError(

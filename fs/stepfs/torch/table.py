@@ -55,7 +55,7 @@ def torch_arrays(excerpt: Excerpt) -> PayloadArrays:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, less torch's advice to unpickle with code."""
+    """The reason of the failure, without torch's advice to unpickle with code."""
     said = str(error).rpartition("WeightsUnpickler error: ")[2]
     return said.strip().partition("\n")[0].partition(". ")[0][:_REASON_CHARACTERS_MAX]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
-from stepfs.view.inodes import Fixed, directory_inode, slice_inode, step_file_inode, wait_file_inode
+from stepfs.view.inodes import Fixed, directory_inode, slice_inode
 from stepfs.view.naming import step_name
 from stepfs.view.tree import Presence, StepTable, Tree
 
@@ -39,14 +39,9 @@ class Attributes:
 
 
 def root(table: StepTable) -> Attributes:
-    """The root: as old as the newest commit."""
-    return Attributes(Fixed.ROOT, DIRECTORY_MODE, 1, 0, newest_ms(table), GLANCE_S)
-
-
-def newest_ms(table: StepTable) -> int:
-    """Time of the newest commit, or of the lake's creation before the first."""
-    state = table.state
-    return state.time_ms if state.version >= 0 else table.identity.created_ms
+    """The root: as old as the newest commit, or before the first as the lake."""
+    time_ms = table.state.time_ms if table.state.version >= 0 else table.identity.created_ms
+    return Attributes(Fixed.ROOT, DIRECTORY_MODE, 1, 0, time_ms, GLANCE_S)
 
 
 def step_directory(table: StepTable, tree: Tree, step: Step) -> Attributes:
@@ -85,26 +80,6 @@ def latest(table: StepTable, step: Step) -> Attributes:
     return Attributes(Fixed.LATEST, LINK_MODE, 1, len(step_name(step)), table.time_ms(step), 0.0)
 
 
-def control_directory(inode: Fixed, time_ms: int) -> Attributes:
-    """`.stepfs/`, `.stepfs/steps/` or `.stepfs/wait/`."""
-    return Attributes(inode, DIRECTORY_MODE, 1, 0, time_ms, FOREVER_S)
-
-
-def control_file(inode: Fixed, time_ms: int) -> Attributes:
-    """A file of `.stepfs/`: size 0 like a file of /proc; opening it makes its content."""
-    return Attributes(inode, FILE_MODE, 1, 0, time_ms, FOREVER_S)
-
-
-def hinted_file(time_ms: int) -> Attributes:
-    """A name in `.stepfs/order/` that was accepted; not cached, because each lookup is a new announcement."""
-    return Attributes(Fixed.HINTED, FILE_MODE, 1, 0, time_ms, 0.0)
-
-
-def step_file(step: Step, time_ms: int) -> Attributes:
-    """`.stepfs/steps/<step>.json`."""
-    return Attributes(step_file_inode(step), FILE_MODE, 1, 0, time_ms, 0.0)
-
-
-def wait_file(step: Step, time_ms: int) -> Attributes:
-    """`.stepfs/wait/<step>`."""
-    return Attributes(wait_file_inode(step), FILE_MODE, 1, 0, time_ms, GLANCE_S)
+def control(inode: int, time_ms: int, *, keep_s: float = FOREVER_S, mode: int = FILE_MODE) -> Attributes:
+    """A file or directory of `.stepfs/`. Its size is 0 like that of a file of /proc: opening it makes its content."""
+    return Attributes(inode, mode, 1, 0, time_ms, keep_s)

@@ -64,7 +64,6 @@ class RankMap:
         return (reader * self.links if self.table is None else self.table.index(reader)), micro, file
 
     def data_rank_of(self, rank: int) -> int:
-        """The data rank of a rank."""
         return self._reader(rank) // self.grid.cp
 
     @property

@@ -64,6 +64,7 @@ class Tree:
         self._table = table
         self.options = options
         self.need = Step(0)  # the least next step of this mount's own group; the view hides lower steps
+        self._noted = self.first_visible()
 
     @property
     def next_step(self) -> Step:
@@ -74,8 +75,13 @@ class Tree:
         """The oldest step whose files can be opened."""
         return Step(max(self._table.first_live_step, self.need))
 
+    def risen(self) -> Step | None:
+        """The first visible step if it has risen since the last call: the steps below have left the view."""
+        before, self._noted = self._noted, self.first_visible()  # it falls when a group rolls back
+        return self._noted if self._noted > before else None
+
     def last_visible(self) -> Step:
-        """The newest step whose files can be opened; None if there is none."""
+        """The newest step whose files can be opened."""
         newest = self.next_step - 1
         return Step(newest if self.options.steps is None else min(newest, self.options.steps.stop - 1))
 

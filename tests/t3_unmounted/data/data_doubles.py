@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from stepfs.data.handle import SliceHandle
+from stepfs.data.reads import SliceHandle
 from stepfs.errors import AbsentError
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version
@@ -80,17 +80,18 @@ class HeldStore:
 
 
 class World:
-    """A store with committed steps; also the `Steps` that a prefetcher follows."""
+    """A store with committed steps; also the tree and the log that a prefetcher follows."""
 
     def __init__(self, seed: int = 1) -> None:
         self.store = HeldStore()
-        self.first_live_step = Step(0)
         self.entries: list[StepEntry] = []
         self.payloads: list[list[bytes]] = []
         self._random = random.Random(seed)
 
-    @property
-    def frontier(self) -> Step:
+    def first_visible(self) -> Step:
+        return Step(0)
+
+    def last_visible(self) -> Step:
         return Step(len(self.entries) - 1)
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:

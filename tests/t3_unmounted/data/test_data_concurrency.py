@@ -121,7 +121,7 @@ async def seconds_for(world, concurrency, *, latency_s):
         await nursery.start(slices.run)
         for number, (entry, (index,)) in enumerate(wishes):
             if number % 64 == 0:
-                slices.requests.replace(wishes[number : number + 256])
+                slices.request(wishes[number : number + 256])
             handle = slices.reads.open(entry, SliceIndex(index))
             assert len(await handle.read(0, 16)) == 16
             handle.close()
@@ -179,7 +179,7 @@ async def test_while_blocks_of_an_open_slice_are_held_back_nothing_is_fetched_ah
     world.store.behave = lambda *_: 1.0
     slices = Slices(world.store, memory_bytes=512 * MIB)
     await nursery.start(slices.run)
-    slices.requests.replace([(entry, [SliceIndex(0)]) for entry in world.entries[1:]])
+    slices.request([(entry, [SliceIndex(0)]) for entry in world.entries[1:]])
     handle = slices.reads.open(world.entries[0], SliceIndex(0))
     await trio.sleep(0.5)
     first = world.entries[0].tgb.key

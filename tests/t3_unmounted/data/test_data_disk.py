@@ -40,7 +40,7 @@ def steps_on_disk(disk):
 
 
 def wish_all(slices, world):
-    slices.requests.replace([(entry, [SliceIndex(0)]) for entry in world.entries])
+    slices.request([(entry, [SliceIndex(0)]) for entry in world.entries])
 
 
 async def crashed_cache(tmp_path, world, memory_bytes=64 * MIB, limit=64 * MIB):

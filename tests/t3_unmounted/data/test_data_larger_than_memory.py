@@ -122,9 +122,9 @@ async def test_open_files_that_were_not_read_keep_their_bytes_beside_a_large_one
     await nursery.start(slices.run)
     unread = slices.reads.open(world.entries[1], INDEX)
     await trio.sleep(10)
-    assert slices.facts.holds(Step(1), INDEX)
+    assert slices.holds(Step(1), INDEX)
     await read_blocks(slices, world, range(BLOCKS))
-    assert slices.facts.holds(Step(1), INDEX)
+    assert slices.holds(Step(1), INDEX)
     unread.close()
     nursery.cancel_scope.cancel()
 

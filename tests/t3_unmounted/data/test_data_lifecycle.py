@@ -180,7 +180,7 @@ class SlicesMachine(RuleBasedStateMachine):
         wanted = [(WORLD.entries[step], [SliceIndex(i) for i in sorted(chosen)]) for step, chosen in requests]
         keys = {(entry.step, index) for entry, indices in wanted for index in indices}
         idle = {held for held in self.held() if held.role is Role.IDLE}
-        self.loop.call(self.slices.requests.replace, wanted)
+        self.loop.call(self.slices.request, wanted)
         assert {held for held in idle if held.role is Role.WANTED} == {h for h in idle if h.key in keys}
 
     @precondition(lambda self: self.store.gets)

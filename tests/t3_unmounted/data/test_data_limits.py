@@ -104,7 +104,7 @@ async def test_it_shrinks_at_once_and_grows_slowly(nursery, autojump_clock):
     now = {"memory": Memory(64 * GIB, 48 * GIB, 0.0)}
     await nursery.start(slices.run)
     await nursery.start(MemoryGovernor(slices, read=lambda: now["memory"]).run)
-    slices.requests.replace([(entry, [SliceIndex(0)]) for entry in world.entries])
+    slices.request([(entry, [SliceIndex(0)]) for entry in world.entries])
     await trio.sleep(5.5)
     pool = slices.cache.pool
     assert (pool.limit, pool.used) == (256 * MIB, 240 * MIB)

@@ -38,7 +38,7 @@ class PrimedNode:
         monkeypatch.setattr(prime_module, "resident_bytes", lambda _path, length: length)
         monkeypatch.setattr(prime_module, "drop_pages", self.pages.dropped.append)
         self.primer = Primer(self.slices, self.pages)
-        self.prefetcher = Prefetcher(self.slices, world)
+        self.prefetcher = Prefetcher(self.slices, world, world)
         self.slices.reads.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):
@@ -98,7 +98,7 @@ async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_fi
     assert slices.counts.requests == 0
     assert bytes(await handle.read(0, 10)) == world.payloads[0][0][:10]
     await trio.testing.wait_all_tasks_blocked()
-    assert slices.facts.holds(Step(0), INDEX)
+    assert slices.holds(Step(0), INDEX)
     assert (slices.counts.requests, slices.counts.bytes_fetched) == (3, 20 * MIB)
     nursery.cancel_scope.cancel()
 
@@ -127,7 +127,7 @@ async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump
         for handle in handles:
             await handle.read(0, 100)
     await trio.sleep(10)
-    slices.requests.replace([(world.entries[step], [INDEX]) for step in range(40, 80)])
+    slices.request([(world.entries[step], [INDEX]) for step in range(40, 80)])
     await trio.sleep(1)
     if end == "checkpoint":
         slices.forget_below(Step(40))
@@ -154,9 +154,9 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
         await handles[-1].read(0, 128)
         await trio.sleep(0.1)
     await trio.sleep(2)
-    slices.requests.replace([(world.entries[step], [INDEX]) for step in range(100, 118)])
+    slices.request([(world.entries[step], [INDEX]) for step in range(100, 118)])
     await trio.testing.wait_all_tasks_blocked()
-    assert all(slices.facts.holds(Step(step), INDEX) for step in range(100, 118))
+    assert all(slices.holds(Step(step), INDEX) for step in range(100, 118))
     assert slices.counts.requests == 118
     assert bytes(await handles[0].read(0, MIB)) == world.payloads[0][0]
     assert slices.counts.requests == 119
@@ -180,9 +180,9 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
         for step in range(1, 40):
             slices.reads.open(world.entries[step], INDEX)
     assert got == [world.payloads[0][0]]
-    slices.requests.replace([(world.entries[step], [INDEX]) for step in range(1, 40)])
+    slices.request([(world.entries[step], [INDEX]) for step in range(1, 40)])
     await trio.sleep(100)
-    assert slices.facts.holds(Step(0), INDEX)
+    assert slices.holds(Step(0), INDEX)
     assert slices.counts.requests == 8, "the budget, and nothing twice"
     nursery.cancel_scope.cancel()
 
@@ -191,7 +191,7 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
     world = world_of(60, 256 * KIB)
     world.store.behave = lambda *_: 0.05
     slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
-    prefetcher = Prefetcher(slices, world, processor_s=processor())
+    prefetcher = Prefetcher(slices, world, world, processor_s=processor())
     slices.reads.on_reading = prefetcher.note_open
     await nursery.start(slices.run)
     await nursery.start(prefetcher.run)
@@ -219,7 +219,7 @@ async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
     node.slices.reads.on_reading = lambda step, index: seen.append((step, index))
     await nursery.start(node.slices.run)
     await nursery.start(node.primer.run)
-    node.slices.requests.replace([(world.entries[2], [INDEX])])
+    node.slices.request([(world.entries[2], [INDEX])])
     await until(lambda: node.primed(2))
     handle = node.slices.reads.open(world.entries[0], INDEX)
     node.slices.reads.open(world.entries[1], INDEX)
@@ -237,7 +237,7 @@ async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, 
     slices = Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True, disk=disk)
     async with trio.open_nursery() as inner:
         await inner.start(slices.run)
-        slices.requests.replace([(world.entries[step], [INDEX]) for step in range(4)])
+        slices.request([(world.entries[step], [INDEX]) for step in range(4)])
         await until(lambda: disk.used == 4 * MIB)
         handles = [slices.reads.open(world.entries[step], INDEX) for step in range(40)]
         assert not slices.cache.is_pinned((Step(0), INDEX))
@@ -263,9 +263,9 @@ async def test_a_file_that_is_only_opened_and_closed_is_fetched_ahead_all_the_sa
     )
     world.store.behave = lambda _number, _offset, _size: 1.0
     await nursery.start(slices.run)
-    slices.requests.replace([(entry, [INDEX, last])])
+    slices.request([(entry, [INDEX, last])])
     slices.reads.open(entry, last).close()
     await until(lambda: world.store.requests)
     slices.reads.open(entry, last).close()
-    await until(lambda: slices.facts.holds(Step(0), last))
+    await until(lambda: slices.holds(Step(0), last))
     assert len(world.store.requests) == 2

@@ -22,7 +22,7 @@ class Node:
     def __init__(self, world, memory_bytes, **options):
         self.world = world
         self.slices = Slices(world.store, memory_bytes=memory_bytes, **options)
-        self.prefetcher = Prefetcher(self.slices, world, processor_s=processor())
+        self.prefetcher = Prefetcher(self.slices, world, world, processor_s=processor())
         self.slices.reads.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):
@@ -65,7 +65,7 @@ async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(
             readers.start_soon(lambda peer=peer: node.train(range(STEPS), start_s=peer * LAG * 0.1))
         await trio.sleep(learned_s)
         fetched.append(node.slices.counts.bytes_fetched)
-        before = {step for step in range(STEPS) if node.slices.facts.holds(Step(step), INDEX)}
+        before = {step for step in range(STEPS) if node.slices.holds(Step(step), INDEX)}
     fetched.append(node.slices.counts.bytes_fetched)
     assert fetched[1] - fetched[0] <= (STEPS - max(before) + 1) * MIB
     assert node.slices.counts.misses <= 8 * peers

@@ -27,7 +27,7 @@ class Node:
     def __init__(self, world, *, memory_bytes=256 * MIB, **options):
         self.world = world
         self.slices = Slices(world.store, memory_bytes=memory_bytes)
-        self.prefetcher = Prefetcher(self.slices, world, processor_s=processor(), **options)
+        self.prefetcher = Prefetcher(self.slices, world, world, processor_s=processor(), **options)
 
     async def run(self, *, task_status):
         async with trio.open_nursery() as nursery:
@@ -99,9 +99,9 @@ async def test_told_slices_are_there_before_the_first_open(nursery, autojump_clo
     node = Node(world, hinted=indices(2, 3), start=Step(4), window=3)
     await nursery.start(node.run)
     await quiet()
-    assert [node.slices.facts.holds(Step(step), SliceIndex(2)) for step in range(8)] == [False] * 4 + [
-        True
-    ] * 3 + [False]
+    assert [node.slices.holds(Step(step), SliceIndex(2)) for step in range(8)] == [False] * 4 + [True] * 3 + [
+        False
+    ]
     assert len(world.store.requests) == 3
     nursery.cancel_scope.cancel()
 
@@ -115,7 +115,7 @@ async def test_steps_committed_later_are_fetched_when_they_come(nursery, autojum
     world.add_step([MIB])
     node.prefetcher.note_frontier()
     await quiet()
-    assert node.slices.facts.holds(Step(1), SliceIndex(0))
+    assert node.slices.holds(Step(1), SliceIndex(0))
     nursery.cancel_scope.cancel()
 
 
@@ -153,7 +153,7 @@ async def test_prefetch_stops_at_the_budget_and_consumed_steps_leave_first(nurse
         await quiet()
         assert node.slices.cache.pool.used + node.slices.cache.pool.pooled <= 8 * MIB
         if 0 < step < 17:
-            assert all(node.slices.facts.holds(Step(step + ahead), SliceIndex(0)) for ahead in (1, 2, 3))
+            assert all(node.slices.holds(Step(step + ahead), SliceIndex(0)) for ahead in (1, 2, 3))
     assert len(world.store.requests) == 20, "nothing was evicted unread"
     nursery.cancel_scope.cancel()
 
@@ -198,7 +198,7 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
     await nursery.start(node.run)
     await node.read(0, 0)
     await quiet()
-    assert [node.slices.facts.holds(Step(step), SliceIndex(0)) for step in range(1, 5)] == [
+    assert [node.slices.holds(Step(step), SliceIndex(0)) for step in range(1, 5)] == [
         True,
         True,
         False,
@@ -211,5 +211,5 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
     world.loaded = True
     await node.read(1, 0)
     await trio.sleep(2)
-    assert all(node.slices.facts.holds(Step(step), SliceIndex(0)) for step in range(1, 5))
+    assert all(node.slices.holds(Step(step), SliceIndex(0)) for step in range(1, 5))
     nursery.cancel_scope.cancel()

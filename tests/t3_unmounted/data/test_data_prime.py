@@ -43,8 +43,8 @@ class Bench:
             task_status.started()
 
     def prefetch(self, *steps):
-        self.slices.requests.set_order(ReadingOrder(map(Step, steps)))
-        self.slices.requests.replace([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
+        self.slices.set_order(ReadingOrder(map(Step, steps)))
+        self.slices.request([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
 
     def key(self, step):
         return Step(step), SliceIndex(0)
@@ -80,7 +80,7 @@ async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
     await nursery.start(there.run)
     there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
-    assert there.slices.facts.holds(*there.key(0))
+    assert there.slices.holds(*there.key(0))
     assert there.slices.cache.pool.used == 8 * MIB
     nursery.cancel_scope.cancel()
 
@@ -89,9 +89,7 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(
-        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
-    )
+    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.cache.pool.sweep()
     assert there.slices.cache.pool.used == 4 * MIB
     there.world.store.objects.clear()
@@ -151,10 +149,10 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     there.pages.error = OSError(errno.ENOSYS, "Function not implemented")
     await nursery.start(there.run)
     there.prefetch(0, 1, 2, 3, 4)
-    await there.until(lambda: not there.primer.enabled)
+    await there.until(lambda: not there.primer.threads.working)
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
-    assert there.slices.facts.holds(*there.key(0))
+    assert there.slices.holds(*there.key(0))
     nursery.cancel_scope.cancel()
 
 
@@ -165,19 +163,19 @@ async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
     there.prefetch(0, 1, 2)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert there.key(0) not in there.primer.primed
-    assert there.primer.enabled
+    assert there.primer.threads.working
     nursery.cancel_scope.cancel()
 
 
 async def test_requests_of_its_own_threads_are_known(nursery, bench):
     there = bench(steps=1, size=MIB)
     seen = []
-    there.pages.store_pages = lambda *_: seen.append(there.primer.is_own(threading.get_native_id()))
+    there.pages.store_pages = lambda *_: seen.append(there.primer.threads.has(threading.get_native_id()))
     await nursery.start(there.run)
     there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
     assert seen == [True]
-    assert not there.primer.is_own(threading.get_native_id())
+    assert not there.primer.threads.has(threading.get_native_id())
     nursery.cancel_scope.cancel()
 
 
@@ -197,9 +195,7 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(
-        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
-    )
+    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.reads.open(there.world.entries[0], SliceIndex(0)).close()
     there.slices.disk_copies.disk.remove(
         [there.slices.disk_copies.disk.forget(there.key(0))]
@@ -208,7 +204,7 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.requests == 1
     there.slices.forget_below(Step(1))
-    await there.until(lambda: there.slices.facts.holds(*there.key(0)))
+    await there.until(lambda: there.slices.holds(*there.key(0)))
     there.world.store.objects.clear()
     assert bytes(await handle.read(0, 4 * MIB)) == there.world.payloads[0][0]
     assert there.slices.counts.requests == 2
@@ -229,7 +225,7 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
     there.prefetch(0, 1)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
-    assert there.primer.enabled
+    assert there.primer.threads.working
     nursery.cancel_scope.cancel()
 
 

@@ -31,7 +31,7 @@ async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nu
     primer = Primer(slices, pages)
     await nursery.start(slices.run)
     everything = [(entry, [SliceIndex(index) for index in range(64)])]
-    slices.requests.replace(everything)
+    slices.request(everything)
     await nursery.start(primer.run)
     with trio.fail_after(20):
         while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
@@ -39,7 +39,7 @@ async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nu
     assert len(looked) == 8
     gone.update({"0-24", "0-25"})
     primer.closed((entry.step, SliceIndex(24)))  # it may be read again: looked at again
-    slices.requests.replace(everything)
+    slices.request(everything)
     with trio.fail_after(20):
         while slices.counts.reprimed_files < 2:  # noqa: ASYNC110 -- worker threads
             await trio.sleep(0.005)
@@ -62,13 +62,13 @@ async def test_of_many_small_files_no_more_are_checked_while_readers_work_throug
     slices = Slices(world.store, memory_bytes=64 * MIB)
     primer = Primer(slices, Pages(tmp_path / "mount", world))
     await nursery.start(slices.run)
-    slices.requests.replace([(entry, [SliceIndex(index) for index in range(64)])])
+    slices.request([(entry, [SliceIndex(index) for index in range(64)])])
     await nursery.start(primer.run)
     with trio.fail_after(20):
         while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
             await trio.sleep(0.005)
     for opened in range(64):
-        slices.requests.replace([(entry, [SliceIndex(index) for index in range(opened + 1, 64)])])
+        slices.request([(entry, [SliceIndex(index) for index in range(opened + 1, 64)])])
         await trio.testing.wait_all_tasks_blocked(0.002)
     assert len(looked) == 8, "each look costs an open"
     nursery.cancel_scope.cancel()
@@ -84,21 +84,21 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
     slices = Slices(world.store, memory_bytes=64 * MIB)
     primer = Primer(slices, Pages(tmp_path / "mount", world))
     await nursery.start(slices.run)
-    slices.requests.replace([(entry, [SliceIndex(index) for index in range(32)]) for entry in entries])
+    slices.request([(entry, [SliceIndex(index) for index in range(32)]) for entry in entries])
     await nursery.start(primer.run)
     with trio.fail_after(20):
         while slices.counts.primed_files < 128:  # noqa: ASYNC110 -- worker threads
             await trio.sleep(0.005)
     await trio.testing.wait_all_tasks_blocked(0.05)
     looks = 0
-    listed = slices.requests.listed
+    requested = slices.requested
 
-    def counted():
+    def counted(_slices):
         nonlocal looks
         looks += 1
-        return listed()
+        return requested
 
-    monkeypatch.setattr(slices.requests, "listed", counted)
+    monkeypatch.setattr(type(slices), "requested", property(counted))
     for entry in entries:
         for index in range(32):
             slices.reads.open(entry, SliceIndex(index)).close()

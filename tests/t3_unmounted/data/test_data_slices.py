@@ -152,7 +152,7 @@ async def test_pinned_bytes_outlive_their_object(nursery, autojump_clock):
     slices.forget_below(Step(1))
     assert await read_all(handle) == world.payloads[0][0]
     handle.close()
-    assert not slices.facts.holds(Step(0), SliceIndex(0))
+    assert not slices.holds(Step(0), SliceIndex(0))
     assert slices.cache.pool.used == 0
     nursery.cancel_scope.cancel()
 

@@ -15,7 +15,7 @@ from test_random_order import lake, read_all
 from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint, StepsHint, shuffle_name
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.mount.fuse.order_directory import OrderDirectory
+from stepfs.mount.fuse.control import take_hint
 
 
 def shuffled(steps, *, epoch=0, shard=0, shards=1):
@@ -132,7 +132,7 @@ async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_
     ahead = [order.step_at(place) for place in range(20)]
     assert set(asked) == {step for step in ahead if step >= 200}
     assert len(asked) <= 7 * len(set(asked)), "once a second"
-    assert all(node.slices.facts.holds(step, 0) for step in ahead if step < 200)
+    assert all(node.slices.holds(step, 0) for step in ahead if step < 200)
     nursery.cancel_scope.cancel()
 
 
@@ -147,17 +147,16 @@ class Taker:
 def test_only_root_and_who_mounted_may_give_hints(monkeypatch):
     monkeypatch.setattr("os.getuid", lambda: 1000)
     taker = Taker()
-    directory = OrderDirectory(taker, dict)
     name = shuffle_name(shuffled(10), 0).encode()
     for uid in (0, 1000):
-        directory.look_up(name, uid)
+        take_hint(taker, name, uid)
     assert len(taker.hints) == 2
     for uid in (1, 1001, 65534):
         with pytest.raises(pyfuse3.FUSEError) as refused:
-            directory.look_up(name, uid)
+            take_hint(taker, name, uid)
         assert refused.value.errno == errno.EACCES
     for bad in (b"", b"x", b"\xff", b"1-none-", name + b"0" * 20):
         with pytest.raises(pyfuse3.FUSEError) as refused:
-            directory.look_up(bad, 0)
+            take_hint(taker, bad, 0)
         assert refused.value.errno == errno.ENOENT
     assert len(taker.hints) == 2

@@ -74,7 +74,7 @@ async def waits_of(bytes_per_s: float, sizes: list[int], *, memory_bytes: int) -
     """What a trainer waits for each step, and the bytes that were fetched."""
     world = lake(Link(bytes_per_s), sizes)
     slices = Slices(world.store, memory_bytes=memory_bytes)
-    prefetcher = Prefetcher(slices, world, processor_s=processor())
+    prefetcher = Prefetcher(slices, world, world, processor_s=processor())
 
     async def read(step: Step, index: SliceIndex) -> None:
         handle = slices.reads.open(world.entries[step], index)

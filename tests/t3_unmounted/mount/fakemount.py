@@ -19,7 +19,7 @@ from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.fuse.operations import Parts, StepOperations
+from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.fuse.pending_sizes import PendingSizes
 from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import Fixed
@@ -133,18 +133,16 @@ async def mounted(
     )
     made = Mounted(table, tree, fake, changes, waits, known, files, meter, None, signalled)  # type: ignore[arg-type]
     made.ops = StepOperations(
-        Parts(
-            reader=table,
-            tree=tree,
-            names=FileNames(rank_map(grid, world=world, mesh=mesh), ext),
-            slices=fake,
-            waits=waits,
-            control=control,
-            meter=meter,
-            known=known,
-            files=files,
-            sizes=PendingSizes(lambda inode, size, data: made.sizes_told.append((inode, size, data))),
-        ),
+        reader=table,
+        tree=tree,
+        names=FileNames(rank_map(grid, world=world, mesh=mesh), ext),
+        slices=fake,
+        waits=waits,
+        control=control,
+        meter=meter,
+        known=known,
+        files=files,
+        sizes=PendingSizes(lambda inode, size, data: made.sizes_told.append((inode, size, data))),
         readdir_reply=made.reply,
     )
     async with trio.open_nursery() as nursery:

@@ -122,7 +122,7 @@ def test_a_cache_directory_is_private_and_removed_with_its_parents(tmp_path):
 def test_what_a_crash_left_is_adopted_by_the_next_mount_of_the_same_lake(tmp_path):
     crashed = cache_directory.claim(tmp_path, LAKE)
     (crashed.path / "slice").write_bytes(b"kept")
-    os.close(crashed._lock)  # as the kernel does when a process is killed
+    os.close(crashed.lock)  # as the kernel does when a process is killed
     with cache_directory.claim(tmp_path, OTHER) as other:
         assert not other.adopted
     with cache_directory.claim(tmp_path, LAKE) as again:
@@ -134,7 +134,7 @@ def test_what_a_crash_left_is_adopted_by_the_next_mount_of_the_same_lake(tmp_pat
 def test_what_nobody_came_back_for_is_swept_after_a_day(tmp_path):
     left = cache_directory.claim(tmp_path, OTHER)
     live = cache_directory.claim(tmp_path, "c" * 32)
-    os.close(left._lock)
+    os.close(left.lock)
     (tmp_path / "not-ours").mkdir()
     old = time.time() - 2 * 86400
     for directory in (left.path, live.path):

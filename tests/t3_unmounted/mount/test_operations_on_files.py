@@ -136,7 +136,7 @@ async def test_a_short_buffer_from_below_is_never_padded_with_zeros():
         m.commit()
         inode = (await m.lookup("step-000000000", "rank-00000.pt")).st_ino
         opened = await m.ops.open(inode, 0, Caller())
-        m.files.get(opened.fh)._handle.length += 1
+        m.files.get(opened.fh).handle.length += 1
         with fails(errno.EIO):
             await m.ops.read(opened.fh, 0, 1 << 20)
         assert m.meter.faults == 1

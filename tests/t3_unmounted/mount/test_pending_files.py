@@ -72,9 +72,9 @@ async def test_a_slice_that_cannot_be_read_is_opened_all_the_same():
 async def test_what_the_kernel_forgot_is_not_remembered_here(autojump_clock):
     async with mounted(steps=range(3)) as m:
         inode = (await m.lookup("step-000000001", "rank-00000.pt")).st_ino
-        assert len(m.ops._sizes) == 1
+        assert len(m.ops.sizes) == 1
         await m.ops.forget([(inode, 1)])
-        assert len(m.ops._sizes) == 0
+        assert len(m.ops.sizes) == 0
 
 
 async def test_a_committed_file_is_opened_without_a_word_to_the_kernel(autojump_clock):

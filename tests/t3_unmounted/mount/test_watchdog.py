@@ -52,8 +52,8 @@ def watched(
 ):
     heard, gave_up = Heard(), threading.Event()
     dog = Watchdog(
-        directory,
-        notifier=heard,
+        directory=directory,
+        notify=heard.notify,
         answered=answered,
         unanswered=unanswered,
         busy=lambda: busy,
@@ -168,10 +168,9 @@ def test_a_process_that_was_stopped_was_not_stuck(tmp_path):
 import time, trio
 from pathlib import Path
 from stepfs.mount.health.watchdog import Timing, Watchdog
-class Deaf:
-    def notify(self, state): Path({str(tmp_path / "beats")!r}).open("a").write("x")
+def notify(state): Path({str(tmp_path / "beats")!r}).open("a").write("x")
 async def main():
-    dog = Watchdog(Path("/"), notifier=Deaf(), answered=lambda: 0, unanswered=lambda: None, busy=lambda: False, status=lambda: "",
+    dog = Watchdog(directory=Path("/"), notify=notify, answered=lambda: 0, unanswered=lambda: None, busy=lambda: False, status=lambda: "",
                    on_stuck=lambda: Path({str(tmp_path / "gave up")!r}).touch(), timing=Timing(0.1, 0.5, 1.0))
     await dog.run()
 trio.run(main)
@@ -221,8 +220,9 @@ async def test_what_systemd_receives(nursery, tmp_path, monkeypatch):
         systemd.settimeout(SLOW_MACHINE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         dog, _, _ = watched()
-        dog._notifier = sdnotify.SystemdNotifier()
-        with dog._notifier.socket:
+        notifier = sdnotify.SystemdNotifier()
+        dog.notify = notifier.notify
+        with notifier.socket:
             await nursery.start(dog.run)
             received = {(await trio.to_thread.run_sync(systemd.recv, 4096)).decode() for _ in range(5)}
             nursery.cancel_scope.cancel()

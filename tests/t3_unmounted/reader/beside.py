@@ -38,4 +38,4 @@ def in_thread(function) -> tuple[threading.Thread, list]:
 
 
 def is_waiting(lake: Lake) -> bool:
-    return lake._parts()._waits.waiting > 0
+    return lake._parts().waits.waiting > 0

@@ -19,8 +19,8 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
+from stepfs.reader.assembly import open_reader
 from stepfs.reader.options import LakeOptions
-from stepfs.reader.session import open_reader
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer, Producer
 

@@ -188,3 +188,16 @@ def test_under_steps_files_keep_their_names_behind_checkpoints_but_not_beyond_th
     plain = Tree(table, ViewOptions())
     plain.need = Step(2)
     assert not plain.names_known(Step(0))
+
+
+def test_the_view_rises_and_a_group_that_rolls_back_lets_it_rise_again():
+    table = FakeTable()
+    table.commit(10)
+    tree = Tree(table, ViewOptions())
+    found = []
+    for need in (6, 6, 2, 4):
+        tree.need = Step(need)
+        found.append(tree.risen())
+        assert list(tree.listed()) == list(range(need, 10))
+    table.first_live_step = Step(5)
+    assert [*found, tree.risen()] == [6, None, None, 4, 5]

@@ -90,7 +90,7 @@ def _check_machine(target: str | None) -> list[Finding]:
         *limits.check_kernel(),
         limits.check_memory(),
         *mounts.check_mounts(target),
-        *([] if target is None or is_lake(target) else mounts.check_directory(Path(target))),
+        *([] if target is None or is_lake(target) else [mounts.check_directory(Path(target))]),
     ]
 
 

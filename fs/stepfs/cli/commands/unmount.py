@@ -33,28 +33,28 @@ def unmount(
         return
     import trio
 
-    from stepfs.checkpoints.record import check_next_step, record_checkpoint
+    from stepfs.checkpoints.record import check_next_step, mounted_lake, record_checkpoint
     from stepfs.mount.host.mountinfo import real_directory
-    from stepfs.mount.unmount import committed_steps, daemon_of
+    from stepfs.mount.unmount import committed_steps
 
     where = real_directory(Path(directory))
-    daemon = daemon_of(where)
-    if daemon.group is None:
+    mounted = mounted_lake(where)
+    if mounted.group is None:
         raise RefusedError(
             f"{directory} was mounted without --group; there is no run to record a checkpoint for"
         )
     check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
     unmount_and_wait(Path(directory))
-    group, options = daemon.group, StoreOptions(daemon.endpoint_url)
+    group, options = mounted.group, StoreOptions(mounted.endpoint_url)
 
     async def record() -> None:
-        async with opened_log(daemon.lake, options) as log:
+        async with opened_log(mounted.lake, options) as log:
             await record_checkpoint(log, group, checkpoint)
 
     try:
         trio.run(record)
     except StepfsError as error:
-        by_hand = command("stepfs", "checkpoint", daemon.lake, "--group", group, checkpoint)
+        by_hand = command("stepfs", "checkpoint", mounted.lake, "--group", group, checkpoint)
         raise type(error)(
             f"{directory} is unmounted, but its checkpoint is not recorded ({error}); do it with `{by_hand}`"
         ) from error

@@ -115,7 +115,6 @@ class DiskCache:
         return name
 
     def add(self, key: SliceKey, name: str, size: int) -> None:
-        """Enter a written file into the index."""
         self._files[key] = (name, size)
         self.used += size
 

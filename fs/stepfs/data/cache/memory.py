@@ -36,7 +36,7 @@ class Cache:
         self.evictable = EvictionOrder()
         self._counts = counts
         self._slices: dict[SliceKey, HeldSlice] = {}
-        self._floor = Step(0)
+        self.floor = Step(0)  # steps below are needed by open files alone
         self._unsaved: dict[Block, int] = {}  # fetched ahead, not on disk (yet): capacity
         self._unsaved_bytes = 0
 
@@ -107,7 +107,6 @@ class Cache:
         return buffer
 
     def saved(self, held: HeldSlice) -> None:
-        """The slice is on disk now."""
         for block in _blocks(held):
             if self.copied(block):
                 self._settle(block)
@@ -140,7 +139,6 @@ class Cache:
         )
 
     def ready(self, block: Block, buffer: Buffer) -> None:
-        """The bytes of `block` are verified."""
         assert block.state is State.FETCHING
         block.state, block.buffer = State.READY, buffer
         block.settled.set()
@@ -167,7 +165,7 @@ class Cache:
 
     def forget_below(self, step: Step) -> None:
         """Steps below are not needed: their unpinned blocks go now, the others when they are closed or arrive."""
-        self._floor = step
+        self.floor = step
         for held in [held for held in self._slices.values() if held.entry.step < step]:
             for block in _blocks(held):
                 if block.state in (State.READY, State.QUEUED) and not block.pinned:
@@ -175,7 +173,7 @@ class Cache:
 
     def needed(self, step: Step) -> None:
         """The step is wanted again, though it was forgotten: a group went back to an older checkpoint."""
-        self._floor = min(self._floor, step)
+        self.floor = min(self.floor, step)
 
     def charge(self, size: int) -> bool:
         """Count `size` bytes of pages against the budget; only consumed or idle blocks are evicted for them."""
@@ -204,22 +202,15 @@ class Cache:
             self._counts.evicted += 1
 
     def opened(self) -> list[HeldSlice]:
-        """The open slices."""
         return [held for held in self._slices.values() if held.handles]
 
-    @property
-    def floor(self) -> Step:
-        """Steps below are needed by open files alone."""
-        return self._floor
-
     def blocks(self) -> set[Block]:
-        """Every block in the table."""
         return {block for held in self._slices.values() for block in _blocks(held)}
 
     def _file(self, block: Block) -> None:
         if block.state is not State.READY or block.pinned:
             return
-        if block.step < self._floor or self.pool.used > self.pool.limit:
+        if block.step < self.floor or self.pool.used > self.pool.limit:
             self.drop(block)  # not needed, or pinned while the budget shrank
         else:
             self.evictable.add(block)

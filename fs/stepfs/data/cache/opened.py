@@ -32,7 +32,6 @@ class OpenSlices:
         self._newest = Step(0)  # its ranks open it one after another, before they read
 
     def add(self, held: HeldSlice) -> None:
-        """The slice was opened, or read again."""
         self.discard(held)
         self._recent[held] = None
         self._newest = held.entry.step

@@ -48,7 +48,6 @@ class ReaderCounts:
         return self.expected != before
 
     def note_close(self, key: SliceKey) -> None:
-        """A slice was closed."""
         if key in self._uses:
             self._uses[key].closes += 1
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -25,32 +26,25 @@ _QUEUE_MAX: Final = 4096  # slices; beyond, the disk is the slower one and the o
 _REST_S: Final = 60.0
 
 
+@dataclass(eq=False)
 class WriteBehind:
     """The disk side of a mount's slices; every method may be called without a disk, and then does nothing."""
 
-    def __init__(
-        self,
-        disk: DiskCache | None,
-        counts: DataCounts,
-        changed: Callable[[HeldSlice], None],
-        is_pinned: Callable[[SliceKey], bool],
-        is_last_copy: Callable[[SliceKey], bool],
-    ) -> None:
-        """`changed` is called for every slice that became loadable from disk; `is_pinned` protects slices that are read,
-        `is_last_copy` slices only on disk."""
-        self.disk = disk
-        self._counts = counts
-        self._changed = changed
-        self._is_pinned = is_pinned
-        self._is_last_copy = is_last_copy
+    disk: DiskCache | None
+    counts: DataCounts
+    changed: Callable[[HeldSlice], None]  # called for every slice that became loadable from disk
+    is_pinned: Callable[[SliceKey], bool]  # slices that are read: not displaced
+    is_last_copy: Callable[[SliceKey], bool]  # slices only on disk: not displaced by others ahead
+
+    def __post_init__(self) -> None:
         self._queue: deque[HeldSlice] = deque(maxlen=_QUEUE_MAX)
         self._leaving: list[str] = []
         self._wake = trio.Event()
         self._rest_until = float("-inf")
         self._floor = Step(0)
         self._warned = False
-        if disk is not None:
-            counts.adopted_files += disk.adopted
+        if self.disk is not None:
+            self.counts.adopted_files += self.disk.adopted
 
     def holds(self, held: HeldSlice) -> bool:
         """Whether the slice can be loaded from disk."""
@@ -74,7 +68,7 @@ class WriteBehind:
     def forget_below(self, step: Step) -> None:
         if self.disk is not None:
             self._floor = step
-            self._queue_removal(self.disk.forget_below(step, self._is_pinned))
+            self._queue_removal(self.disk.forget_below(step, self.is_pinned))
 
     async def load(self, held: HeldSlice, offset: int, buffer: memoryview, landed: Progress) -> int:
         """Bytes from `offset` of the slice into `buffer`: how many; unverified, but `landed` sees them in the thread."""
@@ -98,7 +92,6 @@ class WriteBehind:
             self._queue_removal([self.disk.forget(held.key)])
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write and remove in the background until cancelled."""
         task_status.started()
         while self.disk is not None:
             self._wake = trio.Event()
@@ -122,7 +115,7 @@ class WriteBehind:
             or disk.holds(key, ref)
         ):
             return
-        names = disk.make_room(key, ref.length, self._is_pinned, self._is_last_copy)
+        names = disk.make_room(key, ref.length, self.is_pinned, self.is_last_copy)
         if names is None:
             return
         self._queue_removal(names)
@@ -138,7 +131,7 @@ class WriteBehind:
             del parts  # they keep the buffers in sight
         self._enter(disk, key, name, ref)
         if disk.holds(key, ref):
-            self._changed(held)
+            self.changed(held)
 
     def _rest(self, error: OSError) -> None:
         self._rest_until = trio.current_time() + _REST_S
@@ -147,12 +140,12 @@ class WriteBehind:
             _log.warning("%s: %s; caching in memory only for now", self.disk.path, error.strerror)
 
     def _enter(self, disk: DiskCache, key: SliceKey, name: str, ref: SliceRef) -> None:
-        forgotten = key[0] < self._floor and not self._is_pinned(key)
+        forgotten = key[0] < self._floor and not self.is_pinned(key)
         if disk.used + ref.length > disk.limit or forgotten:
             self._queue_removal([name])
             return
         disk.add(key, name, ref.length)
-        self._counts.disk_written += ref.length
+        self.counts.disk_written += ref.length
 
     def _queue_removal(self, names: list[str]) -> None:
         self._leaving += names

@@ -55,8 +55,7 @@ class ConcurrencyLimit:
         growth: float = 2.0,
         fixed: bool = False,
     ) -> None:
-        """At most `limit_max` GETs, `first` until `growth` times as many were learned to be better, or fewer; `fixed`:
-        exactly `limit_max`."""
+        """At most `limit_max` GETs, `first` until `growth` times as many, or fewer, turn out better. `fixed`: always so many."""
         self.limit_max = limit_max
         self.limit = limit_max if fixed else min(first, limit_max)
         self.fixed = fixed

@@ -57,26 +57,19 @@ class _Race:
     done: trio.Event = field(default_factory=trio.Event)
 
 
+@dataclass(eq=False)
 class Fetcher:
     """GETs of one mount: counted, hedged, throttled together."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        counts: DataCounts,
-        *,
-        get_timeout_s: float = 60.0,
-        deadline_s: float = 300.0,
-        concurrency: ConcurrencyLimit | None = None,
-    ) -> None:
-        """`get_timeout_s` bounds one GET, `deadline_s` all attempts for one block; `concurrency` learns from GETs."""
-        self.concurrency = concurrency or ConcurrencyLimit()
+    pool: Pool
+    counts: DataCounts
+    get_timeout_s: float = 60.0  # of one GET
+    deadline_s: float = 300.0  # of all attempts for one block
+    concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)  # learns from GETs
+
+    def __post_init__(self) -> None:
         self.policy = HedgePolicy()
         self.throttle = Throttle()
-        self._pool = pool
-        self._counts = counts
-        self._get_timeout_s = get_timeout_s
-        self._deadline_s = deadline_s
         self._nursery: trio.Nursery | None = None
 
     @asynccontextmanager
@@ -91,7 +84,7 @@ class Fetcher:
 
         `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
         """
-        deadline = trio.current_time() + self._deadline_s
+        deadline = trio.current_time() + self.deadline_s
         mismatches = 0
         attempt: Buffer | None = buffer
         while True:
@@ -107,7 +100,7 @@ class Fetcher:
                 if trio.current_time() >= deadline:
                     raise error
                 _log.info("%s; trying again", error)
-                self._counts.retries += 1
+                self.counts.retries += 1
             attempt = lease()
             if attempt is None:
                 await trio.sleep(_NO_MEMORY_S)
@@ -121,7 +114,7 @@ class Fetcher:
         if not race.done.is_set() and not self.throttle.interval_s and self.policy.spend():
             second = lease()
             if second is not None:
-                self._counts.hedges += 1
+                self.counts.hedges += 1
                 race.running += 1
                 self._nursery.start_soon(self._attempt, race, target, second, True)
         await race.done.wait()
@@ -137,9 +130,9 @@ class Fetcher:
             race.running -= 1
             if won:
                 race.winner = buffer
-                self._counts.hedges_won += hedge
+                self.counts.hedges_won += hedge
             else:
-                self._pool.give(buffer)
+                self.pool.give(buffer)
             if won or not race.running:
                 race.done.set()
 
@@ -152,9 +145,9 @@ class Fetcher:
         took_s: float | None = None
         got: int | None = None
         check = RangeCheck(target.range, buffer)
-        self._counts.requests += 1
+        self.counts.requests += 1
         try:
-            with trio.move_on_after(self._get_timeout_s) as scope:
+            with trio.move_on_after(self.get_timeout_s) as scope:
                 got = await target.store.read_into(
                     target.entry.tgb.key, target.range.offset, buffer.view(), check.update
                 )
@@ -169,15 +162,15 @@ class Fetcher:
             self.concurrency.end(started, size, took_s)
         if scope.cancelled_caught:
             self.throttle.failed(token)
-            return StoreUnreachableError(f"{target.name}: no answer within {self._get_timeout_s:g} s")
+            return StoreUnreachableError(f"{target.name}: no answer within {self.get_timeout_s:g} s")
         self.throttle.succeeded()
         if took_s is None or got is None:
             return AbsentError(f"{target.name}: the object is gone; it was reclaimed, or the store lost it")
         self.policy.note(size, took_s)
-        self._counts.fetch_seconds.observe(took_s)
-        self._counts.bytes_fetched += got
+        self.counts.fetch_seconds.observe(took_s)
+        self.counts.bytes_fetched += got
         problem = check.problem(got)
         if problem is None:
             return None
-        self._counts.corrupt += 1
+        self.counts.corrupt += 1
         return CorruptError(f"{target.name}: {problem}; restore the object, or fork the lake around the step")

@@ -39,7 +39,6 @@ class Throttle:
             self._next_at = trio.current_time() + self.interval_s
 
     def succeeded(self) -> None:
-        """The store answered."""
         if self.interval_s:
             self.interval_s = self.interval_s / 2 if self.interval_s > _INTERVAL_FIRST_S else 0.0
             self._next_at = min(self._next_at, trio.current_time() + self.interval_s)

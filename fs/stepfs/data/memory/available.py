@@ -13,9 +13,7 @@ from typing import Final
 MEMORY_BYTES_MIN: Final = 64 << 20  # several blocks: less cannot fetch in parallel
 _DEFAULT_SHARE: Final = 4  # of the available memory, up to the usual size
 _DEFAULT_USUAL: Final = 8 << 30
-_LARGE_SHARE: Final = (
-    16  # of the available memory beyond: the trainer's own loaders and checkpoints grow, too
-)
+_LARGE_SHARE: Final = 16  # of what is available beyond: the trainer's own loaders and checkpoints grow, too
 _DEFAULT_MAX: Final = 64 << 30
 _UNLIMITED: Final = 1 << 60  # v1 writes "unlimited" as a number near 2⁶³
 

@@ -42,7 +42,6 @@ class MemoryGovernor:
         self._calm_since = float("-inf")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look once per second until cancelled."""
         task_status.started()
         while True:
             self._adjust(is_tight(self._read()), trio.current_time())

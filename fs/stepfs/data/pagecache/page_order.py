@@ -17,9 +17,8 @@ class PageOrder:
 
     def __init__(self) -> None:
         self._consumed: dict[SliceKey, None] = {}  # opened and closed
-        self.awaited: dict[
-            SliceKey, int
-        ] = {}  # opened and closed, and another reader is expected: bytes; not dropped
+        # Opened and closed, and another reader is expected: bytes; not dropped.
+        self.awaited: dict[SliceKey, int] = {}
         self.awaited_bytes = 0
         self._idle: dict[SliceKey, None] = {}  # open, apparently without a reader
 
@@ -30,11 +29,9 @@ class PageOrder:
         return itertools.chain(self._consumed, self._idle)
 
     def closed(self) -> list[SliceKey]:
-        """The files that were opened and closed."""
         return [*self.awaited, *self._consumed]
 
     def consume(self, key: SliceKey) -> None:
-        """The file was closed."""
         self.discard(key)
         self._consumed[key] = None
 
@@ -50,7 +47,6 @@ class PageOrder:
             self._idle[key] = None
 
     def discard(self, key: SliceKey) -> None:
-        """The pages are gone."""
         self._consumed.pop(key, None)
         self._idle.pop(key, None)
         self.awaited_bytes -= self.awaited.pop(key, 0)

@@ -6,7 +6,7 @@ the budget of the daemon's own memory (the kernel charges them to the same cgrou
 the disk has one: bytes of an open file must survive the kernel's eviction and the object's end.
 
 The kernel evicts without notice, under pressure the nearest steps first. So the files opened next are checked, and
-primed again if pages are missing. Everything that touches the mount runs in `ownthreads`.
+primed again if pages are missing. Everything that touches the mount runs in `threads`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepfs.data.blocks import HeldSlice
 from stepfs.data.pagecache.page_order import PageOrder
 from stepfs.data.pagecache.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.pagecache.threads import MountThreads
-from stepfs.data.protocols import PageCache
+from stepfs.data.protocols import PageCache, Priming
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 
@@ -41,7 +41,7 @@ class _Primed:
     checked: bool = False  # was found whole when its turn came
 
 
-class Primer:
+class Primer(Priming):
     """The primed slices of one mount."""
 
     def __init__(self, slices: Slices, pages: PageCache) -> None:
@@ -56,44 +56,28 @@ class Primer:
         self._stale = True  # the requests or the ready slices may have changed
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
-        self._threads = MountThreads()
+        self.threads = MountThreads()
         self._wake = trio.Event()
         slices.attach(self)
 
-    @property
-    def enabled(self) -> bool:
-        """False once this kernel, or this kind of mount, turned out not to be primable."""
-        return self._threads.working
-
     def stop(self) -> None:
-        """Prime nothing any more."""
-        self._threads.working = False
+        self.threads.working = False
         self._wake.set()
-
-    def is_own(self, pid: int) -> bool:
-        """Whether a request comes from this room: `pid` of a FUSE request is the calling thread's id."""
-        return self._threads.has(pid)
 
     @property
     def primed(self) -> Collection[SliceKey]:
-        """The slices in the page cache, as far as is known: they need not be in memory too."""
         return self._primed.keys()
 
     def changed(self) -> None:
-        """A slice became ready, readers moved, or memory is short: all requests are looked at again."""
         self._stale = True
         self._wake.set()
 
     def idle(self, key: SliceKey) -> None:
-        """A file is open, apparently without a reader: its pages may be dropped for others."""
         if key in self._primed:
             self._order.make_idle(key)
 
     def closed(self, key: SliceKey, *, awaited: bool = False) -> None:
-        """A file was closed: its pages may go when room is needed.
-
-        Thousands of small files are closed per second: the cost must not grow with the number of prefetch requests.
-        """
+        # Thousands of small files are closed per second: the cost must not grow with the number of prefetch requests.
         primed = self._primed.get(key)
         if primed is not None:
             primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
@@ -108,12 +92,10 @@ class Primer:
             self._wake.set()
 
     def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
-        """Look again which of the files that were closed another reader will open."""
         for key in self._order.closed():
             self.closed(key, awaited=is_awaited(key))
 
     def forget_below(self, step: Step) -> None:
-        """Their names leave the mount, and with the names the kernel drops the pages."""
         for key in [key for key in self._primed if key[0] < step]:
             self._forget(key)
         self._evicted = {key for key in self._evicted if key[0] >= step}
@@ -122,7 +104,7 @@ class Primer:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prime, check and drop in the background until cancelled, or until it turns out to be impossible."""
         task_status.started()
-        while self.enabled:
+        while self.threads.working:
             self._wake = trio.Event()
             if await self._drop_surplus() or await self._check_next() or await self._prime_next():
                 continue
@@ -142,7 +124,7 @@ class Primer:
 
         Looking costs an open; of many small files a few are asked, and all of them once one is not whole.
         """
-        for entry, indices in self._slices.requests.listed()[:1]:
+        for entry, indices in self._slices.requested[:1]:
             for index in self._to_look_at(entry.step, indices):
                 primed = self._primed.get((entry.step, index))
                 if primed is not None and not primed.checked:
@@ -161,12 +143,12 @@ class Primer:
     async def _check(self, key: SliceKey, primed: _Primed) -> None:
         primed.checked = True
         path = self._pages.path(*key)
-        resident = await self._threads.call(lambda: resident_bytes(path, primed.length))
+        resident = await self.threads.call(lambda: resident_bytes(path, primed.length))
         if resident is not None and resident < primed.length and self._primed.get(key) is primed:
             self._suspect = key[0]
             self._evicted.add(key)
             self._forget(key)
-            self._slices.requests.replan()
+            self._slices.replan()
 
     async def _prime_next(self) -> bool:
         """The nearest slices that are ready and not in the page cache yet; False if there is none, or no room."""
@@ -190,7 +172,7 @@ class Primer:
         return bool(batch)
 
     def _candidates(self) -> Iterator[HeldSlice]:
-        for entry, indices in self._slices.requests.listed():
+        for entry, indices in self._slices.requested:
             for index in indices:
                 key = entry.step, index
                 if key in self._primed or key in self._refused:
@@ -259,7 +241,7 @@ class Primer:
             )
             for held in batch
         ]
-        stored = await self._threads.call(lambda: [self._store_file(path, parts) for path, parts in work])
+        stored = await self.threads.call(lambda: [self._store_file(path, parts) for path, parts in work])
         return [False] * len(batch) if stored is None else stored
 
     def _store_file(self, path: Path, parts: Sequence[memoryview]) -> bool:
@@ -288,7 +270,7 @@ class Primer:
                 with suppress(FileNotFoundError):
                     drop_pages(path)
 
-        await self._threads.call(drop)
+        await self.threads.call(drop)
 
     def _forget(self, key: SliceKey) -> None:
         primed = self._primed.pop(key, None)

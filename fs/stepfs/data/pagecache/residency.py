@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +27,19 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
-def resident_bytes(path: Path, length: int) -> int | None:
-    """Bytes of the file that a reader would find cached, whole pages counted up to `length`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+@contextmanager
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
-        return resident_bytes_of(descriptor, length)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def resident_bytes(path: Path, length: int) -> int | None:
+    """Bytes of the file that a reader would find cached, whole pages counted up to `length`."""
+    with _opened(path) as descriptor:
+        return resident_bytes_of(descriptor, length)
 
 
 def resident_bytes_of(descriptor: int, length: int) -> int | None:
@@ -44,11 +52,8 @@ def resident_bytes_of(descriptor: int, length: int) -> int | None:
 
 def drop_pages(path: Path) -> None:
     """Let the kernel forget the file's clean pages."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _opened(path) as descriptor:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def mark_used(path: Path, length: int) -> None:
@@ -57,15 +62,10 @@ def mark_used(path: Path, length: int) -> None:
     Otherwise the first reader pays for that (a sixth of its time, for pages moved to the active list one by one), and
     until then they are the first to be evicted. OSError if one of them is not there.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with _opened(path) as descriptor, _opened(Path(os.devnull), os.O_WRONLY) as nowhere:
         offset = 0
         while offset < length and (count := os.sendfile(nowhere, descriptor, offset, length - offset)):
             offset += count
-    finally:
-        os.close(nowhere)
-        os.close(descriptor)
 
 
 def _cachestat_pages(descriptor: int, length: int) -> int | None:

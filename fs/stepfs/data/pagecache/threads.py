@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import trio
@@ -38,8 +37,12 @@ class MountThreads:
         """Run in one of them; None if the step is gone or the kernel refuses, which ends `working` in time."""
 
         def own() -> T:
-            with self._counted():
+            number = threading.get_native_id()
+            self._numbers.add(number)
+            try:
                 return work()
+            finally:
+                self._numbers.discard(number)
 
         try:
             done = await trio.to_thread.run_sync(own, limiter=self._limiter)
@@ -55,12 +58,3 @@ class MountThreads:
             return None
         self._failures = 0
         return done
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        number = threading.get_native_id()
-        self._numbers.add(number)
-        try:
-            yield
-        finally:
-            self._numbers.discard(number)

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from stepfs.data.prefetch.order import EVIDENCE_STEPS, usual_slices
 from stepfs.data.prefetch.order_hint import Hint, ListedOrder, NoHint, Order, ShuffleHint, StepsHint
 from stepfs.data.prefetch.window import Plan
 from stepfs.errors import UsageError
@@ -23,7 +24,6 @@ EXPIRES_S: Final = 600.0
 STREAMS_MAX: Final = 64
 _BEHIND_PLACES: Final = 64  # skipped ones so little behind the front are still to come
 _JUMP_PLACES: Final = 128  # a loader's workers run no further ahead
-_EVIDENCE_PLACES: Final = 8
 
 
 class HintedStream:
@@ -32,66 +32,56 @@ class HintedStream:
     def __init__(self, order: Order, at: int, now: float) -> None:
         self.order = order
         self.touched_at = now
-        self._front = at  # one past the greatest place opened
+        self.front = at  # one past the greatest place opened
         self._start = at  # earlier places are never opened
         self._opened: OrderedDict[int, set[SliceIndex]] = OrderedDict()  # by place
         self._steps: dict[int, Step] = {}  # by place, those near the front: computing one takes microseconds
 
     @property
-    def front(self) -> int:
-        """One past the greatest place opened."""
-        return self._front
-
-    @property
     def settled(self) -> bool:
         """Whether readers are so far in it that they have left the order before."""
-        return self.ended or self._front - self._start > _JUMP_PLACES
+        return self.ended or self.front - self._start > _JUMP_PLACES
 
     @property
     def ended(self) -> bool:
-        return self._front >= len(self.order)
+        return self.front >= len(self.order)
 
     def move(self, at: int, now: float) -> None:
-        """Note the place that the trainer announced: at the beginning, or when it resumes; it may repeat this at any
-        time."""
+        """Note the place that the trainer announced: at the beginning, when it resumes, or once more."""
         self.touched_at = now
-        if not self._start <= at <= self._front + _JUMP_PLACES:
-            self._front = self._start = at
+        if not self._start <= at <= self.front + _JUMP_PLACES:
+            self.front = self._start = at
             self._opened.clear()
 
     def note_open(self, step: Step, index: SliceIndex, now: float) -> bool | None:
         """None unless the step is one that these readers are about to open; True if it is the first file of it."""
         place = self.order.place_of(step)
-        if place is None or not self._start <= place < self._front + _JUMP_PLACES:
+        if place is None or not self._start <= place < self.front + _JUMP_PLACES:
             return None
-        if place < self._front - _BEHIND_PLACES:
+        if place < self.front - _BEHIND_PLACES:
             return None
         fresh = place not in self._opened
         self.touched_at = now
-        self._front = max(self._front, place + 1)
+        self.front = max(self.front, place + 1)
         self._opened.setdefault(place, set()).add(index)
-        for old in [old for old in self._opened if old < self._front - 2 * _BEHIND_PLACES]:
+        for old in [old for old in self._opened if old < self.front - 2 * _BEHIND_PLACES]:
             del self._opened[old]
         return fresh
 
     def slices(self) -> frozenset[SliceIndex]:
-        """The slices that are opened of a step: learned as `position` learns them."""
-        latest = list(self._opened.values())[-_EVIDENCE_PLACES:]
-        enough = 1 if len(latest) < _EVIDENCE_PLACES // 2 else 2
-        everything: frozenset[SliceIndex] = frozenset().union(*latest)
-        return frozenset(index for index in everything if sum(index in opened for opened in latest) >= enough)
+        return usual_slices(list(self._opened.values())[-EVIDENCE_STEPS:])
 
     def ahead(self, window: int, slices: frozenset[SliceIndex]) -> list[tuple[int, Step, set[SliceIndex]]]:
         """(places ahead, step, slices that were not opened yet), nearest first."""
-        first = max(self._start, self._front - _BEHIND_PLACES)
+        first = max(self._start, self.front - _BEHIND_PLACES)
         found = []
-        stop = min(self._front + window, len(self.order))
+        stop = min(self.front + window, len(self.order))
         known = self._steps
         self._steps = {place: known.get(place) or self.order.step_at(place) for place in range(first, stop)}
         for place, step in self._steps.items():
             missing = slices.difference(self._opened.get(place, ()))
             if missing:
-                found.append((max(0, place - self._front), step, set(missing)))
+                found.append((max(0, place - self.front), step, set(missing)))
         return found
 
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from stepfs.data.prefetch.order import AccessRun, OrderEvidence
+from stepfs.data.prefetch.order import EVIDENCE_STEPS, AccessRun, OrderEvidence, usual_slices
 from stepfs.format.ids import SliceIndex, Step
 
 RECENT_STEPS: Final = 256  # distinct steps remembered; a shuffle window up to this size is understood
@@ -22,7 +22,6 @@ LIVE_STEPS: Final = 48  # a run not touched during so many other steps has no re
 _LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many readers take turns
 GAP_STEPS: Final = 16
 _PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
-_EVIDENCE_STEPS: Final = 8  # slices are learned from so many steps of a run
 
 
 class AccessHistory:
@@ -74,16 +73,10 @@ class AccessHistory:
         return [self._run(steps, recency) for steps in found if not live.isdisjoint(steps)]
 
     def _run(self, steps: Sequence[Step], recency: dict[Step, int]) -> AccessRun:
-        latest = sorted(steps, key=recency.__getitem__)[:_EVIDENCE_STEPS]
-        seen: dict[SliceIndex, int] = {}
-        for step in latest:
-            for index in self._opened[step]:
-                seen[index] = seen.get(index, 0) + 1
-        # Once there is evidence, one look at all files of one step (a checksum, a copy) teaches nothing.
-        enough = 1 if len(latest) < _EVIDENCE_STEPS // 2 else 2
-        indices = frozenset(index for index, times in seen.items() if times >= enough)
+        latest = sorted(steps, key=recency.__getitem__)[:EVIDENCE_STEPS]
+        indices = usual_slices([self._opened[step] for step in latest])
         strides = math.gcd(*(step - steps[0] for step in steps[1:]))
-        stride = strides if len(steps) >= _EVIDENCE_STEPS // 2 else 1
+        stride = strides if len(steps) >= EVIDENCE_STEPS // 2 else 1
         return AccessRun(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
 
     def _is_new_pass(self, step: Step) -> bool:

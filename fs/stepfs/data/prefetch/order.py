@@ -11,14 +11,16 @@ Where reading usually begins, fewer steps do as long as nothing has jumped yet.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from stepfs.format.ids import SliceIndex, Step
 
+EVIDENCE_STEPS: Final = 8  # the slices of a step are learned from so many steps of a run
 _SAMPLES: Final = 16  # steps judged
 _TRUST_SHARE: Final = 0.75  # of them went on from an opened step
 _CHANCE_MAX: Final = 0.4  # were they drawn at random, at most so many would
@@ -50,6 +52,16 @@ class AccessRun:
     @property
     def high(self) -> Step:
         return self.steps[-1]
+
+
+def usual_slices(opened: Sequence[Collection[SliceIndex]]) -> frozenset[SliceIndex]:
+    """The slices that readers open of a step, from those opened of each of the latest steps.
+
+    Once there is evidence, one look at all files of one step (a checksum, a copy) teaches nothing.
+    """
+    enough = 1 if len(opened) < EVIDENCE_STEPS // 2 else 2
+    times = Counter(itertools.chain.from_iterable(opened))
+    return frozenset(index for index, count in times.items() if count >= enough)
 
 
 class OrderEvidence:

@@ -18,7 +18,7 @@ import binascii
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -69,12 +69,7 @@ class ShuffledOrder:
 
     def follows(self, other: Order) -> bool:
         """Whether this is another epoch of the same readers."""
-        return isinstance(other, ShuffledOrder) and (other.first, other.stop, other.shard, other.shards) == (
-            self.first,
-            self.stop,
-            self.shard,
-            self.shards,
-        )
+        return isinstance(other, ShuffledOrder) and replace(other, seed=self.seed, epoch=self.epoch) == self
 
 
 @dataclass(frozen=True)
@@ -111,11 +106,7 @@ class StridedOrder:
 
     def follows(self, other: Order) -> bool:
         """Whether this is another pass of the same readers."""
-        return isinstance(other, StridedOrder) and (other.stop, other.block, other.period) == (
-            self.stop,
-            self.block,
-            self.period,
-        )
+        return isinstance(other, StridedOrder) and replace(other, first=self.first, turn=self.turn) == self
 
 
 class ListedOrder:

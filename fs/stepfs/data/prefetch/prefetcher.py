@@ -1,6 +1,6 @@
 """Fetch ahead the slices that this node will open next: learned from opens, or given by `--ranks`.
 
-Thin: `position` knows where the readers are, `ahead` decides, `slices` fetches. A task of its own, because the index
+Thin: `position` knows where the readers are, `window` decides, `slices` fetches. A task of its own, because the index
 segment of a step may have to be read first.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -23,7 +23,8 @@ from stepfs.data.queue import PrefetchRequest
 from stepfs.data.slices import Slices
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
-from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
+from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.data")
 _GATHER_S: Final = 0.01  # the ranks of a node open a step one after another: plan for all of them together
@@ -38,25 +39,14 @@ _JUMPS_UNPLANNED: Final = 8  # steps opened while readers jump, before it is ask
 _BUDGET_SHARE: Final = 0.75  # the rest is for open files
 
 
-class Steps(Protocol):
-    """The committed steps as the mount's follower knows them."""
-
-    @property
-    def frontier(self) -> Step: ...
-    @property
-    def first_live_step(self) -> Step: ...
-    def entry_if_loaded(self, step: Step) -> StepEntry | None: ...
-    async def entry(self, step: Step) -> StepEntry: ...
-    async def lone_entry(self, step: Step) -> StepEntry: ...
-
-
 class Prefetcher:
     """Turns opens into prefetch requests."""
 
     def __init__(
         self,
         slices: Slices,
-        steps: Steps,
+        tree: Tree,
+        log: LogReader,
         *,
         window: int | None = None,
         hinted: Collection[SliceIndex] = (),
@@ -65,7 +55,7 @@ class Prefetcher:
         processor_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
-        where reading will begin, fetched before the first open; default the first live step. `guesses`: whether opens
+        where reading will begin, fetched before the first open; default the first visible step. `guesses`: whether opens
         that were not announced predict the next ones; not so in one of several processes that take turns. `processor_s`:
         the processor time that this thread has used; with less of it for a plan, the next one may begin sooner."""
         self.window = WINDOW_MIN if window is None else window  # in use now
@@ -73,15 +63,15 @@ class Prefetcher:
         self.hints = HintedStreams()
         self._pace = StepRate()
         self._slices = slices
-        self._steps = steps
+        self._tree = tree
+        self._log = log
         self._fixed = window is not None
         self._hinted = frozenset(hinted)
         self._start = start
         self._guesses = guesses
         self._processor_s = processor_s
-        self._jumps: int | None = (
-            None  # steps opened since a plan found no order; None: the last one found one
-        )
+        # Steps opened since a plan found no order; None: the last one found one.
+        self._jumps: int | None = None
         self._alone: set[Step] = set()  # announced ones in the newest plan
         self._learned = set(self._hinted)
         self._learned_at = float("-inf")
@@ -104,8 +94,7 @@ class Prefetcher:
         self._wake.set()
 
     def _is_jump(self, fresh: bool) -> bool:
-        """Whether readers were not in order when that was last asked, and this open is one more that is not: of these
-        each eighth is planned for."""
+        """Whether readers were out of order at the last plan, and still are: each eighth such open is planned for."""
         if self._jumps is None or self.position.order.goes_on:
             return False
         self._jumps += fresh
@@ -121,7 +110,6 @@ class Prefetcher:
         self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Plan whenever something changed, until cancelled."""
         task_status.started()
         cost_s = 0.0
         while True:
@@ -143,7 +131,7 @@ class Prefetcher:
                 await trio.sleep(wait)
 
     def _plan(self) -> Plan:
-        first, frontier = self._steps.first_live_step, self._steps.frontier
+        first, frontier = self._tree.first_visible(), self._tree.last_visible()
         self.position.forget_below(first)
         if self._fixed and not self.window:
             return []
@@ -178,7 +166,7 @@ class Prefetcher:
         return self._ordered(whole, low=first if hinted else low)  # of announced steps none is passed over
 
     def _ordered(self, plan: Plan, *, low: Step) -> Plan:
-        self._slices.requests.set_order(ReadingOrder((step for step, _ in plan), low=low))
+        self._slices.set_order(ReadingOrder((step for step, _ in plan), low=low))
         return plan
 
     def _affordable(self, slices: int) -> int:
@@ -186,26 +174,25 @@ class Prefetcher:
         if not self._fixed:
             self.window = window_steps(
                 pace=self._pace.steps_per_s(),
-                latency_s=self._slices.facts.latency_s,
-                step_bytes=slices * self._slices.facts.slice_bytes,
-                budget_bytes=int(_BUDGET_SHARE * self._slices.facts.capacity_bytes),
+                latency_s=self._slices.latency_s,
+                step_bytes=slices * self._slices.reads.slice_bytes,
+                budget_bytes=int(_BUDGET_SHARE * self._slices.capacity_bytes),
             )
         return self.window
 
     async def _grant(self, plan: Plan) -> bool:
-        """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try again
-        later."""
+        """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try later."""
         prefetch_requests: list[PrefetchRequest] = []
         missing: set[int] = set()  # segments; an open of a file in them gets the error
         behind = await self._load_alone(plan)
         for step, indices in plan:
-            entry = self._steps.entry_if_loaded(step)
+            entry = self._log.entry_if_loaded(step)
             segment = step // SEGMENT_STEPS
             rested = trio.current_time() >= self._rest.get(segment, float("-inf"))
             if entry is None and segment not in missing and rested and step not in self._alone:
-                self._slices.requests.replace(prefetch_requests)
+                self._slices.request(prefetch_requests)
                 try:
-                    entry = await self._steps.entry(step)
+                    entry = await self._log.entry(step)
                 except StepfsError as error:
                     _log.info("step %d is not fetched ahead: %s", step, error)
                     if isinstance(error, (CorruptError, NewerFormatError)):  # as it will be next time
@@ -216,17 +203,17 @@ class Prefetcher:
                 continue
             slices = entry.tgb.slices
             prefetch_requests.append((entry, [index for index in indices if index < slices]))
-        self._slices.requests.replace(prefetch_requests)
+        self._slices.request(prefetch_requests)
         return not missing and not behind
 
     async def _load_alone(self, plan: Plan) -> bool:
         """The index of announced steps, which lie anywhere: several at a time. True if some cannot be read now."""
-        table = self._steps
+        table = self._log
         unknown = [step for step, _ in plan if step in self._alone and table.entry_if_loaded(step) is None]
         if not unknown:
             return False
         known = ((table.entry_if_loaded(step), indices) for step, indices in plan)
-        self._slices.requests.replace([(entry, indices) for entry, indices in known if entry is not None])
+        self._slices.request([(entry, indices) for entry, indices in known if entry is not None])
         failed = False
 
         async def load(steps: Iterator[Step]) -> None:

@@ -30,7 +30,6 @@ class Permutation:
         self._keys = [int.from_bytes(digest[8 * n : 8 * n + 8], "little") for n in range(_ROUNDS)]
 
     def value_at(self, place: int) -> int:
-        """The value at `place`."""
         assert 0 <= place < self.count
         value = self._forth(place)
         while value >= self.count:

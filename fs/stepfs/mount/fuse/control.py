@@ -3,7 +3,7 @@
     status.json  metrics  config.json  accesslog      fixed names
     steps/<step>.json                                 facts of a step's commit; its position is read at open
     wait/<step>                                       reading it blocks until the step is committed
-    order/<hint>                                      looking it up announces an order (`order_directory`)
+    order/<hint>                                      looking it up announces an order (`take_hint`)
 
 All use direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
 closed, so a reader never sees a mixture of two moments.
@@ -12,24 +12,31 @@ closed, so a reader never sees a mixture of two moments.
 from __future__ import annotations
 
 import errno
+import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import pyfuse3
 
-from stepfs.follow.protocols import Reader
+from stepfs.data.prefetch.order_hint import parse_hint
+from stepfs.data.prefetch.prefetcher import Prefetcher
+from stepfs.errors import UsageError
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.files import OpenContent, OpenFile
 from stepfs.mount.fuse.guard import refusal
-from stepfs.mount.fuse.order_directory import OrderDirectory
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile
+from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile, step_file_inode, wait_file_inode
 from stepfs.view.naming import parse_number, step_name
 from stepfs.view.tree import Tree
+
+_log = logging.getLogger("stepfs.mount")
 
 _FILES: Final = {
     b"status.json": Fixed.STATUS,
@@ -40,38 +47,27 @@ _FILES: Final = {
 _DIRECTORIES: Final = {b"steps": Fixed.STEPS, b"wait": Fixed.WAIT, b"order": Fixed.ORDER}
 _STEP_SUFFIX: Final = b".json"
 
-Render = Callable[[], str]
-DescribeStep = Callable[[StepEntry], Awaitable[str]]
 
-
+@dataclass(eq=False, slots=True)
 class Control:
     """The control directory of one mount."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        tree: Tree,
-        waits: Waits,
-        *,
-        files: Mapping[Fixed, Render],
-        describe_step: DescribeStep,
-        now_ms: int,
-        order: OrderDirectory | None = None,
-    ) -> None:
-        """`files` renders the fixed files; `describe_step` may request from the store; `now_ms` is the time stamp of
-        all."""
-        assert set(files) == set(_FILES.values())
-        self._reader = reader
-        self._tree = tree
-        self._waits = waits
-        self._files = files
-        self._describe_step = describe_step
-        self._now_ms = now_ms
-        self._order = order
-        self.directory = attributes.control_directory(Fixed.CONTROL, now_ms)
+    reader: LogReader
+    tree: Tree
+    waits: Waits
+    files: Mapping[Fixed, Callable[[], str]]  # renders the fixed files
+    describe_step: Callable[[StepEntry], Awaitable[str]]  # may request from the store
+    now_ms: int  # the time stamp of all
+    prefetcher: Prefetcher | None = None  # for announced orders
+
+    def __post_init__(self) -> None:
+        assert self.files.keys() >= set(_FILES.values())
+
+    @property
+    def directory(self) -> Attributes:
+        return attributes.control(Fixed.CONTROL, self.now_ms, mode=attributes.DIRECTORY_MODE)
 
     def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
-        """Look up a name inside `.stepfs/` or a directory of it, for the user `uid`."""
         if parent is Fixed.CONTROL:
             node = _FILES.get(name) or _DIRECTORIES.get(name)
             return None if node is None else self.fixed(node)
@@ -81,28 +77,26 @@ class Control:
         if parent is Fixed.WAIT:
             step = parse_number(name)
             return None if step is None else self.numbered(WaitFile(step))
-        if parent is Fixed.ORDER and self._order is not None:
-            self._order.look_up(name, uid)
-            return attributes.hinted_file(self._now_ms)
+        if parent is Fixed.ORDER and self.prefetcher is not None:
+            take_hint(self.prefetcher, name, uid)
+            return self.fixed(Fixed.HINTED)
         return None
 
     def fixed(self, node: Fixed) -> Attributes | None:
-        """Attributes of an inode that every mount has."""
+        if node in _DIRECTORIES.values():
+            return attributes.control(node, self.now_ms, mode=attributes.DIRECTORY_MODE)
+        if node is Fixed.HINTED:  # not cached, because each lookup is a new announcement
+            return attributes.control(node, self.now_ms, keep_s=0.0)
         if node is Fixed.CONTROL:
             return self.directory
-        if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER}:
-            return attributes.control_directory(node, self._now_ms)
-        if node is Fixed.HINTED:
-            return attributes.hinted_file(self._now_ms)
-        return attributes.control_file(node, self._now_ms) if node in self._files else None
+        return attributes.control(node, self.now_ms) if node in self.files else None
 
     def numbered(self, node: StepFile | WaitFile) -> Attributes | None:
-        """Attributes of a file named after a step."""
         if isinstance(node, WaitFile):
-            return attributes.wait_file(node.step, self._now_ms)
-        if not self._tree.readable(node.step):
+            return attributes.control(wait_file_inode(node.step), self.now_ms, keep_s=attributes.GLANCE_S)
+        if not self.tree.readable(node.step):
             return None
-        return attributes.step_file(node.step, self._reader.time_ms(node.step))
+        return attributes.control(step_file_inode(node.step), self.reader.time_ms(node.step), keep_s=0.0)
 
     def opendir(self, node: Node | None) -> OpenDirectory | None:
         """Open a directory of the control tree; `wait/` and `order/` list nothing: their names are endless."""
@@ -111,15 +105,13 @@ class Control:
             listed = [(name, found) for name, n in names.items() if (found := self.fixed(n)) is not None]
             return OpenFixed(listed)
         if node is Fixed.STEPS:
-            return OpenStepFiles(self._reader, self._tree)
+            return OpenStepFiles(self.reader, self.tree)
         return OpenFixed([]) if node in {Fixed.WAIT, Fixed.ORDER} else None
 
     def open(self, node: Node | None) -> OpenFile:
         """Open any file here but a step's."""
-        if isinstance(node, Fixed) and node in self._files:
-            return OpenContent(self._files[node]().encode())
-        if node is Fixed.HINTED and self._order is not None:
-            return OpenContent(self._order.content())
+        if isinstance(node, Fixed) and node in self.files:
+            return OpenContent(self.files[node]().encode())
         raise pyfuse3.FUSEError(errno.EISDIR if isinstance(node, Fixed) else errno.ENOENT)
 
     async def open_wait(self, step: Step, pid: int) -> OpenFile:
@@ -127,11 +119,29 @@ class Control:
 
         The open waits, not the read: only an open identifies the waiting thread, which can then be released early.
         """
-        outcome = await self._waits.for_commit(step, pid)
+        outcome = await self.waits.for_commit(step, pid)
         if outcome is WaitOutcome.READY:
             return OpenContent(step_name(step) + b"\n")
-        raise refusal(outcome, expired_errno=self._waits.expired_errno)
+        raise refusal(outcome, expired_errno=self.waits.expired_errno)
 
     async def open_step(self, entry: StepEntry) -> OpenFile:
-        """Open `steps/<step>.json`."""
-        return OpenContent((await self._describe_step(entry)).encode())
+        return OpenContent((await self.describe_step(entry)).encode())
+
+
+def take_hint(prefetcher: Prefetcher, name: bytes, uid: int) -> None:
+    """Accept a hint by the lookup of its name: any container that sees the mount can look names up, and the kernel gives
+    the user of each request, but no process can write here.
+
+    Errno EACCES for users other than root and the mounting user, ENOENT for no hint, EINVAL for one that is refused.
+    """
+    try:
+        hint = parse_hint(name.decode("ascii"))
+    except (UsageError, UnicodeDecodeError):
+        raise pyfuse3.FUSEError(errno.ENOENT) from None
+    if uid not in {0, os.getuid()}:
+        raise pyfuse3.FUSEError(errno.EACCES)
+    try:
+        prefetcher.accept(hint)
+    except UsageError as error:
+        _log.info("order hint refused: %s", error)
+        raise pyfuse3.FUSEError(errno.EINVAL) from None

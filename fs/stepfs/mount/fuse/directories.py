@@ -8,6 +8,7 @@ beginning: one `ls` shows one moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import pyfuse3
@@ -18,7 +19,7 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import INODES_PER_STEP, directory_inode
+from stepfs.view.inodes import INODES_PER_STEP, directory_inode, step_file_inode
 from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, step_name
 from stepfs.view.tree import StepTable, Tree
 
@@ -37,13 +38,11 @@ class Rows:
         self._entry = pyfuse3.EntryAttributes()
 
     def add(self, number: int, name: bytes, found: Attributes) -> bool:
-        """Add one entry with its id."""
         self._replies.fill(self._entry, found)
         return self._reply(self._token, name, self._entry, number)
 
     def add_steps(self, runs: Iterable[tuple[range, int]], like: Attributes) -> int | None:
-        """Add step directories, as runs that share one time in ms, otherwise like `like`; returns the first without
-        space.
+        """Add step directories, as runs that share one time in ms, else like `like`; returns the first without space.
 
         These loops list 10⁶ steps: they reuse one structure and change only the fields that differ.
         """
@@ -68,97 +67,96 @@ class OpenDirectory(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class OpenRoot:
     """The root: `.stepfs`, `latest`, and the steps. Counts the lookups of steps that it gives to the kernel."""
 
-    def __init__(self, table: StepTable, tree: Tree, control: Attributes, known: LookupCounts) -> None:
-        self._table = table
-        self._tree = tree
-        self._control = control
-        self._known = known
-        self._range = range(0)
-        self._latest: Step | None = None
+    table: StepTable
+    tree: Tree
+    control: Attributes
+    known: LookupCounts
+    shown: range = range(0)
+    latest: Step | None = None
 
     def list_after(self, after: int, rows: Rows) -> None:
         if after == 0:
-            self._range = self._tree.listed()
-            self._latest = self._tree.latest()
-        if after < 1 and not rows.add(1, CONTROL_DIRECTORY, self._control):
+            self.shown = self.tree.listed()
+            self.latest = self.tree.latest()
+        if after < 1 and not rows.add(1, CONTROL_DIRECTORY, self.control):
             return
-        newest = self._latest if after < 2 else None
-        if newest is not None and not self._tree.readable(newest):
+        newest = self.latest if after < 2 else None
+        if newest is not None and not self.tree.readable(newest):
             newest = None
-        if newest is not None and not rows.add(2, LATEST, attributes.latest(self._table, newest)):
+        if newest is not None and not rows.add(2, LATEST, attributes.latest(self.table, newest)):
             return
         steps = self._steps(after)
         end = self._list_steps(steps, rows)
-        self._known.add_range(Step(steps.start), Step(end))
+        self.known.add_range(Step(steps.start), Step(end))
 
     def _steps(self, after: int) -> range:
-        first = max(self._range.start, after - _FIRST_STEP_ID + 1)
-        if self._tree.options.steps is None:
+        first = max(self.shown.start, after - _FIRST_STEP_ID + 1)
+        if self.tree.options.steps is None:
             # The kernel must not get steps again that have left the view since the listing began.
-            first = max(first, self._tree.first_visible())
-        return range(first, max(first, self._range.stop))
+            first = max(first, self.tree.first_visible())
+        return range(first, max(first, self.shown.stop))
 
     def _list_steps(self, steps: range, rows: Rows) -> int:
-        """List steps: reclaimed ones, committed ones, future ones (under --steps). Returns the end of the listed
-        range."""
-        low = min(max(self._tree.first_visible(), steps.start), steps.stop)
-        high = min(max(self._tree.next_step, low), steps.stop)
-        empty_ms = self._table.identity.created_ms
+        """List steps: reclaimed ones, committed ones, future ones (under --steps). Returns the end of those listed."""
+        low = min(max(self.tree.first_visible(), steps.start), steps.stop)
+        high = min(max(self.tree.next_step, low), steps.stop)
+        empty_ms = self.table.identity.created_ms
         for part, runs in (
             (range(steps.start, low), [(range(steps.start, low), empty_ms)]),
-            (range(low, high), attributes.runs_of_one_time(self._table, range(low, high))),
+            (range(low, high), attributes.runs_of_one_time(self.table, range(low, high))),
             (range(high, steps.stop), [(range(high, steps.stop), empty_ms)]),
         ):
             if part:
-                like = attributes.step_directory(self._table, self._tree, Step(part.start))
+                like = attributes.step_directory(self.table, self.tree, Step(part.start))
                 end = rows.add_steps(runs, like)
                 if end is not None:
                     return end
         return steps.stop
 
 
+@dataclass(frozen=True, eq=False)
 class OpenStep:
     """A step: the files of every rank, all present from the first moment."""
 
-    def __init__(self, describe: Callable[[SliceIndex], Attributes], names: FileNames) -> None:
-        self._describe = describe
-        self._names = names
+    describe: Callable[[SliceIndex], Attributes]
+    names: FileNames
 
     def list_after(self, after: int, rows: Rows) -> None:
-        for place in range(after, len(self._names)):
-            name, index = self._names[place]
-            if not rows.add(place + 1, name, self._describe(index)):
+        for place in range(after, len(self.names)):
+            name, index = self.names[place]
+            if not rows.add(place + 1, name, self.describe(index)):
                 return
 
 
+@dataclass(frozen=True, eq=False)
 class OpenFixed:
     """A directory of `.stepfs/`: entries known when it was opened."""
 
-    def __init__(self, listed: Sequence[tuple[bytes, Attributes]]) -> None:
-        self._listed = listed
+    listed: Sequence[tuple[bytes, Attributes]]
 
     def list_after(self, after: int, rows: Rows) -> None:
-        for number, (name, found) in enumerate(self._listed[after:], start=after + 1):
+        for number, (name, found) in enumerate(self.listed[after:], start=after + 1):
             if not rows.add(number, name, found):
                 return
 
 
+@dataclass(eq=False)
 class OpenStepFiles:
     """`.stepfs/steps/`: the committed ones among the root's steps."""
 
-    def __init__(self, table: StepTable, tree: Tree) -> None:
-        self._table = table
-        self._tree = tree
-        self._range = range(0)
+    table: StepTable
+    tree: Tree
+    shown: range = range(0)
 
     def list_after(self, after: int, rows: Rows) -> None:
         if after == 0:
-            self._range = self._tree.listed()
-        for step in map(Step, range(max(self._range.start, after), self._range.stop)):
-            if self._tree.readable(step):
-                found = attributes.step_file(step, self._table.time_ms(step))
+            self.shown = self.tree.listed()
+        for step in map(Step, range(max(self.shown.start, after), self.shown.stop)):
+            if self.tree.readable(step):
+                found = attributes.control(step_file_inode(step), self.table.time_ms(step), keep_s=0.0)
                 if not rows.add(step + 1, b"%d.json" % step, found):
                     return

@@ -4,104 +4,91 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import Protocol
+from dataclasses import dataclass
 
 import pyfuse3
 import trio
 
+from stepfs.data.reads import SliceHandle
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.guard import errno_of
-from stepfs.mount.protocols import SliceHandle
 
 _log = logging.getLogger("stepfs.mount")
 
 _FAILED_FOR_S = 2.0
 
 
-class OpenFile(Protocol):
+class OpenFile:
     """The object behind a file handle."""
 
-    async def read(self, offset: int, size: int) -> bytes | memoryview: ...
+    async def read(self, offset: int, size: int) -> bytes | memoryview:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what is held, if anything is."""
 
 
-class OpenSlice:
+@dataclass(eq=False, slots=True)
+class OpenSlice(OpenFile):
     """A rank's file. Prefetch state belongs to the slice, not here: forked workers share this handle."""
 
-    def __init__(self, handle: SliceHandle, entry: StepEntry, index: SliceIndex, rank: int) -> None:
-        """`rank`: the lowest rank that reads this slice; for the log."""
-        self.entry = entry
-        self.index = index
-        self._rank = rank
-        self._handle = handle
-        self._failed_until = 0.0
+    handle: SliceHandle
+    entry: StepEntry
+    index: SliceIndex
+    rank: int  # the lowest one that reads this slice; for the log
+    failed_until: float = 0.0
 
     async def read(self, offset: int, size: int) -> memoryview:
         """Verified bytes, or an errno that concerns this file alone, logged with the object's key."""
         # After a failed readahead the kernel requests each page again; each must not wait a full deadline.
-        if trio.current_time() < self._failed_until:
+        if trio.current_time() < self.failed_until:
             raise pyfuse3.FUSEError(errno.ETIMEDOUT)
         try:
-            data = await self._handle.read(offset, size)
+            data = await self.handle.read(offset, size)
         except StepfsError as error:
             if isinstance(error, StoreUnreachableError):
-                self._failed_until = trio.current_time() + _FAILED_FOR_S
-            report = _log.error if isinstance(error, CorruptError) else _log.warning
-            key = self.entry.tgb.key
-            where = "" if key in str(error) else f"{key}: "
-            facts = {
-                "step": self.entry.step,
-                "slice": self.index,
-                "rank": self._rank,
-                "version": self.entry.version,
-                "alike": (
-                    self.entry.step,
-                    self.index,
-                    type(error),
-                ),  # a reader may retry at once, for ever
-            }
-            report(
-                "step %d slice %d cannot be read: %s%s",
-                self.entry.step,
-                self.index,
-                where,
-                error,
-                extra=facts,
-            )
+                self.failed_until = trio.current_time() + _FAILED_FOR_S
+            self._report(error)
             raise pyfuse3.FUSEError(errno_of(error)) from error
-        expected = max(0, min(size, self._handle.length - offset))
+        expected = max(0, min(size, self.handle.length - offset))
         assert len(data) == expected, f"{len(data)} bytes for {expected}: the kernel would pad with zeros"
         return data
 
+    def _report(self, error: StepfsError) -> None:
+        step, key = self.entry.step, self.entry.tgb.key
+        facts = {
+            "step": step,
+            "slice": self.index,
+            "rank": self.rank,
+            "version": self.entry.version,
+            "alike": (step, self.index, type(error)),  # a reader may retry at once, for ever
+        }
+        level = logging.ERROR if isinstance(error, CorruptError) else logging.WARNING
+        where = "" if key in str(error) else f"{key}: "
+        _log.log(level, "step %d slice %d cannot be read: %s%s", step, self.index, where, error, extra=facts)
+
     def close(self) -> None:
-        self._handle.close()
+        self.handle.close()
 
 
-class OpenUnread:
+class OpenUnread(OpenFile):
     """A rank's file, opened by this daemon's own threads to inspect its pages: it pins and fetches nothing."""
 
     async def read(self, offset: int, size: int) -> bytes:
         del offset, size
         raise pyfuse3.FUSEError(errno.EIO)
 
-    def close(self) -> None:
-        """Nothing is held."""
 
-
-class OpenContent:
+@dataclass(eq=False, slots=True)
+class OpenContent(OpenFile):
     """A file of `.stepfs/` whose bytes are known."""
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    content: bytes
 
     async def read(self, offset: int, size: int) -> bytes:
-        return self._content[offset : offset + size]
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return self.content[offset : offset + size]
 
 
 class FileTable:

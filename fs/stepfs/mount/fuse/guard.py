@@ -62,6 +62,7 @@ def refusal(outcome: WaitOutcome, *, expired_errno: int) -> pyfuse3.FUSEError:
     codes = {
         WaitOutcome.NEVER: errno.ENOENT,
         WaitOutcome.EXPIRED: expired_errno,
+        WaitOutcome.SILENT: errno.ETIMEDOUT,
         WaitOutcome.INTERRUPTED: errno.EINTR,
     }
     return pyfuse3.FUSEError(codes[outcome])

@@ -2,72 +2,57 @@
 
 from __future__ import annotations
 
-from stepfs.follow.protocols import Reader
+from dataclasses import dataclass
+
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.pending_sizes import PendingSizes
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.inodes import (
-    Fixed,
-    SliceFile,
-    StepDirectory,
-    StepFile,
-    WaitFile,
-    directory_inode,
-    node_of,
-)
+from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, directory_inode, node_of
 from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, parse_step
 from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Presence, Tree
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class KnownAttributes:
     """Reads the log's state and the open files afresh at every call."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        tree: Tree,
-        ranks: RankMap,
-        control: Control,
-        files: FileTable,
-        sizes: PendingSizes,
-    ) -> None:
-        self._reader = reader
-        self._tree = tree
-        self._ranks = ranks
-        self._control = control
-        self._files = files
-        self._sizes = sizes
+    reader: LogReader
+    tree: Tree
+    ranks: RankMap
+    control: Control
+    files: FileTable
+    sizes: PendingSizes
 
     def in_root(self, name: bytes) -> Attributes | None:
-        """The attributes of a name in the root."""
         step = parse_step(name)
         if step is not None:
-            if self._tree.presence(step) is Presence.ABSENT:
+            if self.tree.presence(step) is Presence.ABSENT:
                 return None
-            return attributes.step_directory(self._reader, self._tree, step)
+            return attributes.step_directory(self.reader, self.tree, step)
         if name == LATEST:
-            newest = self._tree.latest()
-            return None if newest is None else attributes.latest(self._reader, newest)
-        return self._control.directory if name == CONTROL_DIRECTORY else None
+            newest = self.tree.latest()
+            return None if newest is None else attributes.latest(self.reader, newest)
+        return self.control.directory if name == CONTROL_DIRECTORY else None
 
     def unopenable(self, step: Step, index: SliceIndex) -> Attributes:
         """A file of a pending or released step, for a listing: size 0, unless the file is still open here. Another size
         than before would cut the pages that its readers have mapped."""
-        entry = self._files.entry_of(step, index) if step < self._tree.next_step else None
+        entry = self.files.entry_of(step, index) if step < self.tree.next_step else None
         if entry is not None:
             return self.of_index(entry, index)
-        return attributes.pending_file(self._reader, step, index, self._ranks.links)
+        return attributes.pending_file(self.reader, step, index, self.ranks.links)
 
     def looked_up_unopenable(self, step: Step, index: SliceIndex) -> Attributes:
         """The same for a lookup. A file of size 0 is one that the kernel takes for empty from now on."""
         found = self.unopenable(step, index)
         if found.size == 0:
-            self._sizes.note(found.inode)
+            self.sizes.note(found.inode)
         return found
 
     def above(self, inode: int) -> Attributes | None:
@@ -84,15 +69,15 @@ class KnownAttributes:
         """Attributes of an inode without waiting; None if it does not exist or is not in memory."""
         node = node_of(inode)
         if isinstance(node, StepDirectory):
-            gone = self._tree.presence(node.step) is Presence.ABSENT
-            return None if gone else attributes.step_directory(self._reader, self._tree, node.step)
+            gone = self.tree.presence(node.step) is Presence.ABSENT
+            return None if gone else attributes.step_directory(self.reader, self.tree, node.step)
         if isinstance(node, SliceFile):
-            if node.index < self._ranks.grid.slices and self._tree.names_known(node.step):
+            if node.index < self.ranks.grid.slices and self.tree.names_known(node.step):
                 return self.looked_up_unopenable(node.step, node.index)
-            entry = self._files.entry_of(node.step, node.index) or self._reader.entry_if_loaded(node.step)
+            entry = self.files.entry_of(node.step, node.index) or self.reader.entry_if_loaded(node.step)
             return None if entry is None else self.of_slice(entry, node)
         if isinstance(node, StepFile | WaitFile):
-            return self._control.numbered(node)
+            return self.control.numbered(node)
         return None if node is None else self._fixed(node)
 
     def of_slice(self, entry: StepEntry, node: SliceFile) -> Attributes | None:
@@ -103,12 +88,12 @@ class KnownAttributes:
 
     def of_index(self, entry: StepEntry, index: SliceIndex) -> Attributes:
         """A slice that the committed step has."""
-        return attributes.slice_file(entry, index, self._ranks.links)
+        return attributes.slice_file(entry, index, self.ranks.links)
 
     def _fixed(self, node: Fixed) -> Attributes | None:
         if node is Fixed.ROOT:
-            return attributes.root(self._reader)
+            return attributes.root(self.reader)
         if node is Fixed.LATEST:
-            newest = self._tree.latest()
-            return None if newest is None else attributes.latest(self._reader, newest)
-        return self._control.fixed(node)
+            newest = self.tree.latest()
+            return None if newest is None else attributes.latest(self.reader, newest)
+        return self.control.fixed(node)

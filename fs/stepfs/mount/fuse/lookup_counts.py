@@ -29,7 +29,6 @@ class LookupCounts:
         self.add_range(step, Step(step + 1))
 
     def add_range(self, first: Step, end: Step) -> None:
-        """`add` for each step in [first, end)."""
         while first < end:
             number, offset = divmod(first, _CHUNK_STEPS)
             chunk = self._chunks.get(number)
@@ -43,7 +42,6 @@ class LookupCounts:
             first = Step(first + stop - offset)
 
     def forget(self, step: Step, count: int) -> None:
-        """The kernel dropped `count` references."""
         number, offset = divmod(step, _CHUNK_STEPS)
         chunk = self._chunks.get(number)
         if chunk is None or not chunk[offset]:

@@ -44,7 +44,6 @@ class Meter:
         self.started_at = time.time()
 
     def note_open(self, step: Step) -> None:
-        """Note that a reader has opened a file of this step."""
         self.last_step = step
         self.opened = max(self.opened, Step(step + 1))
 
@@ -84,13 +83,11 @@ class Waited:
         self._sum_s = 0.0
 
     def began(self) -> None:
-        """Note the start of a request."""
         if not self._under_way:
             self._since_s = time.perf_counter()
         self._under_way += 1
 
     def ended(self) -> None:
-        """Note the end of a request."""
         self._under_way -= 1
         if not self._under_way:
             self._sum_s += time.perf_counter() - self._since_s

@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,52 +29,38 @@ _log = logging.getLogger("stepfs.mount")
 
 _BATCH: Final = 512  # names withdrawn at a time
 
-Invalidate = Callable[[int, bytes], None]
 
-
+@dataclass(frozen=True, eq=False)
 class KernelPageCache:
     """Implements `stepfs.data.pagecache.primer.PageCache`."""
 
-    def __init__(self, directory: Path, names: FileNames) -> None:
-        self._directory = directory
-        self._names = names
+    directory: Path
+    names: FileNames
 
     def path(self, step: Step, index: SliceIndex) -> Path:
         """The file of a slice, under the name of the lowest rank that reads it."""
-        return self._directory / os.fsdecode(step_name(step)) / os.fsdecode(self._names.name_of(index))
+        return self.directory / os.fsdecode(step_name(step)) / os.fsdecode(self.names.name_of(index))
 
     def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
         """Put verified bytes into the page cache for a reader's first read; OSError if the kernel refuses them."""
         pyfuse3.notify_store(inode, offset, data)  # type: ignore[arg-type]  # any contiguous buffer
 
 
+@dataclass(eq=False)
 class Withdrawal:
     """Withdraws names of steps from the kernel as `Tree.first_visible` rises."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        known: LookupCounts,
-        forget_below: Callable[[Step], None],
-        meter: Meter,
-        *,
-        invalidate: Invalidate = pyfuse3.invalidate_entry,
-    ) -> None:
-        self._tree = tree
-        self._known = known
-        self._forget_below = forget_below
-        self._meter = meter
-        self._invalidate = invalidate
-        self._noted = tree.first_visible()
+    tree: Tree
+    known: LookupCounts
+    meter: Meter
+    invalidate: Callable[[int, bytes], None] = pyfuse3.invalidate_entry
+
+    def __post_init__(self) -> None:
         self._wake = trio.Event()
 
     def note(self) -> None:
-        """Check for steps that left the view. Never waits."""
-        first = self._tree.first_visible()
-        if first > self._noted:
-            self._forget_below(first)
-            self._wake.set()
-        self._noted = first  # it falls when a group rolls back to an older checkpoint
+        """Steps left the view. Never waits."""
+        self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Withdraw names until cancelled; a started batch is finished."""
@@ -81,15 +68,15 @@ class Withdrawal:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            names = (step_name(step) for step in self._known.between(Step(0), self._noted))
+            names = (step_name(step) for step in self.known.between(Step(0), self.tree.first_visible()))
             while batch := list(itertools.islice(names, _BATCH)):
                 await trio.to_thread.run_sync(self._withdraw, batch)
-                self._meter.steps_invalidated += len(batch)
+                self.meter.steps_invalidated += len(batch)
 
     def _withdraw(self, names: list[bytes]) -> None:
         for name in names:
             try:
-                self._invalidate(Fixed.ROOT, name)
+                self.invalidate(Fixed.ROOT, name)
             except FileNotFoundError:
                 pass  # the kernel has already dropped it
             except OSError as error:

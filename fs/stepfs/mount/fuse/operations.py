@@ -20,18 +20,13 @@ from typing import Final
 
 import pyfuse3
 
-from stepfs.follow.protocols import Reader
+from stepfs.data.reads import SliceReads
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
-from stepfs.mount.fuse.directories import (
-    OpenDirectory,
-    OpenRoot,
-    OpenStep,
-    ReaddirReply,
-    Rows,
-)
+from stepfs.mount.fuse.directories import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Rows
 from stepfs.mount.fuse.entries import Replies
 from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
 from stepfs.mount.fuse.guard import guarded, read_only, refusal
@@ -39,7 +34,6 @@ from stepfs.mount.fuse.known_attributes import KnownAttributes
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.mount.protocols import Slices
 from stepfs.view.attributes import Attributes
 from stepfs.view.file_names import FileNames
 from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of
@@ -51,14 +45,16 @@ _STATFS_BLOCK_BYTES: Final = 4096
 _NAME_BYTES_MAX: Final = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts that the handlers use; put together by `assembly`, or by a test."""
+@guarded
+@read_only
+@dataclass(eq=False, kw_only=True)
+class StepOperations(pyfuse3.Operations):
+    """The handlers of one mount."""
 
-    reader: Reader
+    reader: LogReader
     tree: Tree
     names: FileNames
-    slices: Slices
+    slices: SliceReads
     waits: Waits
     control: Control
     meter: Meter
@@ -66,27 +62,15 @@ class Parts:
     files: FileTable
     sizes: PendingSizes = field(default_factory=PendingSizes)
     is_own: Callable[[int], bool] = lambda _pid: False  # whether the pid is of this daemon
-
-
-@guarded
-@read_only
-class StepOperations(pyfuse3.Operations):
-    """The handlers of one mount."""
+    readdir_reply: ReaddirReply = pyfuse3.readdir_reply
 
     supports_dot_lookup = True
 
-    def __init__(self, parts: Parts, *, readdir_reply: ReaddirReply = pyfuse3.readdir_reply) -> None:
-        super().__init__()
-        self.meter = parts.meter
-        self._parts = parts
-        self._reader = parts.reader
-        self._tree = parts.tree
+    def __post_init__(self) -> None:
         self._replies = Replies()
-        self._sizes = parts.sizes
-        self._known = KnownAttributes(
-            parts.reader, parts.tree, parts.names.ranks, parts.control, parts.files, parts.sizes
+        self._attributes = KnownAttributes(
+            self.reader, self.tree, self.names.ranks, self.control, self.files, self.sizes
         )
-        self._reply = readdir_reply
         self._directories: dict[int, OpenDirectory] = {}
         self._next_directory = 1
 
@@ -97,13 +81,13 @@ class StepOperations(pyfuse3.Operations):
         if name == b".":
             found: Attributes | None = await self._lookup_handle(parent_inode, ctx.pid)
         elif name == b"..":
-            found = self._known.above(parent_inode)
+            found = self._attributes.above(parent_inode)
         elif parent is Fixed.ROOT:
-            found = self._known.in_root(name)
+            found = self._attributes.in_root(name)
         elif isinstance(parent, StepDirectory):
             found = await self._lookup_in_step(parent.step, name, ctx.pid)
         elif isinstance(parent, Fixed):
-            found = self._parts.control.lookup(parent, name, ctx.uid)
+            found = self.control.lookup(parent, name, ctx.uid)
         else:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         if found is None:
@@ -112,40 +96,39 @@ class StepOperations(pyfuse3.Operations):
         return self._replies.entry(found)
 
     async def _lookup_in_step(self, step: Step, name: bytes, pid: int) -> Attributes | None:
-        index = self._parts.names.slice_of(name)
+        index = self.names.slice_of(name)
         if index is None:
             return None  # at once: a wrong name does not wait for the step
-        if self._tree.names_known(step):
-            return self._known.looked_up_unopenable(step, index)
+        if self.tree.names_known(step):
+            return self._attributes.looked_up_unopenable(step, index)
         entry = await self._entry(step, pid)
-        return self._known.of_index(entry, index)
+        return self._attributes.of_index(entry, index)
 
     async def _lookup_handle(self, inode: int, pid: int) -> Attributes | None:
-        """Look up an inode that the kernel has forgotten, from an NFS client's file handle; our ENOENT becomes its
-        ESTALE.
+        """Look up an inode that the kernel has forgotten, from an NFS client's file handle; ENOENT becomes ESTALE.
 
         Stricter than GETATTR: a file that has left the view is found only while it is open. And it waits for an index
         segment, because a handle outlives the mount that issued it.
         """
         node = node_of(inode)
-        if not isinstance(node, SliceFile) or self._tree.names_known(node.step):
-            return self._known.attributes(inode)
-        entry = self._parts.files.entry_of(node.step, node.index) or await self._entry(node.step, pid)
-        return self._known.of_slice(entry, node)
+        if not isinstance(node, SliceFile) or self.tree.names_known(node.step):
+            return self._attributes.attributes(inode)
+        entry = self.files.entry_of(node.step, node.index) or await self._entry(node.step, pid)
+        return self._attributes.of_slice(entry, node)
 
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        found = self._known.attributes(inode)
+        found = self._attributes.attributes(inode)
         node = node_of(inode)
         if found is None and isinstance(node, SliceFile):
             entry = await self._entry(node.step, ctx.pid)
-            found = self._known.of_slice(entry, node)
+            found = self._attributes.of_slice(entry, node)
         if found is None:
             raise pyfuse3.FUSEError(errno.ENOENT)
         return self._replies.entry(found)
 
     async def readlink(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileNameT:
         del ctx
-        newest = self._tree.latest()
+        newest = self.tree.latest()
         if inode != Fixed.LATEST or newest is None:
             raise pyfuse3.FUSEError(errno.ENOENT)
         return step_name(newest)
@@ -154,11 +137,11 @@ class StepOperations(pyfuse3.Operations):
         node = node_of(inode)
         directory: OpenDirectory | None
         if node is Fixed.ROOT:
-            directory = OpenRoot(self._reader, self._tree, self._parts.control.directory, self._parts.known)
+            directory = OpenRoot(self.reader, self.tree, self.control.directory, self.known)
         elif isinstance(node, StepDirectory):
             directory = await self._open_step_directory(node.step, ctx.pid)
         else:
-            directory = self._parts.control.opendir(node)
+            directory = self.control.opendir(node)
         if directory is None:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         handle = self._next_directory
@@ -168,13 +151,13 @@ class StepOperations(pyfuse3.Operations):
 
     async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
         # Listing never waits under --steps: the names are known.
-        pending = self._tree.options.steps is not None and self._tree.presence(step) is Presence.PENDING
-        if pending or self._tree.released(step):
-            return OpenStep(partial(self._known.unopenable, step), self._parts.names)
-        return OpenStep(partial(self._known.of_index, await self._entry(step, pid)), self._parts.names)
+        pending = self.tree.options.steps is not None and self.tree.presence(step) is Presence.PENDING
+        if pending or self.tree.released(step):
+            return OpenStep(partial(self._attributes.unopenable, step), self.names)
+        return OpenStep(partial(self._attributes.of_index, await self._entry(step, pid)), self.names)
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        self._directories[fh].list_after(start_id, Rows(self._replies, self._reply, token))
+        self._directories[fh].list_after(start_id, Rows(self._replies, self.readdir_reply, token))
 
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         del self._directories[fh]
@@ -190,44 +173,44 @@ class StepOperations(pyfuse3.Operations):
             if node.index >= entry.tgb.slices:
                 raise pyfuse3.FUSEError(errno.ENOENT)
             file = self._open_slice(entry, node, ctx.pid)
-            handle, size = self._parts.files.add(file), entry.tgb.length(node.index)
+            handle, size = self.files.add(file), entry.tgb.length(node.index)
             try:
-                await self._sizes.settle(inode, size, lambda: file.read(size - 1, 1))
+                await self.sizes.settle(inode, size, lambda: file.read(size - 1, 1))
             except BaseException:
-                self._parts.files.release(handle)
+                self.files.release(handle)
                 raise
             # direct_io would break MAP_SHARED: np.memmap, safetensors.
             return pyfuse3.FileInfo(fh=handle, keep_cache=True)
         if isinstance(node, StepFile):
-            opened = await self._parts.control.open_step(await self._entry(node.step, ctx.pid))
+            opened = await self.control.open_step(await self._entry(node.step, ctx.pid))
         elif isinstance(node, WaitFile):
-            opened = await self._parts.control.open_wait(node.step, ctx.pid)
+            opened = await self.control.open_wait(node.step, ctx.pid)
         else:
-            opened = self._parts.control.open(node)
-        return pyfuse3.FileInfo(fh=self._parts.files.add(opened), direct_io=True)
+            opened = self.control.open(node)
+        return pyfuse3.FileInfo(fh=self.files.add(opened), direct_io=True)
 
     def _open_slice(self, entry: StepEntry, node: SliceFile, pid: int) -> OpenFile:
-        if self._parts.is_own(pid):
+        if self.is_own(pid):
             return OpenUnread()
         self.meter.note_open(node.step)
-        rank = self._parts.names.ranks.reader_of(node.index)[0]
-        return OpenSlice(self._parts.slices.open(entry, node.index), entry, node.index, rank)
+        rank = self.names.ranks.reader_of(node.index)[0]
+        return OpenSlice(self.slices.open(entry, node.index), entry, node.index, rank)
 
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
-        data = await self._parts.files.get(fh).read(off, size)
+        data = await self.files.get(fh).read(off, size)
         self.meter.bytes_read += len(data)
         return data  # type: ignore[return-value]  # any contiguous buffer: pyfuse3 takes it without a copy
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
-        self._parts.files.release(fh)
+        self.files.release(fh)
 
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
         for inode, count in inode_list:
             node = node_of(inode)
             if isinstance(node, StepDirectory):
-                self._parts.known.forget(node.step, count)
+                self.known.forget(node.step, count)
             elif isinstance(node, SliceFile):
-                self._sizes.forget(inode)
+                self.sizes.forget(inode)
 
     async def access(self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext) -> bool:
         """Never called under default_permissions: everything here is 0444 or 0555."""
@@ -236,37 +219,27 @@ class StepOperations(pyfuse3.Operations):
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         del ctx
-        state = self._reader.state
+        state = self.reader.state
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _STATFS_BLOCK_BYTES
         data.f_blocks = -(-state.total_bytes // _STATFS_BLOCK_BYTES)
         data.f_bfree = data.f_bavail = 0
-        data.f_files = len(self._tree.listed()) * (1 + self._reader.identity.slices)
+        data.f_files = len(self.tree.listed()) * (1 + self.reader.identity.slices)
         data.f_ffree = data.f_favail = 0
         data.f_namemax = _NAME_BYTES_MAX
         return data
 
     async def _entry(self, step: Step, pid: int) -> StepEntry:
         """The entry of a step whose files may be opened; waits for it as its presence allows, or raises an errno."""
-        while True:
-            presence = self._tree.presence(step)
-            if presence is Presence.PENDING:
-                outcome = await self._parts.waits.for_commit(step, pid)
-                if outcome is not WaitOutcome.READY:
-                    raise refusal(outcome, expired_errno=self._parts.waits.expired_errno)
-                continue
-            if presence is not Presence.COMMITTED:
-                raise pyfuse3.FUSEError(errno.ENOENT)
-            entry = self._reader.entry_if_loaded(step)
-            if entry is not None:
-                return entry
-            found = await self._parts.waits.for_entry(step, pid)
-            if isinstance(found, WaitOutcome):
-                raise refusal(found, expired_errno=errno.ETIMEDOUT)
-            if self._tree.readable(step):
-                return found
+        entry = self.reader.entry_if_loaded(step) if self.tree.readable(step) else None
+        if entry is not None:
+            return entry  # nearly always
+        found = await self.waits.for_files(step, pid)
+        if isinstance(found, WaitOutcome):
+            raise refusal(found, expired_errno=self.waits.expired_errno)
+        return found
 
     def _count(self, found: Attributes) -> None:
         node = node_of(found.inode)
         if isinstance(node, StepDirectory):
-            self._parts.known.add(node.step)
+            self.known.add(node.step)

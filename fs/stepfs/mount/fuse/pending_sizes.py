@@ -37,7 +37,6 @@ class PendingSizes:
         self._pending.add(inode)
 
     def forget(self, inode: int) -> None:
-        """The kernel has dropped the inode."""
         self._pending.discard(inode)
 
     async def settle(self, inode: int, size: int, last_byte: LastByte) -> None:

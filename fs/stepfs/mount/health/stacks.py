@@ -27,8 +27,7 @@ _TRIO: Final = str(Path(trio.__file__).parent)  # every task waits in there; onl
 
 @contextmanager
 def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUSR1) -> Iterator[None]:
-    """Inside the context the signal `number` writes all stacks to stderr. Main thread only; the listener runs in
-    `nursery`."""
+    """Inside the context the signal `number` writes all stacks to stderr; `nursery` listens. Main thread only."""
     with trio.open_signal_receiver(number) as asked:
         faulthandler.register(number, file=sys.stderr, all_threads=False, chain=True)
         nursery.start_soon(_show_tasks, asked)

@@ -3,8 +3,7 @@
     beat    every `interval_s`, in the loop: the loop runs. Does the kernel get answers? Traffic proves it; without
             traffic a statfs through the mount does, in a thread of its own.
     stuck   no beat for `stuck_s`: all threads' stacks go to stderr. A loop that runs while the mount does not answer
-    logs its
-            tasks instead.
+            logs its tasks instead.
     abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted, so that readers fail instead of
             hanging, and the process ends; a supervisor starts another, which clears the dead mount.
 
@@ -25,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import trio
 
@@ -36,12 +35,6 @@ _log = logging.getLogger("stepfs.mount")
 
 _LAST_WORDS_S: Final = 1.0
 _CONNECTIONS: Final = Path(CONNECTIONS)
-
-
-class Notifier(Protocol):
-    """`sdnotify.SystemdNotifier`."""
-
-    def notify(self, state: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +64,26 @@ class Timing:
 TIMING = Timing()
 
 
+@dataclass(eq=False, kw_only=True)
 class Watchdog:
     """Watches one mount, from its first answer until it is detached."""
 
-    def __init__(
-        self,
-        directory: Path | None,
-        *,
-        notifier: Notifier,
-        answered: Callable[[], int],
-        unanswered: Callable[[], int | None],
-        busy: Callable[[], bool],
-        status: Callable[[], str],
-        on_stuck: Callable[[], object],
-        timing: Timing,
-    ) -> None:
-        """`directory`: None if the mount cannot be seen from here: then the running loop is the only proof.
+    directory: Path | None  # None: the mount cannot be seen from here, and the running loop is the only proof
+    notify: Callable[[str], object]  # the supervisor: `sdnotify.SystemdNotifier.notify`
+    answered: Callable[[], int]  # requests answered so far
+    unanswered: Callable[[], int | None]  # requests that the kernel waits for now; None: unknown
+    busy: Callable[[], bool]  # waiting requests take all slots; they end by deadlines of their own
+    status: Callable[[], str]
+    on_stuck: Callable[[], object]  # called in the watching thread
+    timing: Timing
 
-        `answered` counts the requests answered so far, `unanswered` those that the kernel waits for now (None:
-        unknown). `busy`: waiting requests take all slots; they end by deadlines of their own.
-        `on_stuck` runs in the watching thread.
-        """
-        self._directory = directory
-        self._notifier = notifier
-        self._answered = answered
-        self._unanswered = unanswered
-        self._busy = busy
-        self._status = status
-        self._on_stuck = on_stuck
-        self._timing = timing
+    def __post_init__(self) -> None:
         self._turns = 0  # written by the loop, read by the watching thread
         self._proofs = 0
         self._shown = False  # the stacks of this standstill; written by the watching thread
         self._over = threading.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Beat until cancelled."""
         with self._watching():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._turn)
@@ -124,29 +101,29 @@ class Watchdog:
 
     async def _turn(self) -> None:
         """The loop's own sign of life. It logs the length of a standstill afterwards: a stuck loop cannot log."""
-        interval_s, stuck_s = self._timing.interval_s, self._timing.stuck_s
+        interval_s, stuck_s = self.timing.interval_s, self.timing.stuck_s
         proofs, deaf_s, said = self._proofs, 0.0, ""
-        answered = self._answered()
+        answered = self.answered()
         warned = False
         while True:
             self._turns += 1
             began = time.monotonic()  # not trio's clock, which does not count a standstill
             # Our own statfs may hang on its way to the mount, in the file system around the directory.
-            if self._busy() or self._answered() != answered or self._unanswered() == 0:
-                answered = self._answered()
+            if self.busy() or self.answered() != answered or self.unanswered() == 0:
+                answered = self.answered()
                 self._proofs += 1
             deaf_s += interval_s  # not wall time: a stalled loop must not also count as an unresponsive mount
             if self._proofs != proofs:
                 proofs, deaf_s, warned = self._proofs, 0.0, False
             if deaf_s < stuck_s:
-                self._notifier.notify("WATCHDOG=1")
+                self.notify("WATCHDOG=1")
             elif not warned:
                 warned = True
                 _log.error("the mount has not answered for %.0f s. Tasks:\n%s", deaf_s, task_tree())
-            status = self._status()
+            status = self.status()
             if status != said:
                 said = status
-                self._notifier.notify(f"STATUS={status}")
+                self.notify(f"STATUS={status}")
             await trio.sleep(interval_s)
             late_s = time.monotonic() - began - interval_s
             if late_s >= stuck_s:
@@ -155,21 +132,21 @@ class Watchdog:
 
     async def _prove(self) -> None:
         """Check that the kernel gets answers, by a request of our own; only without other traffic."""
-        directory, threads = self._directory, trio.CapacityLimiter(1)
-        seen = self._answered()
+        directory, threads = self.directory, trio.CapacityLimiter(1)
+        seen = self.answered()
         while True:
-            if directory is not None and self._answered() == seen:
+            if directory is not None and self.answered() == seen:
                 with contextlib.suppress(OSError):  # an error is an answer, too
                     await trio.to_thread.run_sync(
                         os.statvfs, directory, abandon_on_cancel=True, limiter=threads
                     )
-            seen = self._answered()
+            seen = self.answered()
             self._proofs += 1
-            await trio.sleep(self._timing.interval_s)
+            await trio.sleep(self.timing.interval_s)
 
     def _watch(self) -> None:
         """The watching thread: it takes no lock that the loop may hold, so it does not log."""
-        tick_s = self._timing.interval_s / 4
+        tick_s = self.timing.interval_s / 4
         silent_s = [0.0, 0.0]
         seen = [-1, -1]
         before = time.monotonic()
@@ -179,15 +156,15 @@ class Watchdog:
             for place, count in enumerate((self._turns, self._proofs)):
                 silent_s[place] = 0.0 if count != seen[place] else silent_s[place] + passed_s
                 seen[place] = count
-            stuck = silent_s[0] >= self._timing.stuck_s
+            stuck = silent_s[0] >= self.timing.stuck_s
             if stuck and not self._shown:
                 with contextlib.suppress(
                     OSError, RuntimeError
                 ):  # no descriptor or no thread left: end nevertheless
                     write_aside(thread_stacks())
             self._shown = stuck
-            if max(silent_s) >= self._timing.abort_s:
-                self._on_stuck()
+            if max(silent_s) >= self.timing.abort_s:
+                self.on_stuck()
                 return
 
 

@@ -6,7 +6,7 @@ root: the kernel aborts the connection before it checks whether the mount is bus
 the unmount itself fail and the dead mount stays in place. It must stay: an empty directory would look like an empty
 lake.
 
-It imports little, because the guardian consists of this module, `capabilities` and a signal handler.
+It imports little, because the guardian consists of this module and a signal handler.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepfs.mount.host.capabilities import CAP_SYS_ADMIN, capabilities
-
+CAP_SYS_ADMIN = 1 << 21  # to mount, and to abort connections
 CONNECTIONS = "/sys/fs/fuse/connections"
 _MNT_FORCE = 1
 
@@ -42,6 +41,15 @@ def abort_handle(device: str, connections: str | os.PathLike[str] = CONNECTIONS)
         os.close(found)
 
 
+def capabilities(which: str, root: Path = Path("/")) -> int | None:
+    """One of the capability sets ("CapEff", "CapBnd") as bits; None if the kernel does not show it."""
+    try:
+        lines = (root / "proc/self/status").read_text(errors="replace").splitlines()
+        return next((int(line.split()[1], 16) for line in lines if line.startswith(f"{which}:")), None)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def may_force_unmount() -> bool:
     """Whether this process may call umount2(2): it has CAP_SYS_ADMIN in effect."""
     return bool((capabilities("CapEff") or 0) & CAP_SYS_ADMIN)
@@ -50,8 +58,7 @@ def may_force_unmount() -> bool:
 def abort_mount(directory: str, mount_id: int) -> bool:
     """Abort the connection of the mount `mount_id` at `directory` through MNT_FORCE; the mount stays, dead.
 
-    False if another mount, or none, is at `directory` now, or the right is missing. Never waits for the mount's
-    daemon.
+    False if another mount, or none, is at `directory` now, or the right is missing. Never waits for its daemon.
     """
     try:
         # O_PATH on a mount's root sends no request to its file system.

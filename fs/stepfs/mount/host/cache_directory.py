@@ -19,8 +19,8 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from stepfs.errors import RefusedError
@@ -42,32 +42,29 @@ def default_cache_dir() -> Path:
     return Path(base) / "stepfs"
 
 
+@dataclass(frozen=True, eq=False)
 class CachePlace:
     """One claimed directory, 0700. A context manager: leaving removes it."""
 
-    def __init__(self, path: Path, lake: int, lock: int, *, adopted: bool, keep_base: bool) -> None:
-        """`lake`: the descriptor of its parent, `lock` that of its lock; both are closed by `remove`."""
-        self.path = path
-        self.adopted = adopted
-        self._lake = lake
-        self._lock = lock
-        self._keep_base = keep_base
+    path: Path
+    lake: int  # the descriptor of its parent; closed by `remove`
+    lock: int  # that of its lock; closed by `remove`
+    adopted: bool
+    keep_base: bool
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def remove(self) -> None:
         """Remove the directory and, if they are empty, the directories that were made for it."""
-        shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self._lake)
-        os.close(self._lock)
-        os.close(self._lake)
-        lake = self.path.parent
-        for made in (lake,) if self._keep_base else (lake, lake.parent):
+        shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self.lake)
+        os.close(self.lock)
+        os.close(self.lake)
+        parent = self.path.parent
+        for made in (parent,) if self.keep_base else (parent, parent.parent):
             try:
                 made.rmdir()
             except OSError:
@@ -75,12 +72,12 @@ class CachePlace:
 
     def release(self) -> None:
         """Release the lock and keep the contents."""
-        os.close(self._lock)
-        os.close(self._lake)
+        os.close(self.lock)
+        os.close(self.lake)
 
     def left_at(self) -> float:
         """The time of the last change in it, in seconds of the epoch."""
-        return os.stat(self.path.name, dir_fd=self._lake, follow_symlinks=False).st_mtime
+        return os.stat(self.path.name, dir_fd=self.lake, follow_symlinks=False).st_mtime
 
 
 @contextmanager
@@ -94,8 +91,7 @@ def claimed(cache_dir: Path | None, lake_id: str) -> Iterator[Path]:
 
 
 def claim(cache_dir: Path, lake_id: str) -> CachePlace:
-    """Adopt the cache of a crashed mount of this lake, or make a new directory. `RefusedError` if neither is
-    possible."""
+    """Adopt the cache of a crashed mount of this lake, or make a new directory; else `RefusedError`."""
     keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -122,8 +118,7 @@ def _adopt(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> Cach
 
 
 def _left(base: int, lake_path: Path, *, keep_base: bool) -> Iterator[CachePlace]:
-    """The caches without a holder in a lake's directory, if it is ours. An OSError about other users' files is
-    skipped."""
+    """The caches without a holder in a lake's directory, if it is ours; other users' files are skipped."""
     try:
         lake = open_own(lake_path.name, parent=base)
     except OSError:

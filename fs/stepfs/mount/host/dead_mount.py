@@ -14,7 +14,6 @@ import enum
 import errno
 import itertools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -51,27 +50,22 @@ class Health(enum.Enum):
     UNKNOWN = "unknown"  # an error that proves nothing: another user's mount gives EACCES
 
 
-@dataclass(frozen=True, slots=True)
-class MountHealth:
-    """The health of a mount, and the error of its listing."""
+def check_health(mounted: Mounted, *, below: str = "") -> tuple[Health, OSError | None]:
+    """The health of a mount, and the error of its listing, in a few seconds at most.
 
-    health: Health
-    error: OSError | None = None
-
-
-def check_health(mounted: Mounted, *, below: str = "") -> MountHealth:
-    """Check a mount, for a few seconds at most; `below` names a directory in it to list instead of its root."""
+    `below` names a directory in it to list instead of its root.
+    """
     answer = list_within(Path(mounted.directory) / below)
     if answer is None:
-        return MountHealth(Health.SILENT)
+        return Health.SILENT, None
     if not isinstance(answer, OSError):
-        return MountHealth(Health.ALIVE)
-    return MountHealth(Health.DEAD if answer.errno in _DEAD else Health.UNKNOWN, answer)
+        return Health.ALIVE, None
+    return Health.DEAD if answer.errno in _DEAD else Health.UNKNOWN, answer
 
 
 def is_dead(mounted: Mounted) -> bool:
     """Whether a mount has lost its daemon; `RefusedError` if it does not answer and may yet."""
-    health = check_health(mounted).health
+    health, _ = check_health(mounted)
     if health is Health.SILENT:
         raise RefusedError(
             f"{mounted.directory}: a file system is mounted here that does not answer; look at its process, and if that"

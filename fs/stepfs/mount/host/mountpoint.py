@@ -8,13 +8,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import stat
 import time
 from pathlib import Path
 from typing import Final
 
 from stepfs.command_hint import command
-from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.mount.host.dead_mount import clear_dead, is_dead, list_within
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at
@@ -53,12 +51,10 @@ def _clear_dead_mounts(directory: Path) -> None:
 
 
 def claim(directory: Path) -> int:
-    """`prepare`, and keep other mounts away until the returned descriptor is closed; the kernel closes it at exit,
-    too.
+    """`prepare`, and keep other mounts away until the returned descriptor is closed, by the kernel at exit.
 
-    Seconds pass between the check and the mount; two daemons that start together would stack in that time. Close the
-    descriptor once the mount stands: from then on `prepare` sees the mount, and a daemon that hangs must not keep the
-    place for ever.
+    Seconds pass between the check and the mount; two daemons that start together would stack in that time. Close it once
+    the mount stands: `prepare` sees that, and a daemon that hangs must not keep the place for ever.
     """
     until = time.monotonic() + _CLAIM_S
     while True:
@@ -100,15 +96,11 @@ def _clear(directory: Path, mounted: Mounted) -> None:
 
 
 def _check_directory(directory: Path) -> None:
-    found = answer_within(directory.stat)
-    if isinstance(found, FileNotFoundError):
-        raise AbsentError(f"{directory} does not exist; create it with `{command('mkdir', '-p', directory)}`")
-    if found is None or isinstance(found, OSError):
-        why = "does not answer" if found is None else found.strerror
-        raise RefusedError(f"{directory}: {why}; choose another mount point")
-    if not stat.S_ISDIR(found.st_mode):
-        raise RefusedError(f"{directory} is not a directory; choose an empty directory to mount on")
     names = list_within(directory)
+    if isinstance(names, FileNotFoundError):
+        raise AbsentError(f"{directory} does not exist; create it with `{command('mkdir', '-p', directory)}`")
+    if isinstance(names, NotADirectoryError):
+        raise RefusedError(f"{directory} is not a directory; choose an empty directory to mount on")
     if names is None:
         raise RefusedError(f"{directory} does not answer; choose another mount point")
     if isinstance(names, OSError):

@@ -17,8 +17,7 @@ _FIELDS = ("SigPnd:", "ShdPnd:", "SigBlk:")
 
 
 def has_pending_signal(pid: int) -> bool:
-    """Whether thread `pid` has a deliverable pending signal; False for a thread that we cannot see (another
-    namespace)."""
+    """Whether thread `pid` has a deliverable pending signal; False for one in a namespace that we cannot see."""
     if pid <= 0:
         _say_that_callers_are_hidden()
         return False

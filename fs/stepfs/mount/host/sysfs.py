@@ -19,8 +19,7 @@ CONGESTION_THRESHOLD: Final = 48
 
 
 def tune(device: str, *, sysfs: Path = Path("/sys")) -> dict[str, int | None]:
-    """Tune the mount with this device number ("0:53"), as far as permitted; the effective values, None if
-    unreadable."""
+    """Tune the mount with this device number ("0:53"), as far as permitted. The values in effect; None: unreadable."""
     connection = sysfs / "fs/fuse/connections" / device.partition(":")[2]
     wanted = {
         "read_ahead_kb": (sysfs / "class/bdi" / device / "read_ahead_kb", READ_AHEAD_KB),

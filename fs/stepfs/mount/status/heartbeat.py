@@ -14,6 +14,7 @@ import math
 import os
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -41,28 +42,19 @@ _PAGE: Final = 1000  # records that one LIST request returns
 _REMOVE_S: Final = 5.0  # an unmount waits no longer for an unreachable store; readers see the record's age
 
 
+@dataclass(eq=False)
 class Heartbeat:
     """The record of one mount in its group."""
 
-    def __init__(
-        self,
-        store: Store,
-        identity: LakeIdentity,
-        group: str,
-        *,
-        directory: Path,
-        meter: Meter,
-        follower: Follower,
-        fleet: FleetInterval,
-    ) -> None:
-        self._store = store
-        self._identity = identity
-        self._group = group
-        self._directory = directory
-        self._meter = meter
-        self._follower = follower
-        self._fleet = fleet
-        self._version = __version__
+    store: Store
+    identity: LakeIdentity
+    group: str
+    directory: Path
+    meter: Meter
+    follower: Follower
+    fleet: FleetInterval
+
+    def __post_init__(self) -> None:
         self._published_at = time.perf_counter()
         self._waited_s = 0.0
         self._troubled = False
@@ -74,13 +66,13 @@ class Heartbeat:
             for beat in itertools.count():
                 if self._is_count_due(beat):
                     await self._count()
-                interval_s = self._fleet.beat_s()
+                interval_s = self.fleet.beat_s()
                 next_at = trio.current_time() + interval_s
                 await self._publish(interval_s)
                 if beat == 0:
                     await trio.sleep(_SECOND_COUNT_S)
                     await self._count()
-                    if self._fleet.is_large:  # many may have started together: spread their records
+                    if self.fleet.is_large:  # many may have started together: spread their records
                         next_at += entropy.uniform(0.0, _APART_INTERVALS * interval_s)
                 await trio.sleep_until(next_at)
         finally:
@@ -90,19 +82,19 @@ class Heartbeat:
                 _log.info("the store is away: this mount's record in the fleet view will look stale")
 
     def _is_count_due(self, beat: int) -> bool:
-        if self._fleet.is_large:
-            return beat % math.ceil(self._fleet.nodes / _PAGE) == 0
+        if self.fleet.is_large:
+            return beat % math.ceil(self.fleet.nodes / _PAGE) == 0
         return beat < _BEATS_COUNTED_FIRST or beat % _BEATS_PER_COUNT == 0
 
     async def _count(self) -> None:
         try:
-            self._fleet.counted(await count_nodes(self._store, self._identity))
+            self.fleet.counted(await count_nodes(self.store, self.identity))
         except StepfsError as error:  # the follower reports an unreachable store
             _log.debug("cannot count the mounts of this lake: %s", error)
 
     async def _publish(self, interval_s: float) -> None:
         try:
-            await write_node(self._store, self._identity, self.record(interval_s))
+            await write_node(self.store, self.identity, self.record(interval_s))
         except StepfsError as error:
             if not self._troubled:
                 _log.info("cannot write this mount's record for the fleet view: %s", error)
@@ -112,23 +104,23 @@ class Heartbeat:
 
     async def _withdraw(self) -> None:
         try:
-            await remove_node(self._store, self._identity, self.record())
+            await remove_node(self.store, self.identity, self.record())
         except StepfsError as error:
             _log.info("cannot remove this mount's record from the fleet view: %s", error)
 
     def record(self, interval_s: float = BEAT_S) -> NodeRecord:
         """The record of this moment; the next one follows in `interval_s`. The waited time counts from the last record."""
-        now, waited_s = time.perf_counter(), self._meter.waited.seconds()
+        now, waited_s = time.perf_counter(), self.meter.waited.seconds()
         share = (waited_s - self._waited_s) / max(now - self._published_at, 1e-9)
         self._published_at, self._waited_s = now, waited_s
-        last = self._meter.last_step
+        last = self.meter.last_step
         return NodeRecord(
-            group=self._group,
+            group=self.group,
             host=socket.gethostname(),
-            directory=str(self._directory),
+            directory=str(self.directory),
             pid=os.getpid(),
-            version=self._version,
-            next_step=Step(self._follower.frontier + 1),
+            version=__version__,
+            next_step=Step(self.follower.frontier + 1),
             read_to=Step(0 if last is None else last + 1),
             waited_permille=min(PERMILLE, round(PERMILLE * share)),
             time_ms=SystemClock().now_ms(),

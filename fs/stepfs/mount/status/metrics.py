@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.core import (
@@ -19,12 +20,10 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from stepfs.data.counters import DataCounts
+from stepfs.data.counters import HELP, DataCounts
 from stepfs.histogram import Histogram
 from stepfs.mount.fuse.meter import Meter
 from stepfs.store.api import Counts
-
-Gauges = Callable[[], Mapping[str, float]]
 
 GAUGES: Final = {
     "frontier_step": "Newest committed step known here; -1 before the first",
@@ -44,70 +43,40 @@ GAUGES: Final = {
     "connections_limit": "Ranged GETs of slices under way at a time, at most, as the store bears now",
     "start_timestamp_seconds": "When the mount started",
 }
-DATA: Final = {
-    "requests": "Ranged GETs sent for slices, hedges and retries included",
-    "bytes_fetched": "Bytes of slices received from the store",
-    "bytes_delivered": "Bytes of slices given to readers, and primed into the page cache for them",
-    "hits": "Opens that found every byte at hand",
-    "misses": "Opens that had to wait for the store or the disk",
-    "hedges": "Second requests sent because the first was slow",
-    "hedges_won": "Second requests that were faster",
-    "retries": "Requests repeated after a transient error",
-    "corrupt": "Blocks that failed their checksum, first attempts included",
-    "evicted": "Blocks dropped to make room",
-    "primed": "Bytes pushed into the page cache",
-    "primed_files": "Files pushed into the page cache",
-    "reprimed_files": "Files pushed again because the kernel had dropped pages",
-    "disk_hits": "Blocks loaded from the disk cache",
-    "disk_written": "Bytes written to the disk cache",
-    "adopted_files": "Files found in the disk cache at start, left by a crashed mount",
-}
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class MountCollector(Collector):
     """Reads the counters at each scrape; stores none itself."""
 
-    def __init__(
-        self,
-        meter: Meter,
-        store: Counts,
-        data: DataCounts,
-        gauges: Gauges,
-        waits: Mapping[str, Histogram],
-        lag: Histogram,
-        info: Mapping[str, str],
-    ) -> None:
-        """`waits`: seconds that readers waited, by cause; `lag`: from commit to sight; `info`: constant labels that tell this
-        mount from others.
-        """
-        self._meter = meter
-        self._store = store
-        self._data = data
-        self._gauges = gauges
-        self._waits = {**waits, "data": data.wait_seconds}
-        self._lag = lag
-        self._info = dict(info)
+    meter: Meter
+    store: Counts
+    data: DataCounts
+    gauges: Callable[[], Mapping[str, float]]
+    waits: Mapping[str, Histogram]  # seconds that readers waited, by cause
+    lag: Histogram  # seconds from commit to sight
+    info: Mapping[str, str]  # constant labels that tell this mount from others
 
     def collect(self) -> Iterable[Metric]:
-        yield InfoMetricFamily("stepfs_mount", "What is mounted", value=self._info)
+        yield InfoMetricFamily("stepfs_mount", "What is mounted", value=dict(self.info))
         yield from self._requests()
         yield from self._times()
         store = CounterMetricFamily(
             "stepfs_store_requests", "Requests sent to the object store", labels=["verb"]
         )
         for verb in ("get", "create", "put", "list", "delete"):
-            store.add_metric([verb], getattr(self._store, verb))
+            store.add_metric([verb], getattr(self.store, verb))
         yield store
         yield CounterMetricFamily(
-            "stepfs_store_read_bytes", "Bytes from the store", value=self._store.bytes_read
+            "stepfs_store_read_bytes", "Bytes from the store", value=self.store.bytes_read
         )
-        for name, value in self._data.as_dict().items():
-            yield CounterMetricFamily(f"stepfs_data_{name}", DATA[name], value=value)
-        for name, level in self._gauges().items():
+        for name, value in self.data.as_dict().items():
+            yield CounterMetricFamily(f"stepfs_data_{name}", HELP[name], value=value)
+        for name, level in self.gauges().items():
             yield GaugeMetricFamily(f"stepfs_{name}", GAUGES[name], value=level)
 
     def _requests(self) -> Iterator[Metric]:
-        meter = self._meter
+        meter = self.meter
         requests = CounterMetricFamily("stepfs_requests", "File system requests", labels=["operation"])
         for operation, count in sorted(meter.requests.copy().items()):
             requests.add_metric([operation], count)
@@ -128,19 +97,20 @@ class MountCollector(Collector):
         )
 
     def _times(self) -> Iterator[Metric]:
+        waits = {**self.waits, "data": self.data.wait_seconds}
         yield _family(
             "stepfs_request_seconds",
             "Time to answer a file system request",
             "operation",
-            self._meter.durations,
+            self.meter.durations,
         )
-        yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", self._waits)
-        yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self._data.fetch_seconds})
+        yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", waits)
+        yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self.data.fetch_seconds})
         yield _family(
             "stepfs_commit_visible_seconds",
             "From a commit, by its producer's clock, until it is seen here",
             "",
-            {"": self._lag},
+            {"": self.lag},
         )
 
 
