@@ -1,5 +1,7 @@
 """The store's clock behind gs:// and az://, by which objects age."""
 
+from __future__ import annotations
+
 import time
 from datetime import UTC, datetime
 

@@ -1,5 +1,7 @@
 """Servers behind gs:// and az:// that are absent, cannot be trusted, or ignore conditions; and the cost of a commit."""
 
+from __future__ import annotations
+
 import os
 import ssl
 from contextlib import suppress
