@@ -19,6 +19,7 @@ from typing import Any
 import json_schemas
 import pytest
 import trio
+from programs import ran
 
 from stepfs.format.grid.record import Grid
 from stepfs.lake.identity import create_lake
@@ -69,9 +70,7 @@ def produce(
 
 def stepfs(*arguments: str | Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run the command line, in an interpreter of its own."""
-    return subprocess.run(
-        [*STEPFS, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    return ran([*STEPFS, *map(str, arguments)], timeout=timeout_s)
 
 
 def change_constants(patch: pytest.MonkeyPatch, constants: Mapping[str, float]) -> None:

@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
+from programs import ran
 
 from stepfs.cli.app import app
 
@@ -53,12 +54,8 @@ def test_the_unit_passes_systemds_own_check(tmp_path):
     stepfs = shutil.which("stepfs", path=sysconfig.get_path("scripts"))
     installed = tmp_path / "stepfs@node.service"
     installed.write_text(UNIT.read_text().replace(program, str(stepfs)))
-    done = subprocess.run(
+    done = ran(
         ["systemd-analyze", "verify", "--man=no", str(installed)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
         env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
     )
     said = [line for line in done.stderr.splitlines() if "stepfs@" in line]
@@ -193,13 +190,8 @@ def test_the_mount_helpers_exit_status_is_mount_8s(arguments, code, tmp_path):
 
 
 def helper(arguments, stand_in):
-    return subprocess.run(
-        [str(DEPLOY / "mount.stepfs"), *arguments],
-        env={"STEPFS": str(stand_in), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
+    return ran(
+        [str(DEPLOY / "mount.stepfs"), *arguments], env={"STEPFS": str(stand_in), "PATH": "/usr/bin:/bin"}
     )
 
 

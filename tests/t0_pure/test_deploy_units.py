@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from programs import ran
 
 DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
 MOUNT, RECLAIM, TIMER = "stepfs@.service", "stepfs-reclaim@.service", "stepfs-reclaim@.timer"
@@ -41,14 +42,7 @@ def sections(unit: str) -> dict[str, list[tuple[str, str]]]:
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     assert shutil.which("systemd-analyze"), "scripts/setup installs it"
-    return subprocess.run(
-        ["systemd-analyze", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-    )
+    return ran(["systemd-analyze", *map(str, arguments)], env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"})
 
 
 def test_nothing_gives_the_mount_a_namespace_of_its_own():

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import tools
+from programs import ran
 
 from release.build import build
 from release_checks.wheel import readme_blocks
@@ -101,9 +102,7 @@ def checkout(tmp_path):
 
 def image(checkout, *arguments):
     command = [checkout / "bin/bash", checkout / "scripts/image", *arguments]
-    return subprocess.run(
-        command, env={"PATH": str(checkout / "bin")}, capture_output=True, text=True, check=False
-    )
+    return ran(command, env={"PATH": str(checkout / "bin")})
 
 
 def test_what_is_missing_is_said(checkout):
@@ -163,13 +162,11 @@ def test_where_there_is_a_builder_the_image_mounts_produces_and_reclaims(tmp_pat
             "-c",
             USED,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = ran(command, check=True, timeout=None)
         lines = done.stdout.splitlines()
         assert str(sum(range(8192))) in lines
         assert lines[-3:] == [f"step-00000000{step}" for step in (5, 6, 7)]
-        done = subprocess.run(
-            [program, "run", "--rm", tag, "version"], capture_output=True, text=True, check=True
-        )
+        done = ran([program, "run", "--rm", tag, "version"], check=True)
         assert re.search(rf"^stepfs +{re.escape(__version__)}", done.stdout)
     finally:
         subprocess.run([program, "rmi", tag], capture_output=True, check=False)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sysconfig
 import tomllib
 from pathlib import Path
 
 import pytest
+from programs import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,13 +101,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         assert not planted.exists()
         planted.parent.mkdir(exist_ok=True)
         planted.write_text(f"import {imported}\n" if imported else "")
-    done = subprocess.run(
+    done = ran(
         [Path(sysconfig.get_path("scripts")) / "lint-imports", "--no-cache", "--no-logo"],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "200", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     broken = done.stdout.partition("\nBroken contracts\n")[2]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from programs import ran
 
 HEAVY = {"torch", "boto3", "botocore", "pyfuse3", "numpy", "tokenizers", "safetensors", "ray", "obstore"}
 
@@ -17,9 +17,7 @@ def modules_after(script: str) -> set[str]:
 
 def all_modules_after(script: str) -> set[str]:
     program = f"import sys\n{script}\nprint(' '.join(sys.modules), file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = ran([sys.executable, "-c", program], check=True)
     return set(done.stderr.split())
 
 

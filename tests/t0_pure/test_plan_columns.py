@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import rules
+from programs import ran
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.plan.balance.deal import Over, deal
@@ -312,5 +312,5 @@ def test_workers_load_what_a_plan_needs_before_their_first_task() -> None:
         f"preload('.', {[*modules, 'no.such.module']});"
         "print(*sorted({'PIL.JpegImagePlugin', 'PIL.PngImagePlugin', 'PIL.ImageOps'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    done = ran([sys.executable, "-c", program], check=True)
     assert done.stdout.split() == ["PIL.ImageOps", "PIL.JpegImagePlugin", "PIL.PngImagePlugin"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from planned import small_plan, steps
+from programs import ran
 
 TESTS = Path(__file__).parent
 # A step whose costs and lengths are long enough for numpy's vector code, beside the small plan.
@@ -26,12 +26,10 @@ print([plan.digest() for plan in steps(*small_plan(), 6)])
 
 
 def said(**environment: str) -> str:
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", PROGRAM],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return done.stdout

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import step_tasks
 import torch
 import webdataset
 from hypothesis import given, settings
+from programs import ran
 from step_tasks import EXAMPLE, tasks
 
 from stepfs.errors import UsageError
@@ -105,13 +105,7 @@ def test_another_process_makes_the_same_bytes(ext: str) -> None:
         "from stepfs_producer.payloads.encode import construct;"
         f"print(hashlib.sha256(b''.join(construct(PayloadSpec({ext!r}, True, 0, 11), EXAMPLE)[0])).hexdigest())"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        cwd=Path(step_tasks.__file__).parent,
-    )
+    other = ran([sys.executable, "-c", program], check=True, cwd=Path(step_tasks.__file__).parent)
     own = hashlib.sha256(b"".join(construct(spec(ext), TASK)[0])).hexdigest()
     assert other.stdout.strip() == own
 

@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from programs import ran
+
 MODELS = Path(__file__).parent / "model"
 DEPTH_MAX = 20_000
 MEMORY_MAX_MIB = 2048
@@ -60,9 +62,7 @@ class Verifier:
                 "pan.c",
             ],
         ):
-            done = subprocess.run(
-                command, check=False, cwd=place, capture_output=True, text=True, timeout=300
-            )
+            done = ran(command, cwd=place, timeout=300)
             assert done.returncode == 0, done.stdout + done.stderr
             assert not done.stderr, done.stderr
 

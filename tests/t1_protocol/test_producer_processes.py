@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from committed import committed
+from programs import ran
 
 
 def steps_of(url: str) -> list[tuple[str, bytes]]:
@@ -19,13 +20,7 @@ def steps_of(url: str) -> list[tuple[str, bytes]]:
 def in_child(work: str, lake: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own; forking a pytest process full of threads is nobody's use case."""
     script = textwrap.dedent(work)
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, lake],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return ran([sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, lake])
 
 
 def test_hazard_08_a_forked_producer_is_refused(lake: str) -> None:

@@ -1,13 +1,15 @@
 """Credentials of gs:// and az://: missing, wrong, senseless, or from a package that is installed."""
 
+from __future__ import annotations
+
 import os
 import re
-import subprocess
 import sys
 import traceback
 
 import pytest
 import servers
+from programs import ran
 from stubs3 import stub_s3, xml_error
 
 from stepfs.errors import RefusedError
@@ -122,9 +124,7 @@ def test_azure_identity_is_asked_where_it_is_installed(tmp_path, body, code, lin
     with stub_s3() as stub:
         environment |= {"PYTHONPATH": str(tmp_path), "AZURE_STORAGE_ENDPOINT": f"{stub.endpoint_url}/account"}
         command = [f"{sys.prefix}/bin/stepfs", "ls", "az://account/container/x"]
-        ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        ended = ran(command, env=environment)
     assert ended.returncode == code, ended.stderr
     assert re.search(line, ended.stderr), ended.stderr
     assert len(ended.stderr.splitlines()) == 1

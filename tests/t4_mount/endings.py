@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import trio
+from programs import ran
 from realmount import PATIENCE_S, gone, mounted, stepfs, until
 
 from stepfs.lake.fleet import list_nodes
@@ -56,7 +57,7 @@ def run_though_busy(*command):
     done = []
 
     def taken_away():
-        done[:] = [subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)]
+        done[:] = [ran(command, timeout=PATIENCE_S)]
         return done[0].returncode == 0 or "busy" not in done[0].stderr.lower()
 
     until(taken_away, "the mount stays busy")

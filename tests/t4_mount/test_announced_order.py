@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 import time
 
 import json_schemas
 import pytest
+from programs import ran
 from realmount import make_lake, mounted, payload, produce
 
 from stepfs import CheckpointHook, ShuffledSteps
@@ -80,7 +80,7 @@ def test_another_user_reads_and_may_not_say_what_comes_next(lake, tmp_path):
     tmp_path.chmod(0o755)
     with mounted(lake, tmp_path / "m", "--allow-other") as mount:
         command = [sys.executable, "-c", program, str(mount.directory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = ran(command, check=True)
         assert done.stdout.strip() == str(errno.EACCES)
 
 

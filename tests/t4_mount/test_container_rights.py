@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 import pytest
+from programs import ran
 from realmount import STEPFS, make_lake
 
 HIDE = """
@@ -22,12 +22,8 @@ def test_without_the_device_the_line_names_it(file_url, tmp_path, command):
     make_lake(file_url)
     (tmp_path / "mount").mkdir()
     words = [command, file_url, *([str(tmp_path / "mount")] if command == "mount" else [])]
-    done = subprocess.run(
+    done = ran(
         ["unshare", "--mount", "--propagation=private", "sh", "-euc", HIDE, "sh", *STEPFS, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
         env={**os.environ, "STEPFS_LOG_DIR": str(tmp_path / "logs")},
     )
     assert "--device /dev/fuse" in done.stdout + done.stderr

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import ran
 from realmount import change_constants, make_lake, mounted, produce, stepfs, until
 
 LONG_LAKE = Path(__file__).parents[2] / "scripts" / "make_long_lake"
@@ -96,9 +97,7 @@ def long_lake(tmp_path_factory):
 def test_listing_ten_thousand_steps_causes_no_storm(long_lake, tmp_path):
     with mounted(long_lake, tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
         before, store_before = mount.requests(), store_requests(mount)
-        out = subprocess.run(
-            ["ls", "-l"], check=True, cwd=mount.directory, capture_output=True, text=True
-        ).stdout
+        out = ran(["ls", "-l"], check=True, cwd=mount.directory).stdout
         assert out.count("step-") == 10_000 + 1  # and the target of `latest`
         after = mount.requests()
         spent = {name: after[name] - before.get(name, 0) for name in after}

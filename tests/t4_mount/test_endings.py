@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from endings import ENDINGS, assert_nothing_is_left
+from programs import ran
 from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, stepfs, until
 
 from stepfs.mount.daemon import LOG_BYTES_MAX
@@ -199,22 +200,10 @@ def test_without_dev_fuse_or_the_right_to_mount_one_line_says_so(lake, tmp_path)
     directory = tmp_path / "m"
     directory.mkdir()
     mount = f"{sys.executable} -c 'from stepfs.cli import main; main()' mount {lake} {directory} --cache-dir {tmp_path}/c"
-    hidden = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && {mount}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    hidden = ran(["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && {mount}"])
     assert hidden.returncode == 4, hidden.stderr
     assert "/dev/fuse" in hidden.stderr.splitlines()[-1]
-    powerless = subprocess.run(
-        ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all", "sh", "-c", mount],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    powerless = ran(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all", "sh", "-c", mount])
     assert powerless.returncode == 4, powerless.stderr
     assert "cannot mount" in powerless.stderr
     assert not (tmp_path / "c").exists()

@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from programs import ran
 from realmount import PATIENCE_S, gone, mounted, payload
 
 from stepfs.mount.host import mountinfo
@@ -38,9 +39,7 @@ def mount8(tmp_path, *arguments):
         "STEPFS_LOG_DIR": str(tmp_path / "logs"),
         "STEPFS_CACHE_DIR": str(tmp_path / "cache"),
     }
-    return subprocess.run(
-        ["mount", *arguments], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    return ran(["mount", *arguments], env=env)
 
 
 def flags_of(directory):

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from programs import ran
 from rawmount import mount_with_descriptor
 from realmount import PATIENCE_S, STEPFS, gone, payload, stepfs
 
@@ -84,9 +85,7 @@ def test_sigterm_ends_the_daemon_and_readers_fail(lake, tmp_path, handed_over):
 def test_a_descriptor_that_is_something_else_is_refused(lake, tmp_path):
     with (tmp_path / "x").open("w") as file:
         command = [*STEPFS, "mount", lake, f"/dev/fd/{file.fileno()}"]
-        done = subprocess.run(
-            command, pass_fds=(file.fileno(),), capture_output=True, text=True, timeout=60, check=False
-        )
+        done = ran(command, pass_fds=(file.fileno(),))
     assert (done.returncode, done.stderr.count("\n")) == (4, 1)
     assert "is not an open /dev/fuse" in done.stderr
     assert stepfs("mount", lake, "/dev/fd/987").returncode == 4

@@ -12,6 +12,7 @@ from typing import Any
 
 import json_schemas
 import pytest
+from programs import ran
 from realmount import mounted, stepfs
 
 PLAN = """\
@@ -75,7 +76,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
                 str(mount.directory),
                 *command[1:],
             ]
-            refused = subprocess.run(program, capture_output=True, check=False, text=True)
+            refused = ran(program)
             assert refused.returncode == 2
             assert refused.stderr == (
                 f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n"

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from programs import ran
 from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
 
 from stepfs_producer import Producer
@@ -54,9 +55,7 @@ def test_names_and_attributes_of_steps_to_come_are_answered_at_once(lake, tmp_pa
         assert not mount.file(7, 2).exists()  # there is no such rank
         assert sorted(os.listdir(mount.step(7))) == ["rank-00000.bin", "rank-00001.bin"]
         assert not mount.file(10, 0).exists()  # nor such a step
-        found = subprocess.run(
-            ["find", str(mount.directory), "-name", "rank-*"], capture_output=True, text=True, check=True
-        )
+        found = ran(["find", str(mount.directory), "-name", "rank-*"], check=True)
         assert len(found.stdout.split()) == 20
         assert time.monotonic() - began < AT_ONCE_S
         commit_one_more(lake, 2)

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from programs import ran
 from realmount import PATIENCE_S, clear, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
@@ -202,13 +203,7 @@ def test_a_stuck_daemon_that_was_detached_aborts_no_other_mount(lake, tmp_path):
         f"test_stuck.detached_while_stuck({lake!r}, Path({str(tmp_path)!r}))"
     )
     with_fusectl = 'mount -t fusectl none /sys/fs/fuse/connections && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", with_fusectl, "sh", sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = ran(["unshare", "-m", "sh", "-c", with_fusectl, "sh", sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr
 
 

@@ -7,11 +7,11 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import tarfile
 
 import json_schemas
 import pytest
+from programs import ran
 from realmount import make_lake, mounted, produce
 
 from stepfs.format.grid.record import Grid
@@ -20,7 +20,7 @@ STEPS, SLICES = 12, 3
 
 
 def run(*command: str, cwd=None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    done = ran(command, cwd=cwd)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     assert not done.stderr, f"{command}: {done.stderr}"
     return done.stdout

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from programs import ran
 from realmount import STEPFS, clear, make_lake, produce, stepfs
 
 UNIT = Path(__file__).parents[2] / "scripts/deploy/stepfs@.service"
@@ -22,9 +23,7 @@ def kept() -> list[str]:
 def sandboxed(capabilities: list[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     bounds = ",".join(["-all", *(f"+{name}" for name in capabilities)])
     taken = ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set={bounds}"]
-    return subprocess.run(
-        [*taken, *STEPFS, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100
-    )
+    return ran([*taken, *STEPFS, *map(str, arguments)])
 
 
 @pytest.fixture

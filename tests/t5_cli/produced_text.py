@@ -14,6 +14,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 from committed import committed
+from programs import ran
 from typer.testing import CliRunner
 
 from stepfs_producer.cli.app import app
@@ -32,7 +33,7 @@ def produce(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def produce_in_a_process(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [PROGRAM, "text", lake, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return ran(command)
 
 
 def ids_of(payload: bytes, ext: str) -> list[int]:

@@ -30,24 +30,8 @@ def processes_of(directory: Path) -> list[str]:
 def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()
-    done = subprocess.run(
-        tools.command(
-            "bench_ingest",
-            *SMALLEST,
-            "--only",
-            "growth,pace",
-            "--long-steps",
-            "1000",
-            "--out",
-            str(out),
-            "--scratch",
-            str(scratch),
-        ),
-        env=tools.environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    directories = ["--out", str(out), "--scratch", str(scratch)]
+    done = tools.ran("bench_ingest", *SMALLEST, "--only", "growth,pace", "--long-steps", "1000", *directories)
     assert done.returncode == 0, done.stderr
     document = json.loads((out / "bench_ingest.json").read_text(encoding="utf-8"))
     assert document["benchmark"] == "bench_ingest"
@@ -101,15 +85,8 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.slow
 def test_beside_brokers_a_lake_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    done = subprocess.run(
-        tools.command(
-            "bench_ingest", "--peers", "--quick", "--only", "stepfs", "--out", str(tmp_path / "out")
-        ),
-        env=tools.environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    out = str(tmp_path / "out")
+    done = tools.ran("bench_ingest", "--peers", "--quick", "--only", "stepfs", "--out", out)
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "out/bench_ingest_peers.json").read_text(encoding="utf-8"))
     sides = document["figures"]["peers"]

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 import tools
-
-
-def bench(*arguments, **options):
-    return subprocess.run(
-        tools.command("bench_train", "--peers", *arguments),
-        env=tools.environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        **options,
-    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +20,9 @@ def bench(*arguments, **options):
 def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     tmp_path, peer, kind, sample_bytes, bound, pss_mib
 ):
-    done = bench("--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path))
+    done = tools.ran(
+        "bench_train", "--peers", "--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path)
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "bench_train_peers.json").read_text(encoding="utf-8"))
     (result,) = document["figures"]["peers"]
@@ -52,7 +41,7 @@ def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
 
 
 def test_a_peer_that_nobody_knows_is_a_mistake_of_usage():
-    done = bench("--only", "stepfs,tensorflow")
+    done = tools.ran("bench_train", "--peers", "--only", "stepfs,tensorflow")
     assert done.returncode == 2
     assert "tensorflow" in done.stderr
     assert "mosaicml" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ import tools
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # it takes 10 s on a machine of its own
 def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
-    done = subprocess.run(
-        tools.command("bench_plan", "--quick", "--only", "time", "--out", str(tmp_path)),
-        env=tools.environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = tools.ran("bench_plan", "--quick", "--only", "time", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "bench_plan.json").read_text(encoding="utf-8"))
     assert document["benchmark"] == "bench_plan"
@@ -29,12 +22,6 @@ def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
 
 
 def test_an_unknown_part_is_named_with_the_known_ones() -> None:
-    done = subprocess.run(
-        tools.command("bench_plan", "--only", "balanse"),
-        env=tools.environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = tools.ran("bench_plan", "--only", "balanse")
     assert done.returncode == 2
     assert "--only balanse: choose from balance, time, mix" in done.stderr

@@ -46,7 +46,6 @@ def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_row_can_be_measured(tmp_path):
-    command = tools.command("bench_read", "--quick", "--long", "--soak", "0.2", "--out", str(tmp_path))
-    done = subprocess.run(command, env=tools.environment(), capture_output=True, text=True, check=False)
+    done = tools.ran("bench_read", "--quick", "--long", "--soak", "0.2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert {row["held"] for row in json.loads((tmp_path / "bench_read.json").read_text())["rows"]}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import subprocess
 import sys
 
 import pytest
 import typer
 from lakes import stepfs
+from programs import ran
 
 from stepfs.cli.app import app
 from stepfs_producer.cli.app import app as produce
@@ -58,9 +58,7 @@ def test_an_empty_word_is_never_a_name(command):
 def test_each_package_says_its_version_and_runs_as_a_module(package, command):
     version = importlib.import_module(package).__version__
     assert version == importlib.metadata.version("stepfs")
-    ended = subprocess.run(
-        [sys.executable, "-m", package, "--version"], capture_output=True, text=True, check=True
-    )
+    ended = ran([sys.executable, "-m", package, "--version"], check=True)
     assert ended.stdout == f"{command} {version}\n"
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 
 import pytest
+from programs import ran
 
 # SIGINT comes at the import of a module, as from a hurried hand.
 INTERRUPTED = """
@@ -25,9 +25,7 @@ main()
 
 def interrupted(package, module, argv, *, handler="signal.default_int_handler"):
     code = INTERRUPTED.format(package=package, module=module, argv=argv, handler=handler)
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
-    )
+    return ran([sys.executable, "-c", code])
 
 
 @pytest.mark.parametrize(

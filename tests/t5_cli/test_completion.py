@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
+from programs import ran
 
 
 def completing(program: str, **variables: str) -> str:
     env = {"PATH": os.environ["PATH"], **variables}
     path = Path(sysconfig.get_path("scripts")) / program
-    done = subprocess.run([path], env=env, capture_output=True, text=True, timeout=100, check=True)
+    done = ran([path], env=env, check=True)
     assert done.stderr == ""
     return done.stdout
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 import tools
 from lakes import stepfs
+from programs import ran
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 from typer.testing import CliRunner
 
@@ -89,14 +89,7 @@ HIDDEN = "import sys; sys.modules[sys.argv.pop(1)] = None; from stepfs_producer.
 )
 def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, module, package, command):  # noqa: F811
     words = [{"PLAN": str(plan), "LAKE": file_url}.get(word, word) for word in command]
-    done = subprocess.run(
-        [sys.executable, "-c", HIDDEN, module, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=tools.environment(),
-    )
+    done = ran([sys.executable, "-c", HIDDEN, module, *words], env=tools.environment())
     assert done.returncode == 2
     assert done.stderr == (
         f"stepfs-produce: plans need the package {package}, which is not installed: pip install 'stepfs[plan]'\n"
@@ -109,8 +102,6 @@ def test_plans_from_python_name_the_extra_and_are_an_import_error():
         "try: import stepfs_producer.plans\n"
         "except ImportError as error: print(type(error).__name__, error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout.startswith("MissingPackageError plans need the package pydantic")
     assert done.stdout.endswith("pip install 'stepfs[plan]'\n")

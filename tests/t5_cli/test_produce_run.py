@@ -18,6 +18,7 @@ import pytest
 from committed import committed
 from payload_samples import npy
 from produced_text import PROGRAM
+from programs import ran
 from typer.testing import CliRunner
 
 from stepfs_producer import Producer
@@ -235,7 +236,7 @@ def test_functions_of_the_user_may_stand_beside_the_plan(plan: Path, tmp_path: P
         + 'cost: {call: "own_cost:of"}\n'
     )
     command = [PROGRAM, "run", str(plan), file_url, "--workers", "1", "--limit-steps", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=100)
+    done = ran(command, cwd="/")
     assert done.returncode == 0, done.stderr
 
 

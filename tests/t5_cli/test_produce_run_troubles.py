@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from produced_text import PROGRAM
+from programs import ran
 
 PLAN = """\
 version: 1
@@ -20,9 +21,7 @@ mix: {chats: 1}
 
 
 def run(directory: Path, render: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command_of(directory, render), capture_output=True, text=True, timeout=100, check=False
-    )
+    return ran(command_of(directory, render))
 
 
 def command_of(directory: Path, render: str) -> list[str]:

@@ -24,6 +24,7 @@ from produced_text import (
     text_in,
     texts_of,
 )
+from programs import ran
 
 
 @pytest.mark.parametrize("ext", [".pt", ".safetensors", ".npy", ".tar", ".bin"])
@@ -126,9 +127,7 @@ def test_help_loads_nothing_heavy() -> None:
         "assert CliRunner().invoke(app, ['text', '--help']).exit_code == 0;"
         "print([name for name in ('torch', 'boto3', 'numpy', 'rich', 'tokenizers') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
-    )
+    done = ran([sys.executable, "-c", program], check=True, env={**os.environ})
     assert done.stdout == "[]\n"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 import tools
 
@@ -23,13 +21,6 @@ SOURCES, DOCUMENTS = "every source byte", "every document is there"
     ids=["brief", "plan", "file", "s3", "gs", "az", "whole-plan"],
 )
 def test_the_quickstart_holds_what_its_table_says(options, said):
-    done = subprocess.run(
-        tools.command("quickstart", *options),
-        env=tools.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    done = tools.ran("quickstart", *options, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert said in done.stdout

@@ -18,6 +18,7 @@ import pytest
 import servers
 from committed import committed
 from produced_text import PROGRAM
+from programs import ran
 
 RAY_PYTHON = Path(sys.prefix) / "ray/bin/python"  # scripts/setup makes it
 ROOT = Path(__file__).parents[2]
@@ -66,15 +67,7 @@ def command(plan: Path, lake: str, *arguments: object) -> list[str]:
 
 
 def run(plan: Path, lake: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(plan, lake, *arguments),
-        env={**os.environ, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=plan.parents[1],
-        timeout=500,
-    )
+    return ran(command(plan, lake, *arguments), env={**os.environ, **more}, cwd=plan.parents[1], timeout=500)
 
 
 def locally(plan: Path, lake: str) -> list[tuple[str, list[bytes]]]:
@@ -268,15 +261,7 @@ def test_the_commands_of_the_readme_run(plan, tmp_path, file_url) -> None:
                     .replace("HEAD", "127.0.0.1")
                     .replace("LAKE", file_url)
                 )
-                done = subprocess.run(
-                    ["sh", "-ec", words],
-                    env=mine,
-                    cwd=plan.parent,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=200,
-                )
+                done = ran(["sh", "-ec", words], env=mine, cwd=plan.parent, timeout=200)
                 assert done.returncode == 0, done.stdout + done.stderr
         finally:
             for pid in processes(below=home):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from programs import ran
 
 from stepfs import errors
 
@@ -75,23 +76,14 @@ def reader(tmp_path, seaweed):
 @pytest.mark.timeout(900)
 def test_every_block_runs(reader):
     directory, environment = reader
-    ran = 0
+    count = 0
     for block in BLOCKS:
         if block.language in {"text", "console"}:  # what is seen, and what other tests run
             continue
-        done = subprocess.run(
-            block.command,
-            cwd=directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            stdin=subprocess.DEVNULL,
-        )
+        done = ran(block.command, cwd=directory, env=environment, timeout=300, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, f"{block.page}:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
-        ran += 1
-    assert ran >= 8
+        count += 1
+    assert count >= 8
     mounted = Path("/proc/self/mountinfo").read_text()
     assert str(directory) not in mounted, "the pages unmount what they mount"
 

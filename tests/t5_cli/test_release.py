@@ -220,13 +220,6 @@ def test_metadata_that_an_index_refuses_is_found(checkout, tmp_path):
 
 
 def test_an_option_that_does_not_exist_is_a_usage_error():
-    done = subprocess.run(
-        tools.command("release", "--wrong"),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=tools.environment(),
-        timeout=60,
-    )
+    done = tools.ran("release", "--wrong")
     assert done.returncode == 2
     assert "usage: scripts/release" in done.stderr

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import trio
 from lakes import stepfs
+from programs import ran
 from realmount import STEPFS, mounted, payload, until
 
 from stepfs.format.ids import Step
@@ -84,13 +85,7 @@ def reclaiming(url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def trained(*arguments: object) -> dict[int, str]:
     """Step → what was read, of a training loop that ran to its end."""
-    done = subprocess.run(
-        [sys.executable, str(TRAIN), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = ran([sys.executable, str(TRAIN), *map(str, arguments)], timeout=300)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(line) for line in done.stdout.splitlines())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fakemount import Caller, fails, mounted
+from programs import ran
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.mount import logs
@@ -85,13 +85,7 @@ logging.getLogger("stepfs.data").info("fetched", extra={"step": 3})
 logging.getLogger("botocore").info("not ours")
 logging.getLogger("botocore").warning("ours all the same")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"STEPFS_LOG_FORMAT": "json"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran([sys.executable, "-c", code], env={"STEPFS_LOG_FORMAT": "json"}, check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(line["message"], line.get("step")) for line in lines] == [
         ("fetched", 3),

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from programs import ran
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 
 from stepfs import Lake, background
@@ -180,13 +181,7 @@ print("read", step + 1)
 def test_without_pyfuse3_and_never_closed_it_reads_and_ends_with_the_interpreter(url):
     """Also while another thread waits in it."""
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", _PROGRAM, url],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = ran([sys.executable, "-X", "faulthandler", "-W", "error", "-c", _PROGRAM, url], timeout=WAIT_S)
     assert (done.returncode, done.stdout) == (0, f"read {STEPS}\n"), done.stderr
     assert not done.stderr
     assert time.monotonic() - began < WAIT_S
