@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from at_work import at_work
 from data_doubles import World, processor, world_of
 from data_pages import Pages
 
@@ -72,8 +73,9 @@ async def test_mapped_and_untouched_files_do_not_keep_the_next_steps_from_being_
     world = world_of(500, 128 * KIB)
     primed = []
     for mapped in (0, 400):
-        node = PrimedNode(tmp_path / str(mapped), monkeypatch, world, memory_bytes=16 * MIB, kept=True)
-        await nursery.start(node.run)
+        node = await at_work(
+            nursery, PrimedNode(tmp_path / str(mapped), monkeypatch, world, memory_bytes=16 * MIB, kept=True)
+        )
         handles = []
         for step in range(mapped):
             handles.append(node.slices.reads.open(world.entries[step], INDEX))
@@ -84,15 +86,13 @@ async def test_mapped_and_untouched_files_do_not_keep_the_next_steps_from_being_
             handle.close()
     assert primed[1] >= primed[0] - 1
     assert primed[0] >= 98
-    nursery.cancel_scope.cancel()
 
 
 async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_first_read_fetches_the_slice(
     nursery, autojump_clock
 ):
     world = world_of(1, 20 * MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True))
     handle = slices.reads.open(world.entries[0], INDEX)
     await trio.sleep(60)
     assert slices.counts.requests == 0
@@ -100,28 +100,24 @@ async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_fi
     await trio.testing.wait_all_tasks_blocked()
     assert slices.facts.holds(Step(0), INDEX)
     assert (slices.counts.requests, slices.counts.bytes_fetched) == (3, 20 * MIB)
-    nursery.cancel_scope.cancel()
 
 
 async def test_without_a_group_what_is_opened_is_fetched_and_stays(nursery, autojump_clock):
     world = world_of(60, MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handles = [slices.reads.open(world.entries[step], INDEX) for step in range(60)]
     await trio.sleep(60)
     assert slices.counts.requests == 60
     world.store.objects.clear()
     for step, handle in enumerate(handles):
         assert bytes(await handle.read(0, MIB)) == world.payloads[step][0]
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("end", ["checkpoint", "retired"])
 @pytest.mark.parametrize("read", [False, True])
 async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump_clock, end, read):
     world = world_of(80, 256 * KIB)
-    slices = Slices(world.store, memory_bytes=32 * MIB, opened_are_kept=True)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=32 * MIB, opened_are_kept=True))
     handles = [slices.reads.open(world.entries[step], INDEX) for step in range(40)]
     if read:
         for handle in handles:
@@ -138,7 +134,6 @@ async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump
     for step, handle in enumerate(handles):
         assert bytes(await handle.read(0, MIB)) == world.payloads[step][0]
     handle = slices.reads.open(world.entries[39], INDEX)
-    nursery.cancel_scope.cancel()
 
 
 async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_again_when_they_are_read(
@@ -146,8 +141,7 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
 ):
     """`np.load(mmap_mode="r")` reads a header, and then nothing."""
     world = world_of(140, 512 * KIB)
-    slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True))
     handles = []
     for step in range(100):
         handles.append(slices.reads.open(world.entries[step], INDEX))
@@ -160,7 +154,6 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
     assert slices.counts.requests == 118
     assert bytes(await handles[0].read(0, MIB)) == world.payloads[0][0]
     assert slices.counts.requests == 119
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nursery, autojump_clock):
@@ -184,7 +177,6 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
     await trio.sleep(100)
     assert slices.facts.holds(Step(0), INDEX)
     assert slices.counts.requests == 8, "the budget, and nothing twice"
-    nursery.cancel_scope.cancel()
 
 
 async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nursery, autojump_clock):
@@ -207,7 +199,6 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
         await trio.sleep(0.1)
     assert waited == 1
     assert slices.counts.bytes_fetched == 60 * 256 * KIB
-    nursery.cancel_scope.cancel()
 
 
 async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
@@ -228,7 +219,6 @@ async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
     await handle.read(0, 1)
     await handle.read(1, 1)
     assert seen == [(2, 0), (0, 0)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, tmp_path):

@@ -8,6 +8,7 @@ import threading
 import pytest
 import trio
 import trio.testing
+from at_work import at_work
 from data_doubles import LAKE_ID, World
 from data_pages import Pages
 
@@ -60,8 +61,7 @@ def bench(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * BLOCK_BYTES + 5])
 async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, bench, size):
-    there = bench(steps=2, size=size)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=2, size=size))
     there.prefetch(0, 1)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     for step in (0, 1):
@@ -70,22 +70,18 @@ async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, benc
     assert there.slices.counts.primed == 2 * size
     assert trio.lowlevel.current_task() is not None
     assert threading.get_native_id() not in there.pages.threads
-    nursery.cancel_scope.cancel()
 
 
 async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
-    there = bench(steps=1, size=4 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=1, size=4 * MIB))
     there.prefetch(0)
     await there.until(lambda: there.slices.counts.primed_files == 1)
     assert there.slices.facts.holds(*there.key(0))
     assert there.slices.cache.pool.used == 8 * MIB
-    nursery.cancel_scope.cancel()
 
 
 async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nursery, bench):
-    there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)
     await there.until(
         lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
@@ -99,12 +95,10 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
     assert bytes(await handle.read(MIB, 100)) == there.world.payloads[0][0][MIB : MIB + 100]
     assert there.slices.counts.requests == 1
     handle.close()
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_the_kernel_evicted_is_primed_again_one_step_ahead(nursery, bench):
-    there = bench(steps=3, size=4 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=3, size=4 * MIB))
     there.prefetch(0, 1, 2)
     await there.until(lambda: there.slices.counts.primed_files == 3)
     there.resident[there.pages.path(1, 0)] = MIB
@@ -113,12 +107,10 @@ async def test_what_the_kernel_evicted_is_primed_again_one_step_ahead(nursery, b
     assert there.pages.content(1)[-4 * MIB :] == there.world.payloads[1][0]
     assert there.slices.counts.primed == 16 * MIB
     assert there.slices.counts.requests == 3
-    nursery.cancel_scope.cancel()
 
 
 async def test_pages_and_memory_share_one_budget(nursery, bench):
-    there = bench(steps=12, size=2 * MIB, memory_bytes=16 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=12, size=2 * MIB, memory_bytes=16 * MIB))
     primed = 0
     for step in range(12):
         there.prefetch(*range(step, min(step + 3, 12)))
@@ -131,17 +123,14 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
     assert primed >= 4 * MIB
     assert there.pages.dropped[0] == there.pages.path(0, 0), "consumed pages leave first, oldest first"
     assert there.slices.counts.requests == 12
-    nursery.cancel_scope.cancel()
 
 
 async def test_forgotten_steps_are_no_longer_counted(nursery, bench):
-    there = bench(steps=2, size=4 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=2, size=4 * MIB))
     there.prefetch(0, 1)
     await there.until(lambda: there.slices.counts.primed_files == 2)
     there.slices.forget_below(Step(2))
     assert there.primer.bytes == there.slices.cache.pool.used == 0
-    nursery.cancel_scope.cancel()
 
 
 async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
@@ -153,7 +142,6 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
     assert there.slices.facts.holds(*there.key(0))
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
@@ -164,7 +152,6 @@ async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert there.key(0) not in there.primer.primed
     assert there.primer.enabled
-    nursery.cancel_scope.cancel()
 
 
 async def test_requests_of_its_own_threads_are_known(nursery, bench):
@@ -176,24 +163,20 @@ async def test_requests_of_its_own_threads_are_known(nursery, bench):
     await there.until(lambda: there.slices.counts.primed_files == 1)
     assert seen == [True]
     assert not there.primer.is_own(threading.get_native_id())
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_smaller_budget_puts_pages_out(nursery, bench):
-    there = bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB))
     there.prefetch(0, 1, 2, 3)
     await there.until(lambda: there.slices.counts.primed_files == 4)
     there.slices.set_memory(8 * MIB)
     await there.until(lambda: len(there.pages.dropped) == 2)  # by a thread, after they have left the account
     assert there.slices.cache.pool.used <= 8 * MIB
     assert there.pages.dropped == [there.pages.path(3, 0), there.pages.path(2, 0)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_reclaimed(nursery, bench):
-    there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)
     await there.until(
         lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
@@ -210,7 +193,6 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     there.world.store.objects.clear()
     assert bytes(await handle.read(0, 4 * MIB)) == there.world.payloads[0][0]
     assert there.slices.counts.requests == 2
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("size", "marked"), [(CHUNK_BYTES - 1, 0), (CHUNK_BYTES, 2), (3 * MIB, 2)])
@@ -228,12 +210,10 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
     await there.until(lambda: there.slices.counts.primed_files == 2)
     assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
     assert there.primer.enabled
-    nursery.cancel_scope.cancel()
 
 
 async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_file(nursery, bench):
-    there = bench(steps=14, size=MIB, memory_bytes=16 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=14, size=MIB, memory_bytes=16 * MIB))
 
     def use(step):
         there.slices.reads.open(there.world.entries[step], SliceIndex(0)).close()
@@ -251,4 +231,3 @@ async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_
         assert there.key(step) in there.primer.primed, "a quarter of the budget waits for the other reader"
     assert there.pages.path(8, 0) in there.pages.dropped
     assert there.slices.counts.requests == 13
-    nursery.cancel_scope.cancel()

@@ -46,7 +46,6 @@ async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nu
     await trio.testing.wait_all_tasks_blocked(0.05)
     assert slices.counts.reprimed_files == 2, "once per turn, even if the kernel evicts it again at once"
     assert {"0-24", "0-25"} <= set(looked[8:])
-    nursery.cancel_scope.cancel()
 
 
 async def test_of_many_small_files_no_more_are_checked_while_readers_work_through_them(
@@ -71,7 +70,6 @@ async def test_of_many_small_files_no_more_are_checked_while_readers_work_throug
         slices.requests.replace([(entry, [SliceIndex(index) for index in range(opened + 1, 64)])])
         await trio.testing.wait_all_tasks_blocked(0.002)
     assert len(looked) == 8, "each look costs an open"
-    nursery.cancel_scope.cancel()
 
 
 async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_they_change(
@@ -104,4 +102,3 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
             slices.reads.open(entry, SliceIndex(index)).close()
             await trio.testing.wait_all_tasks_blocked()
     assert looks == 0, "it was once per close: 2 ms of the loop's time each, with 4,096 wishes"
-    nursery.cancel_scope.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from at_work import at_work
 from data_doubles import World
 
 from stepfs.data.buffers import Pool
@@ -25,8 +26,7 @@ def world():
 
 
 async def test_a_slice_that_does_not_fit_is_passed_while_it_is_read_in_order(nursery, autojump_clock):
-    slices = Slices(world().store, memory_bytes=18 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world().store, memory_bytes=18 * MIB))
     handle = slices.reads.open(world().entries[0], SliceIndex(1))
     held = handle._held
     for offset in range(0, handle.length, MIB):
@@ -35,7 +35,6 @@ async def test_a_slice_that_does_not_fit_is_passed_while_it_is_read_in_order(nur
     assert held.role is Role.PASSED
     handle.close()
     assert held.role is Role.CONSUMED
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("role", Role)

@@ -30,7 +30,6 @@ async def test_sigusr1_shows_threads_and_tasks(nursery, capfd):
                 await trio.sleep(0.01)
                 shown += capfd.readouterr().err
     assert "test_sigusr1_shows_threads_and_tasks" in shown
-    nursery.cancel_scope.cancel()
 
 
 async def test_stacks_that_cannot_be_taken_end_nothing(nursery, monkeypatch):
@@ -41,7 +40,6 @@ async def test_stacks_that_cannot_be_taken_end_nothing(nursery, monkeypatch):
     with stacks.shown_on_signal(nursery):
         os.kill(os.getpid(), signal.SIGUSR1)
         await trio.testing.wait_all_tasks_blocked(0.05)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_log_that_cannot_be_written_is_no_reason_to_end(nursery, monkeypatch):
@@ -51,4 +49,3 @@ async def test_a_log_that_cannot_be_written_is_no_reason_to_end(nursery, monkeyp
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGUSR1)
                 await trio.testing.wait_all_tasks_blocked(0.05)
-    nursery.cancel_scope.cancel()
