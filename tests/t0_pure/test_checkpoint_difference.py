@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -85,9 +84,7 @@ def never_drops(difference: Difference, kept: Steps) -> Steps:
 
 
 @pytest.mark.parametrize("mutant", [only_what_is_new, never_drops])
-def test_the_walk_finds_other_rules(
-    mutant: Callable[[Difference, Steps], Steps], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_walk_finds_other_rules(mutant, monkeypatch):
     monkeypatch.setattr(Difference, "apply", mutant)
     with pytest.raises(AssertionError, match="are there"):
         for seed in range(RUNS):

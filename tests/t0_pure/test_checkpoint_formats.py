@@ -130,9 +130,7 @@ def test_anything_but_simple_arithmetic_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("layout", ["hugging face", "lightning", "torch dcp", "a pattern", "the directory"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.EMFILE])
-def test_what_cannot_be_read_is_an_error_and_not_a_deleted_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, number: int
-) -> None:
+def test_what_cannot_be_read_is_an_error_and_not_a_deleted_checkpoint(tmp_path, monkeypatch, layout, number):
     """Else one hiccup of a network file system drops a checkpoint, and the steps it needs may be deleted."""
     for step in (5, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -134,9 +134,7 @@ def test_of_two_exposures_the_shorter_is_believed() -> None:
     assert pacer.interval_s == pytest.approx(interval_s(3, 0.01))
 
 
-def test_an_outage_is_forgotten_after_two_attempts_and_never_lasts_longer_in_the_pace_than_in_the_store() -> (
-    None
-):
+def test_an_outage_is_forgotten_after_two_attempts_and_never_lasts_longer_in_the_pace_than_in_the_store():
     pacer = paced(100, exposure_s=0.05)
     waited_s, outage_s, usual_s = 0.0, 600.0, pacer.interval_s
     while waited_s < outage_s:
@@ -263,9 +261,7 @@ def test_racing_starts_are_pulled_apart_though_nobody_is_in_view() -> None:
     st.floats(0.0, 10.0),
     st.lists(st.booleans(), max_size=40),
 )
-def test_due_is_bounded_whatever_happened(
-    others: int, exposure_s: float, delay_max_s: float, wins: list[bool]
-) -> None:
+def test_due_is_bounded_whatever_happened(others, exposure_s, delay_max_s, wins):
     pacer = Pacer(delay_max_s=delay_max_s, draw=lambda _low, high: high)
     last_s = 0.0
     for number, won in enumerate(wins):

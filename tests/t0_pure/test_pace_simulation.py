@@ -53,9 +53,7 @@ SIZES = [
 
 @pytest.mark.parametrize("exposure_s", [0.01, 0.05, 0.1])
 @pytest.mark.parametrize(("count", "turns"), SIZES)
-def test_nobody_starves_among_producers_that_start_together(
-    count: int, turns: int, exposure_s: float
-) -> None:
+def test_nobody_starves_among_producers_that_start_together(count, turns, exposure_s):
     result, natural_s = fleet(count, exposure_s, turns=turns)
     assert result.lost_share <= 0.25
     assert result.spread <= 2.0

@@ -5,7 +5,6 @@ Every mutant is a mistake that is easy to make, and that no single step shows to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -90,9 +89,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_mutant_is_caught(
-    mutant: Callable[[pytest.MonkeyPatch], None], honest: list[StepPlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mutant_is_caught(mutant, honest, monkeypatch):
     mutant(monkeypatch)
     assert MUTANTS[mutant] in complaints(steps(*small_plan(), STEPS, group=5), honest)
 

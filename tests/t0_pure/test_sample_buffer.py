@@ -71,9 +71,7 @@ def planned(spans: list[tuple[int, ...]]) -> StepPlan:
 
 
 @given(BLOCKS, BLOCKS, st.integers(1, 5), st.booleans(), st.data())
-def test_any_span_is_found_with_its_address_and_the_token_that_follows_it(
-    code, prose, group, masked, data
-) -> None:
+def test_any_span_is_found_with_its_address_and_the_token_that_follows_it(code, prose, group, masked, data):
     buffers = [held_of(blocks, group, masked=masked) for blocks in (code, prose)]
     spans, expected = [], []
     for source, (_, documents) in enumerate(buffers):

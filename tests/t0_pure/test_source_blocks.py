@@ -57,9 +57,7 @@ def test_every_line_begins_in_exactly_one_range(lines_, end, final, size, piece,
     st.sampled_from([16, 64, 256]),
     st.booleans(),
 )
-def test_every_record_is_in_exactly_one_block_of_each_epoch(
-    tmp_path_factory, files, block, least, shuffle
-) -> None:
+def test_every_record_is_in_exactly_one_block_of_each_epoch(tmp_path_factory, files, block, least, shuffle):
     root = tmp_path_factory.mktemp("corpus")
     texts = [text for file in files for text in file]
     if not texts:

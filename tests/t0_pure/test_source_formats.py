@@ -69,9 +69,7 @@ def test_the_texts_are_those_of_the_plain_file(tmp_path, write, form) -> None:
 
 
 @pytest.mark.parametrize("write", [write_gzip, write_zstd])
-def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(
-    tmp_path, write, monkeypatch
-) -> None:
+def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(tmp_path, write, monkeypatch):
     spec = source(write(tmp_path), block_bytes=700)
     layout = laid_out(spec)
     found = blocks(spec, layout)

@@ -110,9 +110,7 @@ def test_a_slice_of_several_blocks_carries_a_checksum_for_each() -> None:
 
 
 @given(payload_lists, st.data())
-def test_a_damaged_footer_or_index_is_told_apart_from_a_good_one(
-    payloads: list[bytes], data: st.DataObject
-) -> None:
+def test_a_damaged_footer_or_index_is_told_apart_from_a_good_one(payloads, data: st.DataObject):
     image = image_of(payloads)
     whole = bytearray(b"".join(bytes(part) for part in image.parts))
     offset, _ = tgb.read_footer(bytes(whole[-tgb.FOOTER_BYTES :]), size=len(whole), what="x")

@@ -85,9 +85,7 @@ def test_hazard_01_slot_resurrection(faults: list[Fault]) -> None:
 
 
 @pytest.mark.parametrize("faults", [[], [LOST_RESPONSE]])
-def test_hazard_01_mutant_without_the_floor_check(
-    faults: list[Fault], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
     async def trust(reader: LogReader) -> bool:
         reader.state = reader.head
         return True

@@ -114,9 +114,7 @@ def all_wrong(who: str) -> Shifted:
         (3, 0.2, honest, 0.94),
     ],
 )
-def test_a_far_producer_commits_what_it_appends_and_near_ones_no_less(
-    nears: int, far_s: float, clocks: Callable[[str], Shifted], share: float
-) -> None:
+def test_a_far_producer_commits_what_it_appends_and_near_ones_no_less(nears, far_s, clocks, share):
     """Without quiet times the far one does not even start."""
     tallies = side_by_side(nears, far_s, clocks)
     far = tallies.pop("far")
@@ -185,9 +183,7 @@ async def retires(reader: LogReader) -> None:
 
 @pytest.mark.logs(WAITS)
 @pytest.mark.parametrize(("work", "what"), [(seals, "the seal"), (retires, "the retirement of 'gone'")])
-def test_an_operator_waits_for_a_quiet_time_and_says_so_once(
-    work: Callable[[LogReader], Awaitable[object]], what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_operator_waits_for_a_quiet_time_and_says_so_once(work, what, caplog):
     assert EVERY_S / 2 < simulate(lambda world: beside_ten_commits_a_second(world, work)) <= EVERY_S + QUIET_S
     assert [what in record.getMessage() for record in caplog.records if "has waited" in record.msg] == [True]
 

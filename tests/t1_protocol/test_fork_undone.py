@@ -78,9 +78,7 @@ def test_an_undo_deletes_nothing_of_a_fork_that_still_holds_its_parent() -> None
 
 
 @pytest.mark.logs("holds the steps of this fork no more")
-def test_a_fork_that_its_parent_holds_no_more_is_told_how_to_be_held_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_fork_that_its_parent_holds_no_more_is_told_how_to_be_held_again(caplog):
     """Retired by hand, or registered in a record that was damaged and left out by a repair."""
 
     async def scenario(world: World) -> None:

@@ -33,9 +33,7 @@ async def publish(world: World, who: str, *positions: object) -> None:
 
 
 @scenario(simulate)
-async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(world: World, monkeypatch):
     await publish(world, "a", 1, 2, 3)
     before = await read(world)
     monkeypatch.setattr(rebase, "TOTAL_MAX", before.total_bytes + 1)
@@ -47,9 +45,7 @@ async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(
     assert after.producers["a"].next_seq == 3
 
 
-def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(monkeypatch):
     monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", 5 * POSITION_BYTES)
     monkeypatch.setattr(rebase, "POSITION_BYTES_MAX", POSITION_BYTES + 10)
 
@@ -74,9 +70,7 @@ def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(
 
 
 @scenario(simulate)
-async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(world: World, monkeypatch):
     for number in range(6):
         await publish(world, f"p{number}", b"x" * POSITION_BYTES)
     monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", POSITION_BYTES)
@@ -89,9 +83,7 @@ async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(
 
 
 @pytest.mark.parametrize("wrong", [{"total_records": 1 << 50}, {"time_ms": 1 << 54}, {"first_step": Step(9)}])
-def test_a_writer_that_is_wrong_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, object]
-) -> None:
+def test_a_writer_that_is_wrong_writes_nothing(monkeypatch, wrong):
     sound = commit_loop.rebase  # type: ignore[attr-defined]
 
     def broken(*arguments: object) -> object:

@@ -6,7 +6,6 @@ await of the group's call with a whole reclaim inside it. Either the group has i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, takewhile
 
@@ -98,18 +97,14 @@ every_change = pytest.mark.parametrize(
 
 
 @every_change
-def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(
-    change: Callable[..., Awaitable[None]], expected: Outcomes
-) -> None:
+def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(change, expected: Outcomes):
     outcomes: Outcomes = set()
     assert inside_everywhere(grow, clean_beside, partial(change, outcomes), follows_up) > 50
     assert outcomes == expected, "both sides of the race were seen"
 
 
 @every_change
-def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(
-    change: Callable[..., Awaitable[None]], expected: Outcomes
-) -> None:
+def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(change, expected: Outcomes):
     outcomes: Outcomes = set()
     assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) == 8, (
         "LIST, GET, GET, create"

@@ -83,9 +83,7 @@ def test_a_checkpoint_releases_a_producer_that_was_held_for_long() -> None:
 
 @pytest.mark.logs("held back by max_lead")
 @pytest.mark.parametrize(("seconds", "warnings"), [(LONG_S - 60, 0), (3 * LONG_S, 1)])
-def test_a_long_hold_names_what_to_check_once(
-    seconds: float, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_hold_names_what_to_check_once(seconds, warnings, caplog):
     async def scenario(world: World) -> None:
         await groups(world, 1)
         await held(world, "p", seconds=seconds)
@@ -151,9 +149,7 @@ async def fill(producer: AsyncProducer) -> None:
 
 
 @pytest.mark.logs("held back by max_live_bytes")
-def test_a_full_lake_that_nobody_reclaims_is_said_though_checkpoints_come(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_lake_that_nobody_reclaims_is_said_though_checkpoints_come(caplog):
     async def scenario(world: World) -> None:
         (group,) = await groups(world, 1)
         async with world.producer("p", max_live_bytes=LIVE) as producer:
@@ -219,9 +215,7 @@ def test_without_groups_a_bound_may_be_none_and_that_is_said_once(caplog: pytest
 
 @pytest.mark.logs("no consumer group is registered")
 @scenario(simulate)
-async def test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks(
-    world: World,
-) -> None:
+async def test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks(world: World):
     async def fills(who: str) -> None:
         async with world.producer(who, max_lead=10) as producer:
             with trio.move_on_after(60.0):

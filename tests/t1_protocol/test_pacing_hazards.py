@@ -37,9 +37,7 @@ def test_hazard_09_a_bound_shorter_than_the_pace_becomes_the_pace() -> None:
 
 
 @pytest.mark.logs("move it nearer to the store")
-def test_a_producer_that_loses_all_the_time_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_producer_that_loses_all_the_time_says_so_once(monkeypatch, caplog):
     async def scenario(world: World) -> None:
         async with trio.open_nursery() as nursery:
             for who in "abcdefgh":
@@ -65,9 +63,7 @@ def test_hazard_09_mutant_that_only_adapts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.logs("raise max_delay")
-def test_hazard_09_a_bound_that_gives_way_to_the_pacing_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_hazard_09_a_bound_that_gives_way_to_the_pacing_is_said_once(caplog):
     async def scenario(world: World) -> None:
         async with world.producer("p", max_delay=0.0) as producer:
             await append(producer, 0)

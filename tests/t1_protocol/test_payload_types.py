@@ -42,9 +42,7 @@ def npy(value: int) -> bytes:
     ],
 )
 @scenario(simulate)
-async def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(
-    world: World, payload: Any
-) -> None:
+async def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(world: World, payload: Any):
     async with world.producer("p") as producer:
         with pytest.raises(TypeError, match=r"payload 1 .*getvalue\(\).*stepfs\.torch\.dump") as raised:
             await producer.append([b"x", payload], position=1)

@@ -170,9 +170,7 @@ async def test_the_first_failure_is_kept_and_ends_all_other_work(world: World) -
 
 @pytest.mark.parametrize("bound", [{"max_lead": 10}, {"max_lead_bytes": 10 * 80}])
 @scenario(simulate)
-async def test_producers_stop_at_their_lead_over_the_slowest_group(
-    world: World, bound: dict[str, int]
-) -> None:
+async def test_producers_stop_at_their_lead_over_the_slowest_group(world: World, bound):
     groups = [Group.of(world.store("trainer"), world.identity, name) for name in ("fast", "slow")]
     await groups[0].add(Step(1000))
     await groups[1].add(Step(0))
@@ -195,9 +193,7 @@ async def test_producers_stop_at_their_lead_over_the_slowest_group(
 
 @pytest.mark.logs("no consumer group is registered")
 @scenario(simulate)
-async def test_without_any_group_the_lead_counts_from_the_first_live_step(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_without_any_group_the_lead_counts_from_the_first_live_step(world: World, caplog):
     async with world.producer("p", max_lead=10) as producer:
         with trio.move_on_after(60.0):
             await feed(producer, 100)

@@ -150,9 +150,7 @@ async def test_any_buffer_is_a_payload(world: World, make: Callable[[bytes], Any
     assert entry.tgb.length(SliceIndex(1)) == 0
 
 
-def test_an_append_that_is_cancelled_while_a_thread_checks_it_is_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_append_that_is_cancelled_while_a_thread_checks_it_is_none(monkeypatch):
     """Ctrl-C during the check of a large batch: whoever appends it again from `next_seq` must not append it twice."""
 
     async def scenario(world: World) -> None:

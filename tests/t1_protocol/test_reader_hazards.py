@@ -156,9 +156,7 @@ def corrupt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (corrupt_at_once, {"chained": False}),
     ],
 )
-def test_mutant_01_is_found(
-    mutate: Callable[[pytest.MonkeyPatch], None], variant: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutant_01_is_found(mutate, variant, monkeypatch):
     mutate(monkeypatch)
     with caught():
         small(partial(hazard_01, **variant), on=grow)

@@ -23,9 +23,7 @@ LAST = STEPS - 1
 
 @pytest.mark.parametrize("trainers_s", [-DAY_S, 0.0, DAY_S])
 @pytest.mark.parametrize("reclaimers_s", [-DAY_S, DAY_S])
-def test_grace_is_by_the_stores_clock_however_wrong_the_others_are(
-    trainers_s: float, reclaimers_s: float
-) -> None:
+def test_grace_is_by_the_stores_clock_however_wrong_the_others_are(trainers_s, reclaimers_s):
     async def scenario(world: World) -> None:
         clock = SkewedClock(reclaimers_s)
         reclaimer = Reclaimer(process(world, "patient"), world.identity, clock=clock, grace_s=HOUR_S)

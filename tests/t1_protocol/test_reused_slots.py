@@ -6,7 +6,6 @@ sleeper whom others have left behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -143,9 +142,7 @@ def _refuses_by_an_error(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mutate", [lambda _: None, _refuses_by_an_error], ids=["a value", "an error"])
-def test_no_producer_is_refused_by_a_slot_that_is_taken_again(
-    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_producer_is_refused_by_a_slot_that_is_taken_again(mutate, monkeypatch):
     """A zombie's seal follows what it knows. A refusal would end it, and drop what it holds."""
     mutate(monkeypatch)
 

@@ -212,11 +212,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize(("mutate", "scenario"), MUTANTS)
-def test_mutant_of_the_grace_is_found(
-    mutate: Callable[[pytest.MonkeyPatch], None],
-    scenario: Callable[[World], Awaitable[None]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutant_of_the_grace_is_found(mutate, scenario, monkeypatch):
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         run(scenario)

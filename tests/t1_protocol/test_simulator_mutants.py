@@ -5,7 +5,6 @@ The directed tests aim at each hazard; this shows that random clusters, which ai
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -167,9 +166,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
     ],
     ids=lambda mutate: mutate.__name__,
 )
-def test_mutant_is_found_by_the_simulator(
-    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutant_is_found_by_the_simulator(mutate, monkeypatch):
     mutate(monkeypatch)
     flavour = LEANS.get(mutate)
     seeds = dict.fromkeys((*FOUND_BY.get(mutate, ()), *range(SEEDS_MAX)))

@@ -64,9 +64,7 @@ def test_a_producer_has_retired_though_its_successor_starts_before_it_hears_so()
     assert endings["said goodbye, and its successor lives"] > 0
 
 
-def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(monkeypatch):
     """The oracle asks the log and not the state that a successor has changed since; it still notices a lie."""
 
     def pretend(head: LogState, me: Incarnation, _stamp: Stamp) -> NothingLeft:

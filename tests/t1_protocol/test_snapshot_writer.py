@@ -77,9 +77,7 @@ async def commit(world: World, store: FaultyStore, segments: int) -> list[float]
 
 
 @scenario(small)
-async def test_commits_wait_for_no_snapshot_and_of_those_that_wait_the_newest_is_written(
-    world: World,
-) -> None:
+async def test_commits_wait_for_no_snapshot_and_of_those_that_wait_the_newest_is_written(world: World):
     """With an epoch commit in front, steps 3, 7 and 11 fill segments as versions 4, 8 and 12, while 4 is under way."""
     assert max(await commit(world, slow(world, 10.0), 3)) < 1.0
     assert snapshots(world) == [4, 12]
@@ -91,9 +89,7 @@ async def test_commits_wait_for_no_snapshot_and_of_those_that_wait_the_newest_is
 
 @pytest.mark.parametrize(("snapshot_s", "waits_s"), [(20.0, 20.0), (100.0, 30.0)])
 @scenario(small)
-async def test_an_end_waits_half_a_minute_for_a_snapshot(
-    world: World, snapshot_s: float, waits_s: float
-) -> None:
+async def test_an_end_waits_half_a_minute_for_a_snapshot(world: World, snapshot_s, waits_s):
     async with world.producer("p", slow(world, snapshot_s)) as producer:
         await feed(producer, SEGMENT)
         await producer.flush()

@@ -7,7 +7,6 @@ was there counted for nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -164,9 +163,7 @@ async def _one_more(node: Node) -> None:
 
 
 @pytest.mark.parametrize("then", [_same_again, _one_more])
-async def test_a_change_without_an_answer_lands_after_no_later_look(
-    patient_clock, then: Callable[[Node], Awaitable[None]]
-):
+async def test_a_change_without_an_answer_lands_after_no_later_look(patient_clock, then):
     group = await group_of(26, 27)
     node = Node(group)
     await node.looks(26, 27)

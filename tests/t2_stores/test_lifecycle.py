@@ -160,9 +160,7 @@ async def test_a_fork_reads_the_parents_bytes_after_the_parent_let_go(lake_url: 
         await each.aclose()
 
 
-async def test_a_fork_that_fails_holds_nothing_of_its_parent(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fork_that_fails_holds_nothing_of_its_parent(file_url, monkeypatch):
     store = await lake_of(file_url, 6)
     identity = await open_lake(store)
     parent = await LogReader.open(store, identity)
@@ -180,9 +178,7 @@ async def test_a_fork_that_fails_holds_nothing_of_its_parent(
     assert await list_groups(store, identity) == {}
 
 
-async def test_a_fork_that_is_there_holds_its_parent_whatever_was_answered(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fork_that_is_there_holds_its_parent_whatever_was_answered(file_url, monkeypatch):
     """The create lands, its answer is lost, and the credentials expire before the slot can be read."""
     store = await lake_of(file_url, 6)
     parent = await LogReader.open(store, await open_lake(store))

@@ -33,9 +33,7 @@ async def stores(fault_proxy: FaultProxy, s3_url: str) -> AsyncIterator[tuple[S3
         await direct.aclose()
 
 
-async def test_the_commit_path_answers_while_all_uploads_hang(
-    stores: tuple[S3Store, S3Store], fault_proxy: FaultProxy
-) -> None:
+async def test_the_commit_path_answers_while_all_uploads_hang(stores, fault_proxy):
     proxied, direct = stores
     await direct.create("log/0", b"zero")
     for _ in range(UPLOADS):

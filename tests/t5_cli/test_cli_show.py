@@ -60,9 +60,7 @@ def test_a_slice_is_shown_with_its_text_where_the_lake_knows_the_tokenizer(file_
     assert SAID.decode() in page
 
 
-def test_a_file_of_each_format_is_shown_and_gives_a_schema_to_start_from(
-    tmp_path: Path, file_url: str
-) -> None:
+def test_a_file_of_each_format_is_shown_and_gives_a_schema_to_start_from(tmp_path, file_url):
     rows = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     files = {
         "a.pt": (
@@ -132,9 +130,7 @@ def test_a_slice_at_odds_is_shown_and_ends_with_5(file_url: str) -> None:
         ("a", b"x", 2, "a file without extension"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shown_is_one_line(
-    tmp_path: Path, name: str, data: bytes, code: int, words: str
-) -> None:
+def test_what_cannot_be_shown_is_one_line(tmp_path, name, data, code, words):
     (tmp_path / name).write_bytes(data)
     ended = stepfs("show", tmp_path / name)
     assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", 1)
@@ -167,9 +163,7 @@ def test_a_micro_batch_is_named_by_rank_and_number(file_url: str) -> None:
     assert "the lake has 2 ranks" in stepfs("show", file_url, "--rank", 2).err
 
 
-def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(file_url, monkeypatch):
     payload = npy(np.arange(2_000_000))
     make(file_url, ".npy", [payload])
     whole = stepfs("show", file_url, "--json").document

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import json_schemas
 import pytest
 from lakes import SLICES, commit, stepfs
@@ -39,9 +37,7 @@ def test_the_screen_of_a_mount_shows_a_producer_whose_clock_is_wrong() -> None:
     assert "1000000000000 s" in "\n".join(live_lines(document, None, now_s=1.7e9))
 
 
-def test_status_stats_and_ls_show_steps_of_a_producer_whose_clock_is_wrong(
-    file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_stats_and_ls_show_steps_of_a_producer_whose_clock_is_wrong(file_url, tmp_path, monkeypatch):
     stepfs("init", file_url, "--slices", SLICES)
     commit(file_url, range(2), producer_id="right")
     with monkeypatch.context() as wrong:

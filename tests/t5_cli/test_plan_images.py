@@ -133,9 +133,7 @@ def test_killed_and_continued_with_other_workers_it_makes_the_same_bytes(origina
     assert [payloads for _, payloads in committed(lake)] == steps
 
 
-def test_a_run_without_files_beside_has_the_same_arrays_and_is_refused_by_the_other_lake(
-    original, tmp_path
-) -> None:
+def test_a_run_without_files_beside_has_the_same_arrays_and_is_refused_by_the_other_lake(original, tmp_path):
     directory, steps, _ = original
     plan = directory / "inside.yaml"
     plan.write_text(PLAN.replace("OWN", ""))

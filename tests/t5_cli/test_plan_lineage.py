@@ -206,9 +206,7 @@ def test_a_lost_listing_and_a_lost_plan_are_named(here: Path) -> None:
     one_line(produce("find", url, *words), 3, "the list of files of source prose is not in the lake; restore")
 
 
-def test_from_another_directory_than_the_plans_the_way_there_is_named(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_another_directory_than_the_plans_the_way_there_is_named(here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     url, said = (
         lake_of(here),

@@ -72,9 +72,7 @@ def edited(payload: bytes, array: str, place: int) -> bytes:
     ],
     ids=["token", "span", "byte"],
 )
-def test_a_planted_difference_is_found_and_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant, said: str
-) -> None:
+def test_a_planted_difference_is_found_and_described(tmp_path, monkeypatch, mutant, said):
     class Planting(AsyncProducer):
         async def append(self, batch, *, position, records):  # type: ignore[override]
             if position["step"] == 4:

@@ -122,9 +122,7 @@ def test_a_source_that_is_not_the_one_of_before_is_refused_by_name(plan: Path, f
     ],
     ids=["gone", "shorter", "other"],
 )
-def test_a_file_that_changed_since_the_plan_began_is_refused_by_name(
-    plan: Path, file_url: str, change, said: str
-) -> None:
+def test_a_file_that_changed_since_the_plan_began_is_refused_by_name(plan, file_url, change, said):
     (plan.parent / "more.txt").write_text("one more line\n")
     plan.write_text(PLAN.replace("prose.txt", "[prose.txt, more.txt]"))
     assert run(plan, file_url, "--limit-steps", 3).returncode == 0
@@ -171,9 +169,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_any_ending_leaves_whole_steps_and_no_process(
-    plan: Path, tmp_path: Path, number: int, undisturbed
-) -> None:
+def test_any_ending_leaves_whole_steps_and_no_process(plan, tmp_path, number, undisturbed):
     lake = f"file://{tmp_path}/ended"
     command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--steps-per-second", "20"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

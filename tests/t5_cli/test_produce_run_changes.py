@@ -137,9 +137,7 @@ def test_a_source_that_is_no_readable_file_is_refused_by_name(plan: Path, file_u
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_run_whose_corpus_grew_goes_on_in_a_fork_as_in_its_lake(
-    plan: Path, file_url: str, tmp_path: Path
-) -> None:
+def test_a_run_whose_corpus_grew_goes_on_in_a_fork_as_in_its_lake(plan, file_url, tmp_path):
     """A fork has the listings of its parent's sources: files that came later are no reason to refuse."""
     child = f"file://{tmp_path}/fork"
     assert run(plan, file_url, "--limit-steps", 4).returncode == 0

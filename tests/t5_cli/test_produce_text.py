@@ -109,9 +109,7 @@ def test_a_lake_may_be_sealed_with_the_text(file_url: str, corpus: Path) -> None
     refused(produce(file_url, "-i", corpus, *RAW), 4, "sealed")
 
 
-def test_options_come_from_the_environment_too(
-    file_url: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_come_from_the_environment_too(file_url, corpus, monkeypatch):
     monkeypatch.setenv("STEPFS_INPUT", f"{corpus / '05.txt'} {corpus / '06.txt'}")
     for name, value in {"SLICES": "3", "SEQ_LEN": "32", "EXT": ".npy", "PRODUCER_ID": "named"}.items():
         monkeypatch.setenv(f"STEPFS_{name}", value)

@@ -112,9 +112,7 @@ def log_length(lake: str) -> int:
     return len(list(Path(lake.removeprefix("file://")).glob("*/log/*")))
 
 
-def test_steps_are_those_of_local_workers_and_nothing_is_left_of_a_killed_run(
-    plan, tmp_path, file_url
-) -> None:
+def test_steps_are_those_of_local_workers_and_nothing_is_left_of_a_killed_run(plan, tmp_path, file_url):
     expected = locally(plan, f"file://{tmp_path}/local")
     home = tempfile.mkdtemp(dir="/tmp")  # names of sockets may have 107 bytes
     mine = {"TMPDIR": home, "HOME": home}

@@ -189,9 +189,7 @@ class FullLake(NotedProducer):
         await super().append(*arguments, **more)
 
 
-async def test_the_next_step_is_planned_while_there_is_no_room_for_it(
-    corpus, patient_clock, monkeypatch
-) -> None:
+async def test_the_next_step_is_planned_while_there_is_no_room_for_it(corpus, patient_clock, monkeypatch):
     workers, planned = 1, []
     honest = Planner.next
 

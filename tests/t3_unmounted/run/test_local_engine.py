@@ -193,9 +193,7 @@ def workers_of_this_process() -> int:
     return sum(b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
 
 
-async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is_late(
-    tmp_path, monkeypatch
-) -> None:
+async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is_late(tmp_path, monkeypatch):
     monkeypatch.setattr(failover, "LATE_S_MIN", 0.05)
     up = tmp_path / "up"
     before = workers_of_this_process()

@@ -55,9 +55,7 @@ class HangingEngine(HereEngine):
 
 @pytest.mark.logs("no step can be planned")
 @pytest.mark.parametrize(("seconds", "told"), [(50, set()), (200, {"prose"})])
-async def test_a_source_that_hangs_is_named_with_what_it_does(
-    tmp_path, patient_clock, caplog, seconds, told
-) -> None:
+async def test_a_source_that_hangs_is_named_with_what_it_does(tmp_path, patient_clock, caplog, seconds, told):
     for name in ("code", "prose"):
         write_corpus(tmp_path, name, 40)
     weights = {"code": 1, "prose": 1}
