@@ -130,13 +130,9 @@ class ProducerActor:
     def _image(self, producer: AsyncProducer, ticket: Ticket, number: int) -> TgbImage:
         batch = self._batch(number)
         return build(
-            lake_id=producer.lake.lake_id,
-            producer_id=producer.producer_id,
-            epoch=Epoch(producer.epoch),
-            seq=ticket.seq,
-            payloads=batch,
-            records=[1] * len(batch),
-        )
+            lake_id=producer.lake.lake_id, producer_id=producer.producer_id, epoch=Epoch(producer.epoch),
+            seq=ticket.seq, payloads=batch, records=[1] * len(batch),
+        )  # fmt: skip
 
     def _batch(self, number: int) -> list[bytes]:
         return [payload(self.plan.name, number, i) for i in range(self.world.ledger.identity.slices)]

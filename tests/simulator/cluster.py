@@ -107,13 +107,9 @@ class _Cluster:
             if limit.cancelled_caught:
                 self.ledger.blame(f"not done after {_VIRTUAL_S_MAX:.0f} virtual seconds")
         return Outcome(
-            seed=self.plan.seed,
-            broken=self.ledger.broken,
-            digest=self.shared.digest(),
-            counts=self.ledger.counts,
-            trace=self.shared.trace,
-            virtual_s=trio.current_time(),
-        )
+            seed=self.plan.seed, broken=self.ledger.broken, digest=self.shared.digest(), counts=self.ledger.counts,
+            trace=self.shared.trace, virtual_s=trio.current_time(),
+        )  # fmt: skip
 
     async def _lifetime(self) -> None:
         """Until every producer and trainer has reached its goal."""
@@ -169,13 +165,9 @@ class _Cluster:
     ) -> None:
         self.world.set_wall_clock(f"{actor.name}.{number}", skewed=self.plan.skewed)
         store = ProcessStore(
-            self.shared,
-            actor=f"{actor.name}.{number}",
-            seed=self.plan.seed,
-            plan=self.faults,
-            page=self.plan.page,
+            self.shared, actor=f"{actor.name}.{number}", seed=self.plan.seed, plan=self.faults, page=self.plan.page,
             times=self.plan.far.get(actor.name, 1.0),
-        )
+        )  # fmt: skip
         with trio.CancelScope() as scope:
             store.kill_at, store.kill = life.kill_at, scope.cancel
             store.freeze_at, store.freeze_s = life.freeze_at, life.freeze_s

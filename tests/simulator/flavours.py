@@ -60,12 +60,8 @@ def _sleepers(plan: Scenario, rng: random.Random) -> Scenario:
     reader that wakes finds it in its LIST, right after the snapshot it began with."""
     at_create = Life(stalls=0.35, stall_s=_DOZE_S, stalls_before=("create", "/log/"))
     at_list = Life(
-        stalls=0.8,
-        stall_s=_DOZE_S,
-        stalls_before=("list", "/log/"),
-        kill_at=30,
-        restart_s=rng.choice((0.1, 1.0)),
-    )
+        stalls=0.8, stall_s=_DOZE_S, stalls_before=("list", "/log/"), kill_at=30, restart_s=rng.choice((0.1, 1.0)),
+    )  # fmt: skip
     return replace(
         plan,
         versions_max=1,
@@ -104,16 +100,7 @@ def _late(plan: Scenario, rng: random.Random) -> Scenario:
     dies = TrainerPlan("g0", 2, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=lives, retires=0.7)
     lives_on = TrainerPlan("g1", 4, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=())
     return replace(
-        plan,
-        faults={},
-        lying=False,
-        rots=(),
-        forks=(),
-        watched=(),
-        watchers=(),
-        followers=(),
-        seal=False,
-        producers=tuple(_steady(f"p{n}", Life(), rng) for n in range(2)),
-        trainers=(dies, lives_on),
+        plan, faults={}, lying=False, rots=(), forks=(), watched=(), watchers=(), followers=(), seal=False,
+        producers=tuple(_steady(f"p{n}", Life(), rng) for n in range(2)), trainers=(dies, lives_on),
         reclaimers=(ReclaimerPlan("r0", every_s=0.3, lives=()),),
-    )
+    )  # fmt: skip

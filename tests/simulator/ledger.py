@@ -165,13 +165,9 @@ class Ledger:
                 self.farewells.add((commit.producer_id, commit.epoch))
         for number, tgb in enumerate(commit.tgbs):
             entry = StepEntry(
-                type(commit.first_step)(commit.first_step + number),
-                commit.version,
-                commit.time_ms,
-                commit.producer_id,
-                commit.epoch,
-                tgb,
-            )
+                type(commit.first_step)(commit.first_step + number), commit.version, commit.time_ms,
+                commit.producer_id, commit.epoch, tgb,
+            )  # fmt: skip
             self.steps.append(entry)
             self._step_of_key[tgb.key] = entry.step
             self._published(key, entry)

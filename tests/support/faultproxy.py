@@ -50,24 +50,13 @@ ERROR_500_APPLIED = Trouble("500 after apply", status=500)
 SLOW_DOWN_503 = Trouble("503", forwarded=False, status=503)
 SHORT_BODY = Trouble("short body", keep_share=0.5)
 KNOWN = [
-    LOST_REQUEST,
-    LOST_RESPONSE,
-    RESET_BEFORE,
-    RESET_AFTER,
-    CONFLICT_409,
-    ERROR_500,
-    ERROR_500_APPLIED,
-    SLOW_DOWN_503,
+    LOST_REQUEST, LOST_RESPONSE, RESET_BEFORE, RESET_AFTER, CONFLICT_409, ERROR_500, ERROR_500_APPLIED, SLOW_DOWN_503,
     SHORT_BODY,
-]
+]  # fmt: skip
 _CODES = {
-    403: "RequestTimeTooSkewed",
-    409: "ConditionalRequestConflict",
-    412: "PreconditionFailed",
-    429: "TooManyRequests",
-    500: "InternalError",
-    503: "SlowDown",
-}
+    403: "RequestTimeTooSkewed", 409: "ConditionalRequestConflict", 412: "PreconditionFailed", 429: "TooManyRequests",
+    500: "InternalError", 503: "SlowDown",
+}  # fmt: skip
 
 
 def delayed(late_s: float) -> Trouble:

@@ -119,15 +119,10 @@ def rclone_s3(directory: Path) -> Iterator[S3Server]:
     buckets.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
     command = [
-        program("rclone"),
-        "serve",
-        "s3",
-        str(buckets),
-        f"--addr=127.0.0.1:{port}",
-        f"--auth-key={ACCESS_KEY},{SECRET_KEY}",
-        f"--config={directory / 'rclone.conf'}",
+        program("rclone"), "serve", "s3", str(buckets), f"--addr=127.0.0.1:{port}",
+        f"--auth-key={ACCESS_KEY},{SECRET_KEY}", f"--config={directory / 'rclone.conf'}",
         f"--cache-dir={directory / 'cache'}",
-    ]
+    ]  # fmt: skip
     with _running(command, directory, f"http://127.0.0.1:{port}", {}) as server:
         yield server
 

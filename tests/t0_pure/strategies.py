@@ -25,13 +25,9 @@ def descriptors(draw: st.DrawFn, slices: int | None = None) -> Descriptor:
     lake_id, producer_id = new_lake_id(), draw(ids)
     epoch, seq = Epoch(draw(st.integers(1, 10**6))), draw(st.integers(0, 10**9))
     image = tgb_format.build(
-        lake_id=lake_id,
-        producer_id=producer_id,
-        epoch=epoch,
-        seq=seq,
-        payloads=payloads,
+        lake_id=lake_id, producer_id=producer_id, epoch=epoch, seq=seq, payloads=payloads,
         records=[draw(st.integers(0, 99)) for _ in payloads],
-    )
+    )  # fmt: skip
     key = data_key(lake_id, producer_id, epoch, seq)
     return Descriptor(draw(st.integers(0, 3)), key, image.size, seq, image.packed_slices, image.packed_blocks)
 

@@ -93,16 +93,11 @@ def test_ours_is_held_against_the_best_of_each_row_and_its_resume_against_exact_
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "missed"),
-    [
-        ("samples_per_s", 940.0, 0),
-        ("stall", 0.06, 1),
-        ("bytes_per_sample", 106.0, 2),
-        ("resume_s", 0.53, 3),
-        ("resume_exact", False, 3),
-        ("other_workers_exact", False, 4),
+    ("name", "value", "missed"), [
+        ("samples_per_s", 940.0, 0), ("stall", 0.06, 1), ("bytes_per_sample", 106.0, 2), ("resume_s", 0.53, 3),
+        ("resume_exact", False, 3), ("other_workers_exact", False, 4),
     ],
-)
+)  # fmt: skip
 def test_ours_misses_what_is_more_than_five_percent_behind(name, value, missed):
     best, exact, ours = results()
     setattr(ours, name, value)

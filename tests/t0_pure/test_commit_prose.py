@@ -45,21 +45,17 @@ def test_every_section_names_a_test() -> None:
 
 
 @pytest.mark.parametrize(
-    "sentence",
-    [
-        f"again every {IDENTITY_CHECK_S:g} s while committing",
-        f"and {COMMIT_ID_BYTES} random bytes",
+    "sentence", [
+        f"again every {IDENTITY_CHECK_S:g} s while committing", f"and {COMMIT_ID_BYTES} random bytes",
         f"({COMMIT_TGBS_MAX} batches, {COMMIT_DESCRIPTOR_BYTES_MAX >> 20} MiB of descriptors)",
         f"while all positions together exceed {POSITIONS_BYTES_MAX >> 20} MiB",
         f"a lake takes {PRODUCERS_MAX:,} producer ids",
         f"T = max({1000 * pace.INTERVAL_S_MIN:g} ms, (N̂ − 1) · v̂ / {pace.LOAD:g})",
         f"silent for {pace.RECENT_MS / 1000:g} s of log time, or for {pace.RECENT_INTERVALS} T",
         f"± {100 * pace.JITTER:g} % jitter",
-        f"doubling from {2 * pace.BACKOFF_EXPOSURES:g} v̂, at most T",
-        f"within {1 + pace.JITTER:g} T",
+        f"doubling from {2 * pace.BACKOFF_EXPOSURES:g} v̂, at most T", f"within {1 + pace.JITTER:g} T",
         f"T is at most {WORDS[int(pace.TURNS_MAX)]} *turns*",
-        f"up to {WORDS[int(1 / pace.CROWDED_SHARE_MIN)]} times as often",
-        f"exposure stay below {pace.LOAD:g}",
+        f"up to {WORDS[int(1 / pace.CROWDED_SHARE_MIN)]} times as often", f"exposure stay below {pace.LOAD:g}",
         f"capped at {1 / pace.INTERVAL_S_MIN:g} commits/s",
         f"After {LOSSES_WORTH_SAYING} losses in a row",
         f"in the first {QUIET_S:g} s of every {EVERY_S:g} s",
@@ -74,6 +70,6 @@ def test_every_section_names_a_test() -> None:
         f"({SEGMENT_STEPS} steps), or crosses a multiple of {_VERSIONS_MAX} versions",
         f"waits up to {SETTLE_S_MAX:g} s for a snapshot",
     ],
-)
+)  # fmt: skip
 def test_the_numbers_of_the_prose_are_those_of_the_code(sentence: str) -> None:
     assert sentence in PROSE

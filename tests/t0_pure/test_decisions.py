@@ -163,22 +163,16 @@ def test_a_group_that_keeps_nothing_any_more_needs_what_it_did():
 
 
 @pytest.mark.parametrize(
-    ("request_", "refusal"),
-    [
+    ("request_", "refusal"), [
         (Add("a", Step(4)), WithdrawnError),
-        (Add("new", Step(4), 1), WithdrawnError),
-        (Resume("a", Step(4)), WithdrawnError),
-        (Revise("a", lambda kept: kept | {Step(4)}), WithdrawnError),
-        (Drop("a", Step(6)), AbsentError),
+        (Add("new", Step(4), 1), WithdrawnError), (Resume("a", Step(4)), WithdrawnError),
+        (Revise("a", lambda kept: kept | {Step(4)}), WithdrawnError), (Drop("a", Step(6)), AbsentError),
         (Drop("new", Step(5)), AbsentError),
-        (NoteOpened("new", Step(5)), AbsentError),
-        (Retire("new"), AbsentError),
-        (
-            Revise("a", lambda _: frozenset(Step(5 + number) for number in range(KEPT_CHECKPOINTS_MAX + 1))),
-            UsageError,
-        ),
+        (NoteOpened("new", Step(5)), AbsentError), (Retire("new"), AbsentError),
+        (Revise("a", lambda _: frozenset(Step(5 + number) for number in range(KEPT_CHECKPOINTS_MAX + 1))),
+         UsageError),
     ],
-)
+)  # fmt: skip
 def test_refusals(request_, refusal):
     record = successor(
         6, NOTHING_YET, first_live_step=Step(5), groups={"a": GroupRecord(Step(0), (Step(5), Step(7)))}

@@ -79,12 +79,8 @@ def test_the_unit_does_not_restart_what_a_restart_cannot_help():
     from stepfs import errors  # noqa: PLC0415
 
     kinds = [
-        errors.UsageError,
-        errors.AbsentError,
-        errors.RefusedError,
-        errors.CorruptError,
-        errors.FencedError,
-    ]
+        errors.UsageError, errors.AbsentError, errors.RefusedError, errors.CorruptError, errors.FencedError,
+    ]  # fmt: skip
     (listed,) = unit()["RestartPreventExitStatus"]
     assert {int(code) for code in listed.split()} == {kind.exit_code for kind in kinds}
     assert errors.StoreUnreachableError.exit_code not in {int(code) for code in listed.split()}
@@ -173,15 +169,11 @@ def test_the_mount_helper_translates(arguments, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["l"], 1),
-        (["l", "/m", "-x"], 1),
-        (["l", "/m", "-o", 'ranks="0,1'], 1),
-        (["l", "/m", "-f"], 0),
+    ("arguments", "code"), [
+        (["l"], 1), (["l", "/m", "-x"], 1), (["l", "/m", "-o", 'ranks="0,1'], 1), (["l", "/m", "-f"], 0),
         (["l", "/m"], 32),
     ],
-)
+)  # fmt: skip
 def test_the_mount_helpers_exit_status_is_mount_8s(arguments, code, tmp_path):
     stand_in = tmp_path / "stepfs"
     stand_in.write_text("#!/bin/sh\nexit 4\n")

@@ -50,12 +50,8 @@ def test_nodes_look_for_the_head_where_it_is() -> None:
 
 def test_an_ending_that_another_start_cannot_mend_is_final() -> None:
     kinds = [
-        errors.UsageError,
-        errors.AbsentError,
-        errors.RefusedError,
-        errors.CorruptError,
-        errors.FencedError,
-    ]
+        errors.UsageError, errors.AbsentError, errors.RefusedError, errors.CorruptError, errors.FencedError,
+    ]  # fmt: skip
     (rule,) = JOB["spec"]["podFailurePolicy"]["rules"]
     assert set(rule["onExitCodes"]["values"]) == {kind.exit_code for kind in kinds}
     assert rule["onExitCodes"]["containerName"] == container(JOB)["name"]

@@ -77,12 +77,8 @@ def test_a_tokenizer_is_named_with_what_a_reader_needs():
     assert facts() == {"kind": "bytes", "identity": "bytes", "vocabulary": 258, "eos": 256, "pad": 257}
     plan = open_tokenizer(TokenizerSpec(eos="none"))
     assert tokenizer_facts(plan, "ab" * 32, eos=plan.eos, bos=plan.bos, pad=plan.pad) == {
-        "kind": "bytes",
-        "identity": "bytes",
-        "vocabulary": 258,
-        "pad": 257,
-        "file_sha256": "ab" * 32,
-    }
+        "kind": "bytes", "identity": "bytes", "vocabulary": 258, "pad": 257, "file_sha256": "ab" * 32,
+    }  # fmt: skip
 
 
 def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():

@@ -150,18 +150,8 @@ def test_where_there_is_a_builder_the_image_mounts_produces_and_reclaims(tmp_pat
     try:
         fuse = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", "--security-opt", "apparmor=unconfined"]
         command = [
-            program,
-            "run",
-            "--rm",
-            *fuse,
-            "--entrypoint",
-            "/usr/bin/tini",
-            tag,
-            "--",
-            "sh",
-            "-c",
-            USED,
-        ]
+            program, "run", "--rm", *fuse, "--entrypoint", "/usr/bin/tini", tag, "--", "sh", "-c", USED,
+        ]  # fmt: skip
         done = ran(command, check=True, timeout=None)
         lines = done.stdout.splitlines()
         assert str(sum(range(8192))) in lines

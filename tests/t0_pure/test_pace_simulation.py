@@ -25,12 +25,8 @@ def fleet(
     """Producers that start together with the default `max_delay` and never run out of batches; T."""
     natural_s = interval_s(count - 1, exposure_s)
     model = Model(
-        [natural_s / 4] * count,
-        around(exposure_s),
-        seed=count,
-        start_together=True,
-        crowded_at=crowded_at,
-    )
+        [natural_s / 4] * count, around(exposure_s), seed=count, start_together=True, crowded_at=crowded_at,
+    )  # fmt: skip
     return model.run(turns * natural_s), natural_s
 
 

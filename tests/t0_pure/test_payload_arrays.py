@@ -28,18 +28,14 @@ def shown(format_name, payload):
 
 
 @pytest.mark.parametrize(
-    ("array", "dtype"),
-    [
-        (np.zeros((2, 3), np.int32), "int32"),
-        (np.zeros(0, np.uint16), "uint16"),
-        (np.zeros((), np.float64), "float64"),
-        (np.zeros((4, 1), np.bool_), "bool"),
+    ("array", "dtype"), [
+        (np.zeros((2, 3), np.int32), "int32"), (np.zeros(0, np.uint16), "uint16"),
+        (np.zeros((), np.float64), "float64"), (np.zeros((4, 1), np.bool_), "bool"),
         (np.zeros(3, np.complex64), "complex64"),
-        (np.zeros(2, ">i4"), "big-endian int32"),
-        (np.zeros(2, "<U3"), "<U3"),
+        (np.zeros(2, ">i4"), "big-endian int32"), (np.zeros(2, "<U3"), "<U3"),
         (np.zeros(2, [("a", "i4")]), "a structured dtype"),
     ],
-)
+)  # fmt: skip
 def test_npy_files_say_dtype_and_shape(array, dtype):
     assert shown("npy", npy(array)) == [("array", dtype, array.shape)]
 

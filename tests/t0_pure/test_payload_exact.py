@@ -76,27 +76,19 @@ def test_safetensors_that_the_library_loads_are_read(payload):
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [
-        headed(PLAIN, version=b"\x09\x00"),
-        headed(PLAIN, version=b"\x01\x07"),
-        headed(PLAIN, version=b"\x00\x00"),
+    "payload", [
+        headed(PLAIN, version=b"\x09\x00"), headed(PLAIN, version=b"\x01\x07"), headed(PLAIN, version=b"\x00\x00"),
         headed(PLAIN.replace("}", "'more': 1}")),
-        headed("garbage 'descr': '<i8' 'shape': (1,) 'fortran_order': True"),
-        headed(PLAIN + "garbage"),
-        headed(PLAIN[:-1] + "'x': __import__('os')}"),
-        headed(PLAIN.replace("False", "0")),
-        headed(PLAIN.replace("(1,)", "[1]")),
-        headed(PLAIN.replace("(1,)", "(1)")),
-        headed(PLAIN.replace("(1,)", "(-1,)")),
-        headed(PLAIN.replace("'<i8'", "8")),
+        headed("garbage 'descr': '<i8' 'shape': (1,) 'fortran_order': True"), headed(PLAIN + "garbage"),
+        headed(PLAIN[:-1] + "'x': __import__('os')}"), headed(PLAIN.replace("False", "0")),
+        headed(PLAIN.replace("(1,)", "[1]")), headed(PLAIN.replace("(1,)", "(1)")),
+        headed(PLAIN.replace("(1,)", "(-1,)")), headed(PLAIN.replace("'<i8'", "8")),
         headed(PLAIN.replace("'<i8'", "'bfloat16'").replace("1,", "4,")),
         headed(PLAIN.replace("'descr'", "b'descr'")),
-        headed(PLAIN.encode("utf-8") + b"\xff", version=b"\x03\x00"),
-        headed("(" * 9000),
+        headed(PLAIN.encode("utf-8") + b"\xff", version=b"\x03\x00"), headed("(" * 9000),
         headed("[1]" * 3000),
     ],
-)
+)  # fmt: skip
 def test_npy_files_that_numpy_refuses_are_refused_without_a_warning(payload):
     with (
         pytest.raises((ValueError, TypeError, SyntaxError, MemoryError, TokenError, RecursionError)),

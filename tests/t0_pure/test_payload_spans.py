@@ -67,21 +67,13 @@ GOOD = [0, 0, 8, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [
-        planned([[1, *GOOD[1:]]]),
-        planned([[0, 1, *GOOD[2:]]]),
-        planned([[0, 1 << 62, 1 << 62, *GOOD[3:]]]),
-        planned([[*GOOD[:3], 1, *GOOD[4:]]]),
-        planned([[*GOOD[:4], -1, *GOOD[5:]]]),
-        planned([GOOD[:-1]]),
-        planned(GOOD),
-        planned([GOOD], ids=[0, 1]),
-        planned([GOOD], sources="{"),
-        planned([GOOD], sources="7"),
-        planned(np.zeros((1, 8), np.float32)),
+    "payload", [
+        planned([[1, *GOOD[1:]]]), planned([[0, 1, *GOOD[2:]]]),
+        planned([[0, 1 << 62, 1 << 62, *GOOD[3:]]]), planned([[*GOOD[:3], 1, *GOOD[4:]]]),
+        planned([[*GOOD[:4], -1, *GOOD[5:]]]), planned([GOOD[:-1]]), planned(GOOD), planned([GOOD], ids=[0, 1]),
+        planned([GOOD], sources="{"), planned([GOOD], sources="7"), planned(np.zeros((1, 8), np.float32)),
     ],
-)
+)  # fmt: skip
 def test_spans_that_do_not_fit_are_damage(payload) -> None:
     assert len(read_spans(".safetensors", planned([GOOD]), torch_arrays).table) == 1
     with pytest.raises(UnreadablePayloadError) as caught:

@@ -229,13 +229,8 @@ def test_one_load_is_dealt_as_before() -> None:
 
 def test_a_rule_of_one_source_has_no_rows_where_its_pieces_have_none() -> None:
     chosen = rules(
-        {"s": 1},
-        lengths={0: 8},
-        ranks=1,
-        micro_batch_tokens=8,
-        columns=("pixels",),
-        sources={"s": SourceRule("i")},
-    )
+        {"s": 1}, lengths={0: 8}, ranks=1, micro_batch_tokens=8, columns=("pixels",), sources={"s": SourceRule("i")},
+    )  # fmt: skip
     planner = Planner(chosen)
     plan = planner.next(planner.begin(), {"s": Ahead([piece([8], None)], ended=True)})
     assert isinstance(plan, StepPlan)

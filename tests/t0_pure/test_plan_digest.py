@@ -176,19 +176,14 @@ def with_source(**update: object) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [
+    "plan", [
         changed(seed=1),
-        changed(tokenizer={"kind": "bytes", "eos": "none"}),
-        with_source(shuffle="none"),
-        with_source(shuffle={"block": "1MiB"}),
-        with_source(holdout="1%"),
-        with_source(transform="m:f"),
-        with_source(version="2"),
-        with_source(text_field="content"),
+        changed(tokenizer={"kind": "bytes", "eos": "none"}), with_source(shuffle="none"),
+        with_source(shuffle={"block": "1MiB"}), with_source(holdout="1%"), with_source(transform="m:f"),
+        with_source(version="2"), with_source(text_field="content"),
         changed(sources=normalised(SHORT)["sources"] | {"a": {"format": "jsonl", "files": "x"}}),
     ],
-)
+)  # fmt: skip
 def test_an_identity_changes_with_what_makes_the_sequence(plan):
     assert identities(plan, "t")["a"] != identities(SHORT, "t")["a"]
 
@@ -199,19 +194,14 @@ def test_an_identity_changes_with_the_tokenizer_and_the_side_of_the_holdout():
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [
-        with_source(files="elsewhere"),
-        with_source(epochs=2),
-        with_source(long="drop"),
-        with_source(on_error="skip"),
-        with_source(endpoint_url="http://x", profile="p"),
-        changed(mix={"a": 1, "b": 3}),
+    "plan", [
+        with_source(files="elsewhere"), with_source(epochs=2), with_source(long="drop"), with_source(on_error="skip"),
+        with_source(endpoint_url="http://x", profile="p"), changed(mix={"a": 1, "b": 3}),
         changed(output={"mesh": "dp=4", "ext": ".npy"}),
         changed(tokenizer={"kind": "bytes", "pad": "none"}),
         changed(cost={"linear": 1}, balance="none", pack="concat", until={"steps": 5}),
     ],
-)
+)  # fmt: skip
 def test_an_identity_does_not_change_with_policy(plan):
     assert identities(plan, "t") == identities(SHORT, "t")
     assert plan_digest(plan) != plan_digest(SHORT)

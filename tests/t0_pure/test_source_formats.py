@@ -182,16 +182,12 @@ def test_columns_of_token_ids_have_a_mask(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [
+    ("fields", "said"), [
         ({"text_field": "content"}, "has no column 'content'; set text_field to one of text, n"),
         ({"text_field": "n"}, "column 'n' is of type int64, not of text; set text_field to another column"),
-        (
-            {"tokens_field": "text"},
-            "column 'text' is of type string, not of lists of integers; set tokens_field",
-        ),
+        ({"tokens_field": "text"}, "column 'text' is of type string, not of lists of integers; set tokens_field"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_column_is_refused_when_the_files_are_listed(tmp_path, fields, said) -> None:
     with pytest.raises(UsageError) as caught:
         list_corpus(source(write_parquet(tmp_path), form="parquet", **fields))

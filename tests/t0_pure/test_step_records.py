@@ -59,15 +59,11 @@ def record_at(data, step, slices):
 
 
 @pytest.mark.parametrize(
-    ("slices", "options", "reads"),
-    [
-        (1, {}, 1),
-        (64, {}, 1),
-        (256, {}, 1),
-        (8, {"producer": "p" * 256}, 2),
+    ("slices", "options", "reads"), [
+        (1, {}, 1), (64, {}, 1), (256, {}, 1), (8, {"producer": "p" * 256}, 2),
         (64, {"length": 5 * BLOCK_BYTES + 1}, 2),
     ],
-)
+)  # fmt: skip
 def test_every_entry_is_read_alone_and_is_what_the_segment_says(slices, options, reads):
     whole = segment(slices, **options)
     data = encode_step_records(LAKE_ID, slices, whole)

@@ -19,13 +19,8 @@ from stepfs.format.ids import BLOCK_BYTES, Epoch, SliceIndex
 
 def image_of(payloads: list[bytes]) -> tgb.TgbImage:
     return tgb.build(
-        lake_id="0" * 32,
-        producer_id="p",
-        epoch=Epoch(3),
-        seq=7,
-        payloads=payloads,
-        records=[1] * len(payloads),
-    )
+        lake_id="0" * 32, producer_id="p", epoch=Epoch(3), seq=7, payloads=payloads, records=[1] * len(payloads),
+    )  # fmt: skip
 
 
 def descriptor_of(image: tgb.TgbImage) -> Descriptor:

@@ -80,21 +80,13 @@ def test_a_batch_whose_checksums_no_segment_could_hold_is_refused(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"time_ms": INTEGER_MAX + 1},
-        {"next_seq": INTEGER_MAX + 1},
-        {"total_bytes": TOTAL_MAX + 1},
-        {"producer_id": "x" * 257},
-        {"tgbs": ()},
-        {"tgbs": (replace(durable(0).tgb, size=3),)},
-        {"total_records": 7},
-        {"first_step": Step(5)},
-        {"epoch": 9},
-        {"prev_digest": b"?" * 32},
-    ],
-    ids=lambda wrong: next(iter(wrong)),
-)
+    "wrong", [
+        {"time_ms": INTEGER_MAX + 1}, {"next_seq": INTEGER_MAX + 1}, {"total_bytes": TOTAL_MAX + 1},
+        {"producer_id": "x" * 257}, {"tgbs": ()},
+        {"tgbs": (replace(durable(0).tgb, size=3),)}, {"total_records": 7}, {"first_step": Step(5)},
+        {"epoch": 9}, {"prev_digest": b"?" * 32},
+    ], ids=lambda wrong: next(iter(wrong)),
+)  # fmt: skip
 def test_no_commit_that_a_reader_refuses_gets_as_far_as_the_store(wrong: dict[str, object]) -> None:
     head = fresh()
     with pytest.raises(RefusedError, match="is not written"):

@@ -24,15 +24,9 @@ BYTES = TransformSpec(TokenizerSpec())
 def records_of(kind: Kind, data: list[bytes], *, dropped=(), bad=None, mask: bytes | None = None) -> Records:
     count = len(data)
     return Records(
-        kind,
-        b"".join(data),
-        np.cumsum([len(one) for one in data], dtype=np.int64),
-        np.zeros(count, np.int64),
-        np.arange(count, dtype=np.int64),
-        np.isin(np.arange(count), list(dropped)),
-        bad or {},
-        mask,
-    )
+        kind, b"".join(data), np.cumsum([len(one) for one in data], dtype=np.int64), np.zeros(count, np.int64),
+        np.arange(count, dtype=np.int64), np.isin(np.arange(count), list(dropped)), bad or {}, mask,
+    )  # fmt: skip
 
 
 def ids(*numbers: int) -> bytes:
@@ -110,13 +104,9 @@ def test_a_chat_with_a_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "sample", "mask"),
-    [
-        ({"value": None}, [], None),
-        ({"value": "ab"}, [97, 98], None),
-        ({"value": ""}, [], None),
-        ({"value": [5, 7]}, [5, 7], None),
-        ({"value": []}, [], None),
+    ("record", "sample", "mask"), [
+        ({"value": None}, [], None), ({"value": "ab"}, [97, 98], None), ({"value": ""}, [], None),
+        ({"value": [5, 7]}, [5, 7], None), ({"value": []}, [], None),
         ({"value": [5, 7], "as": "tuple"}, [5, 7], None),
         ({"value": [5, 7], "as": "array"}, [5, 7], None),
         ({"value": [[5, 7], [0, 1]], "as": "tuple"}, [5, 7], [0, 1]),
@@ -126,7 +116,7 @@ def test_a_chat_with_a_mask() -> None:
         ({"value": {"input_ids": [5, 7], "loss_mask": [0, 1]}}, [5, 7], [0, 1]),
         ({"value": {"input_ids": [5, 7], "labels": [-100, 7]}}, [5, 7], [0, 1]),
     ],
-)
+)  # fmt: skip
 def test_what_a_function_may_return(record, sample, mask) -> None:
     result = called("anything", record)
     assert samples(result) == [sample]
@@ -134,10 +124,8 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "why"),
-    [
-        ({"raise": "ValueError"}, "raised ValueError: of no use"),
-        ({}, "raised KeyError: 'value'"),
+    ("record", "why"), [
+        ({"raise": "ValueError"}, "raised ValueError: of no use"), ({}, "raised KeyError: 'value'"),
         ({"value": 3}, "returned ids of type int"),
         ({"value": [5, 7], "as": "bytes"}, "returned ids of type bytes"),
         ({"value": [5, 7], "as": "floats"}, "returned ids of type float64"),
@@ -153,13 +141,10 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
         ({"value": [[5, 7], [1, 2]], "as": "tuple"}, "returned a mask with other values than 0 and 1"),
         ({"value": {"ids": [5]}}, r"returned a mapping without 'input_ids'; its keys are \['ids'\]"),
         ({"value": {"input_ids": [5], "labels": [5], "loss_mask": [1]}}, "returned both"),
-        (
-            {"value": {"input_ids": [5, 7], "labels": [7, -100]}},
-            "returned the label 7 at place 0, where the id is 5",
-        ),
+        ({"value": {"input_ids": [5, 7], "labels": [7, -100]}}, "returned the label 7 at place 0, where the id is 5"),
         ({"value": {"input_ids": [5, 7], "labels": [5]}}, "returned 1 labels for 2 ids"),
     ],
-)
+)  # fmt: skip
 def test_what_a_function_may_not_do_makes_that_record_bad_alone(record, why: str) -> None:
     result = called("anything", {"value": [1]}, record, {"value": [2]})
     assert samples(result) == [[1], None, [2]]

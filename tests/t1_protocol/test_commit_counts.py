@@ -143,9 +143,5 @@ async def test_a_commit_after_a_minute_of_rest_looks_again_for_the_lake_and_behi
         await producer.flush()
         await trio.sleep(60.5)
         assert await requests_of(producer, world, 1, 1) == [
-            "get lake.msgpack",
-            "get log",
-            "create log",
-            "list control",
-            "get control",
-        ]
+            "get lake.msgpack", "get log", "create log", "list control", "get control",
+        ]  # fmt: skip

@@ -106,14 +106,10 @@ def all_wrong(who: str) -> Shifted:
 
 @pytest.mark.logs(WAITS)
 @pytest.mark.parametrize(
-    ("nears", "far_s", "clocks", "share"),
-    [
-        (1, 0.1, honest, 0.94),
-        (1, 0.2, unlucky, 0.83),
-        (3, 0.1, all_wrong, 0.85),
-        (3, 0.2, honest, 0.94),
+    ("nears", "far_s", "clocks", "share"), [
+        (1, 0.1, honest, 0.94), (1, 0.2, unlucky, 0.83), (3, 0.1, all_wrong, 0.85), (3, 0.2, honest, 0.94),
     ],
-)
+)  # fmt: skip
 def test_a_far_producer_commits_what_it_appends_and_near_ones_no_less(nears, far_s, clocks, share):
     """Without quiet times the far one does not even start."""
     tallies = side_by_side(nears, far_s, clocks)

@@ -19,21 +19,16 @@ def store(*script, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("fault", "outcome", "there"),
-    [
+    ("fault", "outcome", "there"), [
         (faults.LOST_REQUEST, Put.UNKNOWN, False),
         (faults.LOST_RESPONSE, Put.UNKNOWN, True),
-        (faults.RESET_BEFORE, Put.UNKNOWN, False),
-        (faults.RESET_AFTER, Put.UNKNOWN, True),
+        (faults.RESET_BEFORE, Put.UNKNOWN, False), (faults.RESET_AFTER, Put.UNKNOWN, True),
         (faults.ERROR_500, Put.UNKNOWN, False),
         (faults.ERROR_500_APPLIED, Put.UNKNOWN, True),
-        (faults.THROTTLED_503, Put.UNKNOWN, False),
-        (faults.CONFLICT_409, Put.RETRY, False),
-        (faults.FALSE_412, Put.EXISTS, False),
-        (faults.OWN_412, Put.EXISTS, True),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
+        (faults.THROTTLED_503, Put.UNKNOWN, False), (faults.CONFLICT_409, Put.RETRY, False),
+        (faults.FALSE_412, Put.EXISTS, False), (faults.OWN_412, Put.EXISTS, True),
+    ], ids=lambda value: getattr(value, "name", value),
+)  # fmt: skip
 async def test_what_each_fault_does_to_a_create(autojump_clock, fault, outcome, there):
     one = store(("create", "log/1", fault))
     assert await one.create("log/1", b"mine") is outcome

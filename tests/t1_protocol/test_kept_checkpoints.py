@@ -44,12 +44,8 @@ async def test_a_checkpoint_after_a_roll_back_is_kept_until_the_trainer_passes_t
     await group.add(Step(40))
     assert await kept(group) == [40, 90, 100]
     assert await trains(group, [50, 60, 90, 95, 105], keep=2) == [
-        [40, 50, 90, 100],
-        [50, 60, 90, 100],
-        [60, 90, 100],
-        [90, 95, 100],
-        [95, 105],
-    ]
+        [40, 50, 90, 100], [50, 60, 90, 100], [60, 90, 100], [90, 95, 100], [95, 105],
+    ]  # fmt: skip
 
 
 async def test_a_trainer_that_resumes_from_an_older_checkpoint_keeps_that_and_not_the_branch_it_left(

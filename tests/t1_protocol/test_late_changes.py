@@ -36,17 +36,10 @@ from stepfs.store.api import Put
 DAY_S = 86_400.0
 LAST = STEPS - 1
 REQUESTS: list[Request] = [
-    Register("late"),
-    Add("run", Step(3)),
-    Add("run", Step(LAST), 1),
-    Add("late", Step(3)),
-    Resume("run", Step(4)),
-    Drop("run", Step(NEED)),
-    Revise("run", lambda _: frozenset({Step(LAST)})),
-    NoteOpened("run", Step(NEED)),
-    Retire("run"),
-    Advance(GROWN, Step(NEED), Version(0), 0),
-]
+    Register("late"), Add("run", Step(3)), Add("run", Step(LAST), 1), Add("late", Step(3)), Resume("run", Step(4)),
+    Drop("run", Step(NEED)), Revise("run", lambda _: frozenset({Step(LAST)})), NoteOpened("run", Step(NEED)),
+    Retire("run"), Advance(GROWN, Step(NEED), Version(0), 0),
+]  # fmt: skip
 
 
 def named(request: Request) -> str:

@@ -25,18 +25,10 @@ from producer_world import World, append, feed, simulate
 from stepfs.errors import StoreUnreachableError
 
 HOSTILE = {
-    LOST_REQUEST: 0.02,
-    LOST_RESPONSE: 0.03,
-    RESET_BEFORE: 0.03,
-    RESET_AFTER: 0.05,
-    ERROR_500: 0.02,
-    ERROR_500_APPLIED: 0.02,
-    THROTTLED_503: 0.02,
-    CONFLICT_409: 0.05,
-    OWN_412: 0.05,
-    delayed(3.0): 0.02,
+    LOST_REQUEST: 0.02, LOST_RESPONSE: 0.03, RESET_BEFORE: 0.03, RESET_AFTER: 0.05, ERROR_500: 0.02,
+    ERROR_500_APPLIED: 0.02, THROTTLED_503: 0.02, CONFLICT_409: 0.05, OWN_412: 0.05, delayed(3.0): 0.02,
     delayed(20.0, wait_s=15.0): 0.01,
-}
+}  # fmt: skip
 
 
 FAR = "trying on for|not written|raise max_delay"

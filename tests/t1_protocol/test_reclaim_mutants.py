@@ -190,21 +190,14 @@ SCENARIOS = {
 }
 
 MUTANTS: list[tuple[Mutate, str]] = [
-    (no_compare, "reclaim meets a rollback"),
-    (no_compare, "reclaim meets a new group"),
-    (groups_unseen, "reclaim meets a rollback"),
-    (groups_unseen, "reclaim meets a late record"),
-    (groups_unseen, "reclaim meets a faster one"),
-    (decided_once, "rollback meets a reclaim"),
-    (decided_once, "first checkpoint meets a reclaim"),
-    (decided_once, "new group meets a reclaim"),
-    (late_steps_are_taken, "rollback meets a reclaim"),
-    (deletes_first, "one reclaim"),
-    (no_snapshot, "one reclaim without snapshots"),
-    (impatient_orphans, "producer meets a reclaim"),
-    (by_record_not_by_floor, "one reclaim"),
-    (no_orphans, "one reclaim"),
-]
+    (no_compare, "reclaim meets a rollback"), (no_compare, "reclaim meets a new group"),
+    (groups_unseen, "reclaim meets a rollback"), (groups_unseen, "reclaim meets a late record"),
+    (groups_unseen, "reclaim meets a faster one"), (decided_once, "rollback meets a reclaim"),
+    (decided_once, "first checkpoint meets a reclaim"), (decided_once, "new group meets a reclaim"),
+    (late_steps_are_taken, "rollback meets a reclaim"), (deletes_first, "one reclaim"),
+    (no_snapshot, "one reclaim without snapshots"), (impatient_orphans, "producer meets a reclaim"),
+    (by_record_not_by_floor, "one reclaim"), (no_orphans, "one reclaim"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -130,13 +130,9 @@ async def clocks_a_day_wrong(world: World) -> None:
 
 
 SCENARIOS: list[Callable[[World], Awaitable[None]]] = [
-    a_wrong_checkpoint,
-    retired_by_mistake,
-    a_first_group_with_a_wrong_number,
-    a_mistake_after_a_right_move,
-    back_and_forth,
-    clocks_a_day_wrong,
-]
+    a_wrong_checkpoint, retired_by_mistake, a_first_group_with_a_wrong_number, a_mistake_after_a_right_move,
+    back_and_forth, clocks_a_day_wrong,
+]  # fmt: skip
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -199,16 +195,12 @@ def ages_of_the_records_before(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = [
-    (grace_ignored, a_wrong_checkpoint),
-    (grace_ignored, retired_by_mistake),
-    (grace_ignored, a_first_group_with_a_wrong_number),
-    (grace_ignored, a_mistake_after_a_right_move),
-    (the_past_is_forgotten, back_and_forth),
-    (the_past_is_forgotten, a_wrong_checkpoint),
-    (retiring_is_no_change, retired_by_mistake),
-    (no_group_is_no_need, a_first_group_with_a_wrong_number),
+    (grace_ignored, a_wrong_checkpoint), (grace_ignored, retired_by_mistake),
+    (grace_ignored, a_first_group_with_a_wrong_number), (grace_ignored, a_mistake_after_a_right_move),
+    (the_past_is_forgotten, back_and_forth), (the_past_is_forgotten, a_wrong_checkpoint),
+    (retiring_is_no_change, retired_by_mistake), (no_group_is_no_need, a_first_group_with_a_wrong_number),
     (ages_of_the_records_before, retired_by_mistake),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("mutate", "scenario"), MUTANTS)

@@ -18,20 +18,10 @@ _FIRST = "STEPFS_SIMULATE_FIRST"
 
 # What the seeds must have met to mean anything: how often, at least, over all of a part.
 _MET = {
-    "data commits": 666,
-    "epoch commits": 300,
-    "seal commits": 9,
-    "kills": 166,
-    "freezes": 66,
-    "fenced": 9,
-    "landed late": 20,
-    "zombie slots": 13,
-    "reclaims": 200,
-    "deleted data": 800,
-    "withdrawn": 9,
-    "reclaims cut short": 13,
-    "watched changes": 80,
-}
+    "data commits": 666, "epoch commits": 300, "seal commits": 9, "kills": 166, "freezes": 66, "fenced": 9,
+    "landed late": 20, "zombie slots": 13, "reclaims": 200, "deleted data": 800, "withdrawn": 9,
+    "reclaims cut short": 13, "watched changes": 80,
+}  # fmt: skip
 # Too rare for one part: over all parts.
 _MET_RARELY = {"damage reported": 6, "forks": 7, "rotten log": 2, "rotten snapshot": 2}
 

@@ -143,29 +143,13 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
 @pytest.mark.logs(".*")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "mutate",
-    [
-        never_look,
-        own_success_is_a_conflict,
-        pending_is_cleared,
-        state_expires,
-        no_epoch_guard,
-        commits_before_durable,
-        no_compare,
-        groups_unseen,
-        decided_once,
-        late_steps_are_taken,
-        forgetful_of_grace,
-        nothing_is_fenced,
-        deletes_first,
-        no_snapshot,
-        no_orphans,
-        impatient_orphans,
-        by_record_not_by_floor,
-        only_probes_are_checked,
-    ],
-    ids=lambda mutate: mutate.__name__,
-)
+    "mutate", [
+        never_look, own_success_is_a_conflict, pending_is_cleared, state_expires, no_epoch_guard,
+        commits_before_durable, no_compare, groups_unseen, decided_once, late_steps_are_taken,
+        forgetful_of_grace, nothing_is_fenced, deletes_first, no_snapshot, no_orphans, impatient_orphans,
+        by_record_not_by_floor, only_probes_are_checked,
+    ], ids=lambda mutate: mutate.__name__,
+)  # fmt: skip
 def test_mutant_is_found_by_the_simulator(mutate, monkeypatch):
     mutate(monkeypatch)
     flavour = LEANS.get(mutate)

@@ -47,17 +47,12 @@ def state(version: int, steps: int = 0) -> LogState:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "is_due"),
-    [
-        (state(5, 511), state(6, 512), True),
-        (state(5, 500), state(6, 1100), True),
-        (state(5, 512), state(6, 1023), False),
-        (state(1022), state(1023), False),
-        (state(1023), state(1024), True),
-        (state(1024), state(1025), False),
-        (state(-1), state(0), False),
+    ("before", "after", "is_due"), [
+        (state(5, 511), state(6, 512), True), (state(5, 500), state(6, 1100), True),
+        (state(5, 512), state(6, 1023), False), (state(1022), state(1023), False), (state(1023), state(1024), True),
+        (state(1024), state(1025), False), (state(-1), state(0), False),
     ],
-)
+)  # fmt: skip
 def test_a_snapshot_is_due_after_each_segment_and_each_1024_versions(
     before: LogState, after: LogState, is_due: bool
 ) -> None:

@@ -61,16 +61,9 @@ async def lake_at(url: str) -> None:
 
 
 TROUBLES = [
-    LOST_RESPONSE,
-    RESET_AFTER,
-    ERROR_500_APPLIED,
-    LOST_REQUEST,
-    RESET_BEFORE,
-    SLOW_DOWN_503,
-    CONFLICT_409,
-    FALSE_412,
+    LOST_RESPONSE, RESET_AFTER, ERROR_500_APPLIED, LOST_REQUEST, RESET_BEFORE, SLOW_DOWN_503, CONFLICT_409, FALSE_412,
     faultproxy.delayed(0.5),
-]
+]  # fmt: skip
 
 
 async def commit_in_trouble(

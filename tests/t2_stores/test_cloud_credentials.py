@@ -45,23 +45,13 @@ async def test_credentials_that_cannot_be_had_are_refused_with_what_to_check(goo
 
 
 @pytest.mark.parametrize(
-    ("url", "name", "value", "said"),
-    [
-        (
-            "az://account/container/x",
-            "AZURE_STORAGE_SAS_TOKEN",
-            "secret",
-            "Missing component in SAS query pair",
-        ),
-        (
-            "gs://bucket/x",
-            "GOOGLE_SERVICE_ACCOUNT_KEY",
-            '"{\\"private_key\\": \\"secret\\"}"',
-            "invalid type: string …",
-        ),
+    ("url", "name", "value", "said"), [
+        ("az://account/container/x", "AZURE_STORAGE_SAS_TOKEN", "secret", "Missing component in SAS query pair"),
+        ("gs://bucket/x", "GOOGLE_SERVICE_ACCOUNT_KEY", '"{\\"private_key\\": \\"secret\\"}"',
+         "invalid type: string …"),
         ("gs://bucket/x", "GOOGLE_SKIP_SIGNATURE", "secret", "failed to parse … as boolean"),
     ],
-)
+)  # fmt: skip
 async def test_settings_that_make_no_sense_are_no_outage_and_not_shown(monkeypatch, url, name, value, said):
     for other in [each for each in os.environ if each.startswith(("AZURE_", "GOOGLE_"))]:
         monkeypatch.delenv(other)
@@ -99,21 +89,12 @@ class DefaultAzureCredential:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "line"),
-    [
-        (
-            "return types.SimpleNamespace(token='secret-token', expires_on=time.time() + 600)",
-            3,
-            "is not a lake",
-        ),
-        (
-            "logging.getLogger('azure.identity').warning('a line'); raise ValueError('no login. Tried: one, two')",
-            4,
-            r"\(no token: ValueError: no login\); check AZURE_STORAGE_ACCOUNT_KEY .* or run `az login`",
-        ),
-    ],
-    ids=["token", "none"],
-)
+    ("body", "code", "line"), [
+        ("return types.SimpleNamespace(token='secret-token', expires_on=time.time() + 600)", 3, "is not a lake"),
+        ("logging.getLogger('azure.identity').warning('a line'); raise ValueError('no login. Tried: one, two')", 4,
+         r"\(no token: ValueError: no login\); check AZURE_STORAGE_ACCOUNT_KEY .* or run `az login`"),
+    ], ids=["token", "none"],
+)  # fmt: skip
 def test_azure_identity_is_asked_where_it_is_installed(tmp_path, body, code, line):
     """Its place is taken by a package of one class, in a process of its own."""
     package = tmp_path / "azure/identity"

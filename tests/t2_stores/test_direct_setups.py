@@ -62,17 +62,13 @@ def request_of_botocore(endpoint_url, style, token, key):
 
 
 @pytest.mark.parametrize(
-    ("endpoint_url", "style"),
-    [
-        (None, "virtual"),
-        (None, "path"),
-        ("http://127.0.0.1:9000", "path"),
-        ("http://[::1]:9000", "path"),
+    ("endpoint_url", "style"), [
+        (None, "virtual"), (None, "path"), ("http://127.0.0.1:9000", "path"), ("http://[::1]:9000", "path"),
         ("https://gateway.example.org/with/a/path", "path"),
         ("https://gateway.example.org:443", "virtual"),
         ("http://Gateway.example.org:80", "path"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("token", [None, "tok/en=="])
 @pytest.mark.parametrize("key", ["lake/data/x", "lake/data/p=1/x-_.y"])
 def test_a_request_is_signed_as_botocore_signs_it(monkeypatch, endpoint_url, style, token, key):

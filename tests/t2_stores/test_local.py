@@ -253,20 +253,16 @@ async def test_a_dead_disk_is_unreachable(store, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("/lake", "has no scheme"),
-        ("lake", "has no scheme"),
-        ("http://host/lake", "unknown scheme 'http'"),
-        ("file://lake", "is not absolute"),
+    ("url", "message"), [
+        ("/lake", "has no scheme"), ("lake", "has no scheme"),
+        ("http://host/lake", "unknown scheme 'http'"), ("file://lake", "is not absolute"),
         ("file://host/lake", "is not absolute"),
-        ("file:///a/../b", "does not name a directory"),
-        ("s3://", "is not a bucket name"),
+        ("file:///a/../b", "does not name a directory"), ("s3://", "is not a bucket name"),
         ("s3://UPPER/x", "is not a bucket name"),
         ("s3://bucket/a/../b", "not an object key"),
         ("s3://key:secret@bucket/a", "credentials do not belong into a URL"),
     ],
-)
+)  # fmt: skip
 def test_bad_urls_are_refused_before_anything_is_touched(url, message):
     with pytest.raises(UsageError, match=message) as refused:
         open_store(url)

@@ -118,14 +118,8 @@ def test_foreground_serves_until_interrupted(lake, tmp_path):
     directory = tmp_path / "m"
     directory.mkdir()
     command = [
-        sys.executable,
-        "-c",
-        "from stepfs.cli import main; main()",
-        "mount",
-        lake,
-        str(directory),
-        "--foreground",
-    ]
+        sys.executable, "-c", "from stepfs.cli import main; main()", "mount", lake, str(directory), "--foreground",
+    ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         said = ""

@@ -97,13 +97,9 @@ def test_the_mount_carries_the_flags_that_keep_it_harmless(lake, tmp_path, allow
             if not path.is_symlink():
                 assert path.stat().st_mode & 0o7777 == (0o555 if path.is_dir() else 0o444), path
         others = subprocess.run(
-            ["cat", str(mount.file(0, 0))],
-            user=65534,
-            group=65534,
-            extra_groups=[],
-            capture_output=True,
+            ["cat", str(mount.file(0, 0))], user=65534, group=65534, extra_groups=[], capture_output=True,
             check=False,
-        )
+        )  # fmt: skip
         if not allow_other:
             assert others.returncode != 0
         assert (

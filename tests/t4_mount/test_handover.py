@@ -42,12 +42,8 @@ def test_a_daemon_that_may_not_mount_serves_a_mount_that_was_handed_over(lake, t
     arguments = ["mount", lake, f"/dev/fd/{descriptor}", how, "--cache-dir", str(tmp_path / "cache")]
     env = {**os.environ, "STEPFS_LOG_DIR": str(tmp_path / "logs")}
     process = subprocess.Popen(
-        [*UNPRIVILEGED, *STEPFS, *arguments],
-        pass_fds=(descriptor,),
-        env=env,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [*UNPRIVILEGED, *STEPFS, *arguments], pass_fds=(descriptor,), env=env, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     os.close(descriptor)  # the helper keeps nothing: the daemon's end is the mount's end
     try:
         if how == "--daemon":

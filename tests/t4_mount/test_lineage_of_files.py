@@ -69,13 +69,8 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
             ["replay", "--steps", "0:1"],
         ):
             program = [
-                sys.executable,
-                "-m",
-                "stepfs_producer",
-                command[0],
-                str(mount.directory),
-                *command[1:],
-            ]
+                sys.executable, "-m", "stepfs_producer", command[0], str(mount.directory), *command[1:],
+            ]  # fmt: skip
             refused = ran(program)
             assert refused.returncode == 2
             assert refused.stderr == (

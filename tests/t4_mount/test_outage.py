@@ -82,17 +82,8 @@ def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s)
     produce(s3_url, 6)
     port = servers.free_port_of_nobody()
     options = [
-        "--ranks",
-        "0-1",
-        "--prefetch",
-        "3",
-        "--wait",
-        "300",
-        "--group",
-        "run",
-        "--metrics-port",
-        str(port),
-    ]
+        "--ranks", "0-1", "--prefetch", "3", "--wait", "300", "--group", "run", "--metrics-port", str(port),
+    ]  # fmt: skip
     with (
         road_to(seaweed) as road,
         mounted(

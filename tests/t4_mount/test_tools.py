@@ -102,21 +102,15 @@ def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_nod
 
 
 CHANGES = {
-    "touch": lambda m: (m.directory / "x").touch(),
-    "mkdir": lambda m: (m.directory / "x").mkdir(),
-    "append": lambda m: m.file(0, 0).open("ab"),
-    "truncate": lambda m: os.truncate(m.file(0, 0), 0),
-    "unlink": lambda m: m.file(0, 0).unlink(),
-    "rmdir": lambda m: m.step(0).rmdir(),
-    "rename": lambda m: m.file(0, 0).rename(m.directory / "x"),
-    "chmod": lambda m: m.file(0, 0).chmod(0o777),
-    "chown": lambda m: os.chown(m.file(0, 0), 1, 1),
-    "utime": lambda m: os.utime(m.file(0, 0)),
+    "touch": lambda m: (m.directory / "x").touch(), "mkdir": lambda m: (m.directory / "x").mkdir(),
+    "append": lambda m: m.file(0, 0).open("ab"), "truncate": lambda m: os.truncate(m.file(0, 0), 0),
+    "unlink": lambda m: m.file(0, 0).unlink(), "rmdir": lambda m: m.step(0).rmdir(),
+    "rename": lambda m: m.file(0, 0).rename(m.directory / "x"), "chmod": lambda m: m.file(0, 0).chmod(0o777),
+    "chown": lambda m: os.chown(m.file(0, 0), 1, 1), "utime": lambda m: os.utime(m.file(0, 0)),
     "symlink": lambda m: (m.directory / "x").symlink_to("y"),
-    "link": lambda m: (m.directory / "x").hardlink_to(m.file(0, 0)),
-    "mkfifo": lambda m: os.mkfifo(m.directory / "x"),
+    "link": lambda m: (m.directory / "x").hardlink_to(m.file(0, 0)), "mkfifo": lambda m: os.mkfifo(m.directory / "x"),
     "setxattr": lambda m: os.setxattr(m.file(0, 0), "user.x", b"y"),
-}
+}  # fmt: skip
 
 
 def test_every_change_is_refused_and_special_facts_are_not_there(file_url, tmp_path):

@@ -223,17 +223,9 @@ class TestStatus:
         tell_node(lake, host="node-0", directory="/mnt/\x1b[2J", time_ms=now_ms - 60_000, read_to=Step(0))
         silent, live = stepfs("status", lake, "--json").document["nodes"]
         assert live == {
-            "group": "train",
-            "host": "node-1",
-            "directory": "/mnt/run",
-            "pid": 7,
-            "stepfs": "1.0",
-            "frontier": 4,
-            "last_step": 2,
-            "waited": 0.125,
-            "time": now_ms / 1000,
-            "stale": False,
-        }
+            "group": "train", "host": "node-1", "directory": "/mnt/run", "pid": 7, "stepfs": "1.0", "frontier": 4,
+            "last_step": 2, "waited": 0.125, "time": now_ms / 1000, "stale": False,
+        }  # fmt: skip
         assert (silent["host"], silent["last_step"], silent["stale"]) == ("node-0", None, True)
         out = stepfs("status", lake).out
         assert re.search(r"^node-1 +/mnt/run +train +4 +2 +12\.5 % +\S+Z$", out, re.MULTILINE)

@@ -24,18 +24,12 @@ def fail_with(error: BaseException, program: str = "stepfs") -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        (errors.StepfsError, 1),
-        (errors.UsageError, 2),
-        (errors.AbsentError, 3),
-        (errors.RefusedError, 4),
-        (errors.SealedError, 4),
-        (errors.CorruptError, 5),
-        (errors.StoreUnreachableError, 6),
+    ("kind", "code"), [
+        (errors.StepfsError, 1), (errors.UsageError, 2), (errors.AbsentError, 3), (errors.RefusedError, 4),
+        (errors.SealedError, 4), (errors.CorruptError, 5), (errors.StoreUnreachableError, 6),
         (errors.FencedError, 7),
     ],
-)
+)  # fmt: skip
 def test_each_class_has_its_documented_exit_code(kind, code, capsys):
     assert fail_with(kind("do this instead")) == code
     assert capsys.readouterr() == ("", "stepfs: do this instead\n")

@@ -26,19 +26,12 @@ def mute(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("init", LAKE, "--slices", "1"),
-        ("ls", LAKE),
-        ("status", LAKE),
-        ("checkpoint", LAKE, "--group", "g", "1"),
-        ("reclaim", LAKE),
-        ("seal", LAKE),
-        ("fork", f"{LAKE}@1", "s3://stepfs-tests/new"),
-        ("verify", LAKE),
-    ],
-    ids=lambda command: command[0],
-)
+    "command", [
+        ("init", LAKE, "--slices", "1"), ("ls", LAKE), ("status", LAKE),
+        ("checkpoint", LAKE, "--group", "g", "1"), ("reclaim", LAKE), ("seal", LAKE),
+        ("fork", f"{LAKE}@1", "s3://stepfs-tests/new"), ("verify", LAKE),
+    ], ids=lambda command: command[0],
+)  # fmt: skip
 def test_a_command_says_that_it_waits_and_gives_up(mute, command):
     started_s = time.monotonic()
     ended = stepfs(*command, "--endpoint-url", mute)

@@ -16,18 +16,13 @@ LAST_OF_9999_MS = 253_402_300_799_000
 
 
 @pytest.mark.parametrize(
-    ("time_ms", "text"),
-    [
-        (0, "-"),
-        (1, "1970-01-01T00:00:00Z"),
+    ("time_ms", "text"), [
+        (0, "-"), (1, "1970-01-01T00:00:00Z"),
         (LAST_OF_9999_MS, "9999-12-31T23:59:59Z"),
-        (LAST_OF_9999_MS + 1000, "253402300800 s"),
-        (FAR_MS, "1000000000000 s"),
-        (INTEGER_MAX, f"{INTEGER_MAX // 1000} s"),
-        (10**40, f"{10**37} s"),
-        (-(10**40), f"{-(10**37)} s"),
+        (LAST_OF_9999_MS + 1000, "253402300800 s"), (FAR_MS, "1000000000000 s"),
+        (INTEGER_MAX, f"{INTEGER_MAX // 1000} s"), (10**40, f"{10**37} s"), (-(10**40), f"{-(10**37)} s"),
     ],
-)
+)  # fmt: skip
 def test_any_number_has_a_text(time_ms: int, text: str) -> None:
     assert time_text(time_ms) == text
 

@@ -95,15 +95,9 @@ def follow(tmp_path):
             if block.language in {"text", "console"}:
                 continue
             process = subprocess.Popen(
-                block.command,
-                cwd=tmp_path,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
+                block.command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
             started.append(process)
             said, wrong = process.communicate(timeout=120)
             assert process.returncode == 0, f"{section}\n{block.text}\n{said}\n{wrong}"

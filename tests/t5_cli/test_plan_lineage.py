@@ -72,15 +72,8 @@ def test_a_reclaimed_step_has_no_lineage(here: Path) -> None:
     assert stepfs("reclaim", url, "--grace", "0s").code == 0
     one_line(stepfs("lineage", url, "--step", 2), 3, "step 2 is not in the lake (steps 6 to 11 are)")
     words = [
-        "--source",
-        record["source"],
-        "--file",
-        record["file"],
-        "--record",
-        record["record"],
-        "--plan-dir",
-        here,
-    ]
+        "--source", record["source"], "--file", record["file"], "--record", record["record"], "--plan-dir", here,
+    ]  # fmt: skip
     one_line(produce("find", url, *words), 3, "no step from 6 on holds it; those before were reclaimed")
     one_line(replayed(here, steps="2:8"), 3, "step 2 is not in the lake")
     refused = replayed(here, steps="6:12")
@@ -120,15 +113,8 @@ def test_files_of_micro_batches_have_the_same_past(tmp_path: Path, original: Pat
     )
     last = here[-1]
     words = [
-        "--source",
-        last["source"],
-        "--file",
-        last["file"],
-        "--record",
-        last["record"],
-        "--plan-dir",
-        tmp_path,
-    ]
+        "--source", last["source"], "--file", last["file"], "--record", last["record"], "--plan-dir", tmp_path,
+    ]  # fmt: skip
     found = produce("find", lake_of(tmp_path), *words, "--json").document["found"]
     assert (2, 1, last["micro"], last["start"]) in {
         (one["step"], one["rank"], one["micro"], one["start"]) for one in found

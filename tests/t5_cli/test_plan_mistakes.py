@@ -15,20 +15,14 @@ from stepfs_producer.cli.app import app
 
 
 @pytest.mark.parametrize(
-    ("change", "advice"),
-    [
-        (
-            ("dp=2", "dp=3"),
-            "2 slices per step, not 3 slices; name another lake, or set output.mesh to one with dp = 2",
-        ),
-        (
-            ("micro_batch_tokens: 512", "micro_batches: 4, files: micro_batches"),
-            "2 slices per step, not 8 slices (ranks 2 × micro-batches 4); name another lake, or set output.files to ranks\n",
-        ),
+    ("change", "advice"), [
+        (("dp=2", "dp=3"),
+         "2 slices per step, not 3 slices; name another lake, or set output.mesh to one with dp = 2"),
+        (("micro_batch_tokens: 512", "micro_batches: 4, files: micro_batches"),
+         "2 slices per step, not 8 slices (ranks 2 × micro-batches 4); name another lake, or set output.files to ranks\n"),
         ((".npy", ".pt"), "holds .npy files, not .pt; name another lake, or set output.ext to .npy"),
-    ],
-    ids=["mesh", "files", "ext"],
-)
+    ], ids=["mesh", "files", "ext"],
+)  # fmt: skip
 def test_a_lake_of_another_shape_names_the_key_of_the_plan(plan, file_url, change, advice):  # noqa: F811
     assert run(plan, file_url, "--limit-steps", 1).returncode == 0
     plan.write_text(PLAN.replace(*change))

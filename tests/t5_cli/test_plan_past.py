@@ -95,15 +95,8 @@ def test_find_and_lineage_agree(audited: Audited) -> None:
     said = []
     for source, file, record in sorted(audited.corpus.bad)[:6]:
         words = [
-            "--source",
-            source,
-            "--file",
-            f"{file}.jsonl",
-            "--record",
-            record,
-            "--plan-dir",
-            audited.directory,
-        ]
+            "--source", source, "--file", f"{file}.jsonl", "--record", record, "--plan-dir", audited.directory,
+        ]  # fmt: skip
         ended = produce("find", audited.url, *words)
         assert (ended.code, ended.out) == (3, "")
         said.append(ended.err)

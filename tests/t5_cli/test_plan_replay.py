@@ -164,15 +164,8 @@ def test_the_steps_of_two_producers_are_told_apart(here: Path) -> None:
     one_line(replayed(here, "--producer-id", "nobody", steps=whole), 3, "none is of the producer nobody")
     record = spans(here, "--step", 3)[0]
     words = [
-        "--source",
-        record["source"],
-        "--file",
-        record["file"],
-        "--record",
-        record["record"],
-        "--plan-dir",
-        here,
-    ]
+        "--source", record["source"], "--file", record["file"], "--record", record["record"], "--plan-dir", here,
+    ]  # fmt: skip
     found = produce("find", lake_of(here), *words, "--json").document["found"]
     assert {(one["producer"], one["step"] % ONE_PLAN_STEPS) for one in found} == {("plan", 3), ("other", 3)}
 

@@ -29,12 +29,8 @@ def test_text_records_its_arrays_and_show_undoes_its_ids(file_url: str, corpus: 
     schema = schema_of(file_url)
     assert (schema["format"], "binding" in schema) == (ext[1:], False)
     assert schema["tokenizer"] == {
-        "kind": "bytes",
-        "identity": "bytes",
-        "vocabulary": 258,
-        "eos": 256,
-        "pad": 257,
-    }
+        "kind": "bytes", "identity": "bytes", "vocabulary": 258, "eos": 256, "pad": 257,
+    }  # fmt: skip
     shown = stepfs("show", file_url, "--step", 0, "--json")
     if ext == ".tar":
         assert "arrays" not in schema

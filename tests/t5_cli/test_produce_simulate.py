@@ -17,14 +17,8 @@ from typer.testing import CliRunner
 from stepfs_producer.cli.app import app
 
 MEASURES = (
-    "fill",
-    "slowest_to_mean",
-    "slowest_to_mean_micro",
-    "padding_tokens",
-    "cut_documents",
-    "lost_tokens",
-    "sources",
-)
+    "fill", "slowest_to_mean", "slowest_to_mean_micro", "padding_tokens", "cut_documents", "lost_tokens", "sources",
+)  # fmt: skip
 
 
 def simulate(path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

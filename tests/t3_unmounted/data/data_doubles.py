@@ -109,13 +109,8 @@ class World:
             (p * (-(-size // len(p)) if p else 0))[:size] for p, size in zip(payloads, sizes, strict=True)
         ]
         image = build(
-            lake_id=LAKE_ID,
-            producer_id="p",
-            epoch=Epoch(1),
-            seq=step,
-            payloads=payloads,
-            records=[1] * len(sizes),
-        )
+            lake_id=LAKE_ID, producer_id="p", epoch=Epoch(1), seq=step, payloads=payloads, records=[1] * len(sizes),
+        )  # fmt: skip
         key = f"{LAKE_ID}/data/{step}.tgb"
         self.store.objects[key] = b"".join(image.parts)
         descriptor = Descriptor(0, key, image.size, step, image.packed_slices, image.packed_blocks)

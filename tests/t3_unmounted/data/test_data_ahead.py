@@ -15,14 +15,9 @@ from stepfs.format.ids import SliceIndex, Step
 
 def plan(position, *, window=8, first=0, frontier=10_000, hinted=(), fixed=True):
     return plan_ahead(
-        position.runs(),
-        position.opened,
-        hinted=frozenset(hinted),
-        window=window,
-        first=Step(first),
-        frontier=Step(frontier),
-        fixed=fixed,
-    )
+        position.runs(), position.opened, hinted=frozenset(hinted), window=window, first=Step(first),
+        frontier=Step(frontier), fixed=fixed,
+    )  # fmt: skip
 
 
 def after(*opens):

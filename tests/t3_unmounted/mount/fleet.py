@@ -125,23 +125,15 @@ class OneOfMany:
         control = Control(self.store, identity, TrioClock())
         reader = LogReader(self.store, identity, control, state)
         self.follower = Follower(
-            reader,
-            self.changes,
-            poll_s=0.1,
-            find_lake_id=self._find_lake_id,
-            on_change=lambda: None,
+            reader, self.changes, poll_s=0.1, find_lake_id=self._find_lake_id, on_change=lambda: None,
             fleet=self.fleet,
-        )
+        )  # fmt: skip
         group = Group.on(control, "run")
         tree = Tree(reader, ViewOptions())
         self._need = GroupFollower(
-            group,
-            tree,
-            lambda: None,
-            checkpoints=None,
-            fleet=self.fleet,
+            group, tree, lambda: None, checkpoints=None, fleet=self.fleet,
             poll_s=lambda: self.follower.pace.interval_s,
-        )
+        )  # fmt: skip
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id
@@ -162,14 +154,9 @@ class OneOfMany:
                 nursery.start_soon(self.follower.run)
                 nursery.start_soon(self._need.run)
                 heartbeat = Heartbeat(
-                    self.store,
-                    self.identity,
-                    "run",
-                    directory=self.options.directory,
-                    meter=self.meter,
-                    follower=self.follower,
-                    fleet=self.fleet,
-                )
+                    self.store, self.identity, "run", directory=self.options.directory, meter=self.meter,
+                    follower=self.follower, fleet=self.fleet,
+                )  # fmt: skip
                 nursery.start_soon(heartbeat.run)
 
 

@@ -37,14 +37,8 @@ async def test_the_control_directory_lists_what_it_has():
     async with mounted() as m:
         m.commit(3)
         assert await m.names(".stepfs") == [
-            "status.json",
-            "metrics",
-            "config.json",
-            "accesslog",
-            "steps",
-            "wait",
-            "order",
-        ]
+            "status.json", "metrics", "config.json", "accesslog", "steps", "wait", "order",
+        ]  # fmt: skip
         assert await m.names(".stepfs", "steps") == ["0.json", "1.json", "2.json"]
         assert await m.read(".stepfs", "steps", "1.json") == b"step 1\n"
         for name in ("3.json", "01.json", "1", "x.json", ".json"):
@@ -175,16 +169,11 @@ async def test_a_steps_facts_and_its_producers_position():
 
 
 options = st.builds(
-    MountOptions,
-    lake=st.just("s3://b/p"),
-    directory=st.just(Path("/m")),
-    ranks=st.none() | st.lists(st.integers(0, 9)).map(tuple),
-    steps=st.none() | st.integers(0, 9).map(range),
-    wait_s=st.none() | st.floats(0, 1e6),
-    cache_dir=st.none() | st.just(Path("/c")),
-    prime=st.booleans(),
+    MountOptions, lake=st.just("s3://b/p"), directory=st.just(Path("/m")),
+    ranks=st.none() | st.lists(st.integers(0, 9)).map(tuple), steps=st.none() | st.integers(0, 9).map(range),
+    wait_s=st.none() | st.floats(0, 1e6), cache_dir=st.none() | st.just(Path("/c")), prime=st.booleans(),
     group=st.none() | st.text(),
-)
+)  # fmt: skip
 
 
 @given(options)
@@ -221,23 +210,13 @@ def test_steps_are_half_open_and_ranks_inclusive():
 
 
 @pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (parse_steps, "5"),
-        (parse_steps, "5:5"),
-        (parse_steps, "-1:5"),
-        (parse_steps, "0:٣"),
-        (parse_steps, f"0:{2**41}"),
-        (parse_ranks, "3-1"),
-        (parse_ranks, ""),
-        (parse_ranks, "0-2000000"),
-        (parse_size, "8X"),
-        (parse_size, "-1"),
-        (parse_duration, "1 s"),
-        (parse_duration, "inf"),
+    ("parse", "text"), [
+        (parse_steps, "5"), (parse_steps, "5:5"), (parse_steps, "-1:5"), (parse_steps, "0:٣"),
+        (parse_steps, f"0:{2**41}"), (parse_ranks, "3-1"), (parse_ranks, ""), (parse_ranks, "0-2000000"),
+        (parse_size, "8X"), (parse_size, "-1"), (parse_duration, "1 s"), (parse_duration, "inf"),
         (parse_interval, "0"),
     ],
-)
+)  # fmt: skip
 def test_values_that_mean_nothing_are_usage_errors(parse, text):
     with pytest.raises(UsageError, match=re.escape(repr(text))):
         parse(text)

@@ -37,14 +37,9 @@ def registry():
     meter = Meter()
     meter.done("read", (1,), 0.5, errno.EIO)
     collector = metrics.MountCollector(
-        meter,
-        Counts(),
-        DataCounts(),
-        lambda: dict.fromkeys(metrics.GAUGES, 1.0),
-        {"commit": Histogram(), "index": Histogram()},
-        Histogram(),
-        {"lake_id": "0" * 32, "group": "g"},
-    )
+        meter, Counts(), DataCounts(), lambda: dict.fromkeys(metrics.GAUGES, 1.0),
+        {"commit": Histogram(), "index": Histogram()}, Histogram(), {"lake_id": "0" * 32, "group": "g"},
+    )  # fmt: skip
     return metrics.registry_of(collector)
 
 
@@ -103,12 +98,8 @@ def test_what_says_how_a_run_ails_has_a_panel():
     """Its losses, its memory and its waits; progress and shares are what `stepfs status` shows."""
     shown = {name for panel in PANELS for target in panel["targets"] for name in asked(target["expr"])}
     names = (
-        "workers_died_total",
-        "late_tasks_total",
-        "lost_bodies_total",
-        "kept_bytes",
-        "memory_limit_bytes",
-    )
+        "workers_died_total", "late_tasks_total", "lost_bodies_total", "kept_bytes", "memory_limit_bytes",
+    )  # fmt: skip
     assert {f"stepfs_produce_{name}" for name in (*names, "waited_seconds_total")} <= shown
 
 

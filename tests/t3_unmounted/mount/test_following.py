@@ -52,13 +52,9 @@ async def own_id():
 def follow(nursery, table, changes, *, poll_s=0.1, find=own_id, now_ms=None):
     seen = []
     follower = Follower(
-        table,
-        changes,
-        poll_s=poll_s,
-        find_lake_id=find,
-        on_change=lambda: seen.append(trio.current_time()),
+        table, changes, poll_s=poll_s, find_lake_id=find, on_change=lambda: seen.append(trio.current_time()),
         now_ms=now_ms,
-    )
+    )  # fmt: skip
     nursery.start_soon(follower.run)
     return follower, seen
 

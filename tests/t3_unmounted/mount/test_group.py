@@ -191,14 +191,9 @@ class Beating:
 
     def heartbeat(self, identity) -> Heartbeat:
         return Heartbeat(
-            self.store,
-            identity,
-            "run",
-            directory=self.options.directory,
-            meter=self.meter,
-            follower=self.follower,
+            self.store, identity, "run", directory=self.options.directory, meter=self.meter, follower=self.follower,
             fleet=self.fleet,
-        )
+        )  # fmt: skip
 
 
 async def test_a_mount_speaks_every_15_s_and_is_silent_once_it_ended(autojump_clock):

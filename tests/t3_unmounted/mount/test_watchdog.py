@@ -52,15 +52,9 @@ def watched(
 ):
     heard, gave_up = Heard(), threading.Event()
     dog = Watchdog(
-        directory,
-        notifier=heard,
-        answered=answered,
-        unanswered=unanswered,
-        busy=lambda: busy,
-        status=status,
-        on_stuck=gave_up.set,
-        timing=timing,
-    )
+        directory, notifier=heard, answered=answered, unanswered=unanswered, busy=lambda: busy, status=status,
+        on_stuck=gave_up.set, timing=timing,
+    )  # fmt: skip
     return dog, heard, gave_up
 
 

@@ -145,13 +145,9 @@ def sources_in(
     found = []
     for name in sorted(weights):
         spec = SourceSpec(
-            name,
-            "jsonl",
-            (str(directory / name),),
-            seed=5,
-            block_bytes=2000,
+            name, "jsonl", (str(directory / name),), seed=5, block_bytes=2000,
             epochs=None if epochs is None else Fraction(epochs),
-        )
+        )  # fmt: skip
         found.append(LoadedSource(spec, TransformSpec(TokenizerSpec()), Layout(spec, list_corpus(spec))))
     return tuple(found)
 

@@ -141,14 +141,10 @@ async def test_when_both_die_it_is_one_death_of_the_task(autojump_clock) -> None
 
 
 @pytest.mark.parametrize(
-    ("deaths", "ended_by"),
-    [
-        ("mmmmmmm", None),
-        ("mmmwmmwm", None),
-        ("mmwmmwmw", WorkersDiedError),
-        ("mmmmwmwmmm", MachinesLostError),
+    ("deaths", "ended_by"), [
+        ("mmmmmmm", None), ("mmmwmmwm", None), ("mmwmmwmw", WorkersDiedError), ("mmmmwmwmmm", MachinesLostError),
     ],
-)
+)  # fmt: skip
 async def test_a_lost_machine_is_not_charged_as_a_worker(autojump_clock, deaths: str, ended_by) -> None:
     """w: a worker died; m: its machine was lost."""
     died = {number: WorkerDied("killed", with_machine=one == "m") for number, one in enumerate(deaths)}

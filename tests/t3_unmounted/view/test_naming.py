@@ -88,16 +88,11 @@ def test_aliases_of_steps_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        b"rank-3.pt",
-        b"rank-000003.pt",
-        b"rank--0003.pt",
-        b" rank-00003.pt",
-        b"rank-+0003.pt",
+    "name", [
+        b"rank-3.pt", b"rank-000003.pt", b"rank--0003.pt", b" rank-00003.pt", b"rank-+0003.pt",
         b"Rank-00003.pt",
     ],
-)
+)  # fmt: skip
 def test_aliases_of_ranks_are_refused(name):
     assert parse_rank(name) is None
 

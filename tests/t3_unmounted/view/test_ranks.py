@@ -120,16 +120,11 @@ def test_a_data_size_that_does_not_divide_the_micro_batches_is_refused_with_the_
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        {"mesh": "dp=8"},
-        {"mesh": "dpx=4"},
-        {"world": 3},
-        {"world": 2},
-        {"world": 4, "mesh": "dp=4,tp=2"},
+    "words", [
+        {"mesh": "dp=8"}, {"mesh": "dpx=4"}, {"world": 3}, {"world": 2}, {"world": 4, "mesh": "dp=4,tp=2"},
         {"mesh": "dp=2", "grid": Grid(2, cp=2)},
     ],
-)
+)  # fmt: skip
 def test_an_error_of_python_writes_keywords_and_one_of_the_command_line_options(words):
     grid, given = words.get("grid", Grid(4)), {name: words[name] for name in words.keys() - {"grid"}}
     with pytest.raises(UsageError) as of_python:
