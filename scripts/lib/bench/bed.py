@@ -52,17 +52,9 @@ class Plan:
     def quick(cls) -> Plan:
         """Shows that everything works, and measures nothing that is worth quoting."""
         return cls(
-            file_bytes=2 * MIB,
-            rounds=2,
-            small_steps=4,
-            small_ranks=8,
-            workers=2,
-            commits=10,
-            long_steps=20_000,
-            worlds=(8,),
-            slice_bytes=(4 << 10,),
-            touch_bytes=64 * MIB,
-        )
+            file_bytes=2 * MIB, rounds=2, small_steps=4, small_ranks=8, workers=2, commits=10, long_steps=20_000,
+            worlds=(8,), slice_bytes=(4 << 10,), touch_bytes=64 * MIB,
+        )  # fmt: skip
 
 
 @dataclass

@@ -29,14 +29,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """A command that must succeed."""
     done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=env,
-        stdin=subprocess.DEVNULL,
-    )
+        command, check=False, capture_output=True, text=True, timeout=timeout_s, env=env, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
     if done.returncode != 0:
         name = " ".join(Path(word).name for word in command[:3])
         raise SystemExit(f"benchmark: {name} ended with {done.returncode}:\n{done.stderr[-3000:]}")

@@ -36,12 +36,8 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [str(BIN / command[0]), *command[1:]],
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        timeout=120,
-    )
+        [str(BIN / command[0]), *command[1:]], check=False, text=True, stdout=subprocess.PIPE, timeout=120,
+    )  # fmt: skip
     if done.returncode != 0:
         raise SystemExit(f"quickstart: {' '.join(command[:2])} ended with exit code {done.returncode}")
     return done

@@ -75,15 +75,8 @@ def start_producer(story: Story, running: ExitStack, index: int) -> subprocess.P
     plan, shard = story.directory / f"shard-{index}.yaml", f"{index}/{PRODUCERS}"
     plan.write_text(PLAN.format(files=json.dumps([str(path) for path in CORPUS]), shard=shard))
     what = [
-        "stepfs-produce",
-        "run",
-        str(plan),
-        story.lake,
-        "--producer-id",
-        f"text-{index}",
-        "--workers",
-        "1",
-    ]
+        "stepfs-produce", "run", str(plan), story.lake, "--producer-id", f"text-{index}", "--workers", "1",
+    ]  # fmt: skip
     return start(running, [*what, "--steps-per-second", str(STEPS_PER_SECOND), "--json"])
 
 

@@ -217,21 +217,11 @@ def _steps(run: PlannedRun) -> int:
 def _report(run: PlannedRun, faults: list[str], wall_s: float, console: Console) -> None:
     audit = run.audit
     figures = {
-        "seed": run.options.seed,
-        "store": run.options.store,
-        "engine": run.options.engine,
-        "held": not faults,
-        "kills": dict(run.killed),
-        "endings": dict(run.command.endings),
-        "steps": audit.steps,
-        "samples": audit.samples,
-        "skipped": audit.skipped,
-        "positions": audit.positions,
-        "epochs": audit.epochs,
-        "tormented_s": round(run.tormented_s, 1),
-        "wall_s": round(wall_s, 1),
-        "faults": faults,
-    }
+        "seed": run.options.seed, "store": run.options.store, "engine": run.options.engine, "held": not faults,
+        "kills": dict(run.killed), "endings": dict(run.command.endings), "steps": audit.steps,
+        "samples": audit.samples, "skipped": audit.skipped, "positions": audit.positions, "epochs": audit.epochs,
+        "tormented_s": round(run.tormented_s, 1), "wall_s": round(wall_s, 1), "faults": faults,
+    }  # fmt: skip
     if run.options.json:
         print(json.dumps(figures, indent=2))
     else:
