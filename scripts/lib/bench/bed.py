@@ -23,7 +23,7 @@ from typing import Any
 import servers
 import trio
 
-from bench.machine import BIN, COMMAND_S, MIB, cpu_s, let_go, program, rss, run, until
+from bench.machine import BIN, COMMAND_S, MIB, cpu_s, forget_variables, let_go, program, rss, run, until
 from bench.report import Report, at_least, median
 from stepfs.format.ids import BLOCK_BYTES
 from stepfs.lake.identity import create_lake
@@ -115,8 +115,7 @@ class Bed:
         self._number = 0
         report.say("starting SeaweedFS")
         self.server = stack.enter_context(servers.seaweedfs(self.directory / "seaweedfs"))
-        for foreign in [name for name in os.environ if name.startswith("AWS_")]:
-            del os.environ[foreign]
+        forget_variables("AWS_")
         os.environ.update(self.server.environment())
 
     def fresh(self, name: str) -> Path:

@@ -57,18 +57,6 @@ def refuse_failure(who: str, process: subprocess.Popen[str]) -> None:
         raise SystemExit(f"quickstart: {who} ended with exit code {process.returncode}; its message is above")
 
 
-def is_mounted(directory: Path) -> bool:
-    return f" {directory} " in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-
-
-def let_go(directory: Path) -> None:
-    """After a failure or Ctrl-C: no mount stays behind, whatever state it is in."""
-    if is_mounted(directory):
-        subprocess.run([str(BIN / "stepfs"), "unmount", str(directory)], check=False, timeout=60)
-    if is_mounted(directory):
-        subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False)
-
-
 def processes_naming(directory: Path) -> Iterator[str]:
     """Command lines of other processes that mention the directory."""
     for entry in Path("/proc").iterdir():

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quickstart.programs import BIN, is_mounted
+from bench.machine import BIN, is_mounted
 from torture.processes import Actor, python
 from torture.records import SLICES
 from torture.server import Server
