@@ -12,6 +12,7 @@ from itertools import count, takewhile
 import pytest
 from process_store import ProcessStore
 from producer_world import World, feed
+from scenarios import scenario
 from small_world import (
     NEED,
     STEPS,
@@ -154,26 +155,24 @@ def test_hazard_10_two_nodes_of_one_group_change_it_and_a_reclaim_comes_between(
     assert pairs > 50
 
 
-def test_a_retired_group_does_not_count_and_without_groups_nothing_goes() -> None:
-    async def scenario(world: World) -> None:
-        await register(world, "other")
-        assert (await clean(world)).first_live_step == 0
-        await leaves(set(), world)
-        assert (await clean(world)).first_live_step == 0
-        world.ledger.release("other")
-        await group(world, "other").retire()
-        report = await clean(world)
-        assert (report.first_live_step, report.deleted_objects) == (0, 0)
-        assert "no group" in report.reason
-        await checkpoint(world, "third", NEED)
-        assert (await clean(world)).first_live_step == NEED
-        await audited(world)
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_retired_group_does_not_count_and_without_groups_nothing_goes(world: World) -> None:
+    await register(world, "other")
+    assert (await clean(world)).first_live_step == 0
+    await leaves(set(), world)
+    assert (await clean(world)).first_live_step == 0
+    world.ledger.release("other")
+    await group(world, "other").retire()
+    report = await clean(world)
+    assert (report.first_live_step, report.deleted_objects) == (0, 0)
+    assert "no group" in report.reason
+    await checkpoint(world, "third", NEED)
+    assert (await clean(world)).first_live_step == NEED
+    await audited(world)
 
 
 def test_a_checkpoint_beyond_the_log_is_refused_unless_the_log_was_read_too_early() -> None:
-    async def scenario(world: World) -> None:
+    async def is_refused(world: World) -> None:
         await checkpoint(world, "run", STEPS + 1)
         with pytest.raises(RefusedError, match="another lake"):
             await clean(world)
@@ -187,22 +186,20 @@ def test_a_checkpoint_beyond_the_log_is_refused_unless_the_log_was_read_too_earl
         await clean(world)
         assert world.ledger.first_live_step == len(world.ledger.steps)
 
-    small(scenario, on=grow)
+    small(is_refused, on=grow)
     inside_everywhere(grow, clean_beside, overtakes, done)
 
 
-def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_is_tried() -> None:
-    async def scenario(world: World) -> None:
-        await clean(world)
-        before = dict(world.shared.objects)
-        for _ in range(3):
-            with pytest.raises(WithdrawnError, match="steps from 2 on are needed") as caught:
-                await group(world, "run").add(Step(2))
-            assert caught.value.late == {2}
-        assert world.shared.objects == before, "what is refused leaves nothing behind"
-        await audited(world)
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_is_tried(world: World):
+    await clean(world)
+    before = dict(world.shared.objects)
+    for _ in range(3):
+        with pytest.raises(WithdrawnError, match="steps from 2 on are needed") as caught:
+            await group(world, "run").add(Step(2))
+        assert caught.value.late == {2}
+    assert world.shared.objects == before, "what is refused leaves nothing behind"
+    await audited(world)
 
 
 async def lands_late_and_is_tried_again(

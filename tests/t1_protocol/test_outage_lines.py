@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 from producer_world import World, feed, simulate
+from scenarios import scenario
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Buffer
@@ -14,22 +15,20 @@ from stepfs_producer.backoff import Backoff, Outage
 
 
 @pytest.mark.logs("trying on for")
-def test_an_outage_that_meets_fifty_uploads_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        put, until_s = store.put, trio.current_time() + 60.0
+@scenario(simulate)
+async def test_an_outage_that_meets_fifty_uploads_is_told_once(world: World, caplog):
+    store = world.store("p")
+    put, until_s = store.put, trio.current_time() + 60.0
 
-        async def put_when_there_is_room(key: str, parts: Sequence[Buffer], *, crc32c: int | None) -> None:
-            if trio.current_time() < until_s:
-                raise StoreUnreachableError("no space left on device")
-            await put(key, parts, crc32c=crc32c)
+    async def put_when_there_is_room(key: str, parts: Sequence[Buffer], *, crc32c: int | None) -> None:
+        if trio.current_time() < until_s:
+            raise StoreUnreachableError("no space left on device")
+        await put(key, parts, crc32c=crc32c)
 
-        store.put = put_when_there_is_room  # type: ignore[method-assign]
-        async with world.producer("p", store) as producer:
-            await feed(producer, 50)
-        world.check(p=50)
-
-    simulate(scenario)
+    store.put = put_when_there_is_room  # type: ignore[method-assign]
+    async with world.producer("p", store) as producer:
+        await feed(producer, 50)
+    world.check(p=50)
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
 
 

@@ -21,6 +21,7 @@ from doubles.faults import (
     delayed,
 )
 from producer_world import World, append, feed, simulate
+from scenarios import scenario
 
 from stepfs.errors import StoreUnreachableError
 
@@ -70,27 +71,25 @@ def test_many_producers_on_a_hostile_store(seed: int) -> None:
 
 
 @pytest.mark.logs(FAR)
-def test_an_outage_is_borne_and_a_longer_one_ends_the_producer() -> None:
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        down = Weighted({RESET_BEFORE: 1.0})
-        down.active = False
-        store.plan = down
-        with pytest.raises(StoreUnreachableError, match="no answer"):
-            async with world.producer("p", store, give_up_after=300.0) as producer:
-                await feed(producer, 1)
-                await producer.flush()
-                down.active = True
-                await append(producer, 1)
-                await trio.sleep(200.0)
-                down.active = False
-                await producer.flush()
-                await trio.sleep(200.0)
-                down.active = True
-                await append(producer, 2)
-                await producer.flush()
-        async with world.producer("p") as producer:
-            assert producer.position == 2
-        world.check(p=2)
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_an_outage_is_borne_and_a_longer_one_ends_the_producer(world: World) -> None:
+    store = world.store("p")
+    down = Weighted({RESET_BEFORE: 1.0})
+    down.active = False
+    store.plan = down
+    with pytest.raises(StoreUnreachableError, match="no answer"):
+        async with world.producer("p", store, give_up_after=300.0) as producer:
+            await feed(producer, 1)
+            await producer.flush()
+            down.active = True
+            await append(producer, 1)
+            await trio.sleep(200.0)
+            down.active = False
+            await producer.flush()
+            await trio.sleep(200.0)
+            down.active = True
+            await append(producer, 2)
+            await producer.flush()
+    async with world.producer("p") as producer:
+        assert producer.position == 2
+    world.check(p=2)

@@ -134,19 +134,17 @@ async def test_any_buffer_is_a_payload(world: World, make: Callable[[bytes], Any
     assert entry.tgb.length(SliceIndex(1)) == 0
 
 
-def test_an_append_that_is_cancelled_while_a_thread_checks_it_is_none(monkeypatch):
+@scenario(simulate)
+async def test_an_append_that_is_cancelled_while_a_thread_checks_it_is_none(world: World, monkeypatch):
     """Ctrl-C during the check of a large batch: whoever appends it again from `next_seq` must not append it twice."""
 
-    async def scenario(world: World) -> None:
-        async def check(_self: AsyncProducer, _payloads: object) -> None:
-            with trio.CancelScope(shield=True):  # as `trio.to_thread.run_sync`, which cannot be abandoned
-                await trio.sleep(4.0)
+    async def check(_self: AsyncProducer, _payloads: object) -> None:
+        with trio.CancelScope(shield=True):  # as `trio.to_thread.run_sync`, which cannot be abandoned
+            await trio.sleep(4.0)
 
-        monkeypatch.setattr(AsyncProducer, "_check_schema", check)
-        async with world.producer("p") as producer:
-            with trio.move_on_after(1.0) as scope:
-                await producer.append(BATCH, position=0)
-            assert scope.cancelled_caught
-            assert producer.next_seq == 0
-
-    simulate(scenario)
+    monkeypatch.setattr(AsyncProducer, "_check_schema", check)
+    async with world.producer("p") as producer:
+        with trio.move_on_after(1.0) as scope:
+            await producer.append(BATCH, position=0)
+        assert scope.cancelled_caught
+        assert producer.next_seq == 0

@@ -7,6 +7,7 @@ import trio
 from cluster_world import SkewedClock
 from doubles.trio_clock import TrioClock
 from producer_world import World
+from scenarios import scenario
 from small_world import NEED, STEPS, audited, checkpoint, clean, group, grow, process, small
 
 from stepfs.errors import CorruptError, RefusedError
@@ -23,41 +24,39 @@ LAST = STEPS - 1
 
 @pytest.mark.parametrize("trainers_s", [-DAY_S, 0.0, DAY_S])
 @pytest.mark.parametrize("reclaimers_s", [-DAY_S, DAY_S])
-def test_grace_is_by_the_stores_clock_however_wrong_the_others_are(trainers_s, reclaimers_s):
-    async def scenario(world: World) -> None:
-        clock = SkewedClock(reclaimers_s)
-        reclaimer = Reclaimer(process(world, "patient"), world.identity, clock=clock, grace_s=HOUR_S)
-        await trio.sleep(DAY_S)
-        assert (await reclaimer.run()).first_live_step == NEED
-        trainer = Group.of(process(world, "trainer"), world.identity, "run", SkewedClock(trainers_s))
-        world.ledger.promises["run"] = LAST
-        await trainer.add(Step(LAST), keep=1)
-        await trio.sleep(HOUR_S - 60)
-        assert (await reclaimer.run()).first_live_step == NEED
-        await trio.sleep(120)
-        assert (await reclaimer.run()).first_live_step == LAST
+@scenario(small, on=grow)
+async def test_grace_is_by_the_stores_clock_however_wrong_the_others_are(
+    world: World, trainers_s, reclaimers_s
+):
+    clock = SkewedClock(reclaimers_s)
+    reclaimer = Reclaimer(process(world, "patient"), world.identity, clock=clock, grace_s=HOUR_S)
+    await trio.sleep(DAY_S)
+    assert (await reclaimer.run()).first_live_step == NEED
+    trainer = Group.of(process(world, "trainer"), world.identity, "run", SkewedClock(trainers_s))
+    world.ledger.promises["run"] = LAST
+    await trainer.add(Step(LAST), keep=1)
+    await trio.sleep(HOUR_S - 60)
+    assert (await reclaimer.run()).first_live_step == NEED
+    await trio.sleep(120)
+    assert (await reclaimer.run()).first_live_step == LAST
 
-    small(scenario, on=grow)
 
+@scenario(small, on=grow)
+async def test_what_one_that_may_not_delete_has_given_up_another_deletes(world: World) -> None:
+    store = process(world, "no right")
 
-def test_what_one_that_may_not_delete_has_given_up_another_deletes() -> None:
-    async def scenario(world: World) -> None:
-        store = process(world, "no right")
+    async def forbidden(keys: list[str]) -> None:
+        raise RefusedError(f"cannot delete {keys[0]}")
 
-        async def forbidden(keys: list[str]) -> None:
-            raise RefusedError(f"cannot delete {keys[0]}")
-
-        store.delete = forbidden  # type: ignore[method-assign,assignment]
-        for _ in range(2):
-            with pytest.raises(RefusedError, match="cannot delete"):
-                await clean(world, store)
-        assert world.ledger.first_live_step == NEED
-        assert (await clean(world)).deleted_objects > 0
-        await checkpoint(world, "run", LAST)
-        await clean(world)
-        await audited(world)
-
-    small(scenario, on=grow)
+    store.delete = forbidden  # type: ignore[method-assign,assignment]
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="cannot delete"):
+            await clean(world, store)
+    assert world.ledger.first_live_step == NEED
+    assert (await clean(world)).deleted_objects > 0
+    await checkpoint(world, "run", LAST)
+    await clean(world)
+    await audited(world)
 
 
 async def made_again(world: World) -> dict[str, bytes]:
@@ -70,20 +69,17 @@ async def made_again(world: World) -> dict[str, bytes]:
     return {key: body for key, body in world.shared.objects.items() if key == LAKE or new.lake_id in key}
 
 
-def test_who_knew_a_dropped_lake_does_nothing_to_the_one_that_was_made_in_its_place() -> None:
+@scenario(small, on=grow)
+async def test_who_knew_a_dropped_lake_does_nothing_to_the_one_that_was_made_in_its_place(world: World):
     """What is recorded for the old lake lies under the old lake's id, where nobody looks."""
-
-    async def scenario(world: World) -> None:
-        reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
-        await reclaimer.run()
-        old = group(world, "run")
-        await old.read()
-        new = await made_again(world)
-        await old.add(Step(LAST), keep=1)
-        for orphans in (False, True):
-            with pytest.raises(CorruptError, match="no readable snapshot"):
-                await reclaimer.run(orphans=orphans)
-        assert {key: world.shared.objects[key] for key in new} == new
-        assert all(world.identity.lake_id in key for key in world.shared.objects.keys() - new.keys())
-
-    small(scenario, on=grow)
+    reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
+    await reclaimer.run()
+    old = group(world, "run")
+    await old.read()
+    new = await made_again(world)
+    await old.add(Step(LAST), keep=1)
+    for orphans in (False, True):
+        with pytest.raises(CorruptError, match="no readable snapshot"):
+            await reclaimer.run(orphans=orphans)
+    assert {key: world.shared.objects[key] for key in new} == new
+    assert all(world.identity.lake_id in key for key in world.shared.objects.keys() - new.keys())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from process_store import ProcessStore
 from producer_world import World
+from scenarios import scenario
 from small_world import (
     NEED,
     STEPS,
@@ -36,17 +37,15 @@ async def cleaned(world: World) -> None:
     assert world.ledger.first_live_step == NEED
 
 
-def test_one_reclaim_leaves_exactly_what_is_needed() -> None:
-    async def scenario(world: World) -> None:
-        report = await clean(world)
-        await audited(world)
-        assert (report.first_live_step, report.floor) == (NEED, world.ledger.floor_version)
-        assert report.floor > 0
-        assert report.deleted_objects > NEED
-        again = await clean(world)
-        assert (again.deleted_objects, again.deleted_bytes) == (0, 0)
-
-    small(scenario, on=grown_and_littered)
+@scenario(small, on=grown_and_littered)
+async def test_one_reclaim_leaves_exactly_what_is_needed(world: World) -> None:
+    report = await clean(world)
+    await audited(world)
+    assert (report.first_live_step, report.floor) == (NEED, world.ledger.floor_version)
+    assert report.floor > 0
+    assert report.deleted_objects > NEED
+    again = await clean(world)
+    assert (again.deleted_objects, again.deleted_bytes) == (0, 0)
 
 
 def test_a_reclaim_killed_at_any_await_is_finished_by_the_next() -> None:

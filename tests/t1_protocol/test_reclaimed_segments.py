@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from producer_world import World
+from scenarios import scenario
 from small_world import SEGMENT, checkpoint, grow, process, small
 from test_reader_hazards import move_on
 
@@ -20,44 +21,38 @@ async def first_unloaded(world: World) -> tuple[LogReader, Step]:
     return reader, next(step for step in map(Step, live) if reader.entry_if_loaded(step) is None)
 
 
-def test_it_is_told_that_the_step_was_reclaimed() -> None:
+@scenario(small, on=grow)
+async def test_it_is_told_that_the_step_was_reclaimed(world: World) -> None:
     """Seed 675949478: it was told that the lake is damaged and what to restore."""
-
-    async def scenario(world: World) -> None:
-        reader, step = await first_unloaded(world)
-        await move_on(world)
-        with pytest.raises(ReclaimedError, match="were reclaimed"):
-            await reader.entry(step)
-        await reader.poll()
-
-    small(scenario, on=grow)
+    reader, step = await first_unloaded(world)
+    await move_on(world)
+    with pytest.raises(ReclaimedError, match="were reclaimed"):
+        await reader.entry(step)
+    await reader.poll()
 
 
-def test_a_segment_that_is_missing_above_the_floor_is_damage() -> None:
-    async def scenario(world: World) -> None:
-        reader, step = await first_unloaded(world)
-        world.shared.remove(segment_key(world.identity.lake_id, SegmentIndex(step // SEGMENT)))
-        with pytest.raises(CorruptError, match="index segment is missing"):
-            await reader.entry(step)
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_segment_that_is_missing_above_the_floor_is_damage(world: World) -> None:
+    reader, step = await first_unloaded(world)
+    world.shared.remove(segment_key(world.identity.lake_id, SegmentIndex(step // SEGMENT)))
+    with pytest.raises(CorruptError, match="index segment is missing"):
+        await reader.entry(step)
 
 
-def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_next_reclaim() -> None:
+@scenario(small, on=grow)
+async def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_next_reclaim(
+    world: World,
+) -> None:
     """Torture found one: the writer was killed between the two creates and its successor finished after a reclaim."""
-
-    async def scenario(world: World) -> None:
-        reclaimer = Reclaimer(process(world, "reclaimer"), world.identity)
-        await move_on(world)
-        await reclaimer.run()
-        late = entries_key(world.identity.lake_id, SegmentIndex(0))
-        assert world.ledger.first_live_step >= SEGMENT
-        await process(world, "slow writer").create(late, b"step records of a segment that is gone")
-        further = world.ledger.first_live_step + 1
-        assert further // SEGMENT == world.ledger.first_live_step // SEGMENT, "no segment goes"
-        await checkpoint(world, "run", further)
-        await reclaimer.run()
-        assert world.ledger.first_live_step == further
-        assert late not in world.shared.objects
-
-    small(scenario, on=grow)
+    reclaimer = Reclaimer(process(world, "reclaimer"), world.identity)
+    await move_on(world)
+    await reclaimer.run()
+    late = entries_key(world.identity.lake_id, SegmentIndex(0))
+    assert world.ledger.first_live_step >= SEGMENT
+    await process(world, "slow writer").create(late, b"step records of a segment that is gone")
+    further = world.ledger.first_live_step + 1
+    assert further // SEGMENT == world.ledger.first_live_step // SEGMENT, "no segment goes"
+    await checkpoint(world, "run", further)
+    await reclaimer.run()
+    assert world.ledger.first_live_step == further
+    assert late not in world.shared.objects

@@ -11,6 +11,7 @@ import trio
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World
+from scenarios import scenario
 from small_world import NEED, STEPS, group, grow, process, small
 
 from stepfs.format.control import ControlRecord
@@ -210,40 +211,35 @@ def test_mutant_of_the_grace_is_found(mutate, scenario, monkeypatch):
         run(scenario)
 
 
-def test_a_reclaimer_with_a_shorter_grace_does_not_shorten_anothers() -> None:
-    async def scenario(world: World) -> None:
-        await says(world, WRONG)
-        await trio.sleep(GRACE_S / 2)
-        assert (await clean(world, grace_s=GRACE_S / 3)).first_live_step == WRONG
-        await trio.sleep(GRACE_S / 3)
-        assert (await clean(world)).first_live_step == WRONG, "what is gone is gone"
-        await says(world, STEPS)
-        await clean(world, grace_s=0.0)
-        await group(world, "run").add(Step(STEPS), keep=2)
-        assert (await clean(world)).first_live_step == STEPS
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_reclaimer_with_a_shorter_grace_does_not_shorten_anothers(world: World) -> None:
+    await says(world, WRONG)
+    await trio.sleep(GRACE_S / 2)
+    assert (await clean(world, grace_s=GRACE_S / 3)).first_live_step == WRONG
+    await trio.sleep(GRACE_S / 3)
+    assert (await clean(world)).first_live_step == WRONG, "what is gone is gone"
+    await says(world, STEPS)
+    await clean(world, grace_s=0.0)
+    await group(world, "run").add(Step(STEPS), keep=2)
+    assert (await clean(world)).first_live_step == STEPS
 
 
-def test_a_checkpoint_each_second_stays_cheap() -> None:
+@scenario(small, on=grow)
+async def test_a_checkpoint_each_second_stays_cheap(world: World) -> None:
     """300 records are younger than the grace. Neither a writer nor a reclaimer that stays pays for them."""
-
-    async def scenario(world: World) -> None:
-        writer = process(world, "writer")
-        store = process(world, "reclaimer")
-        reclaimer = Reclaimer(store, world.identity, clock=TrioClock(), grace_s=300.0)
-        await reclaimer.run()
-        run_group = group(world, "run", writer)
-        await run_group.read()
-        for second in range(1, 481):
-            before = writer.counts.requests
-            await run_group.replace(frozenset({Step(NEED + second % 3)}))
-            assert writer.counts.requests - before == 3, "a LIST, a look at the next number, and the create"
-            if second % 60 == 0:
-                before = store.counts.requests
-                await reclaimer.run()
-                assert store.counts.requests - before <= 20
-            await trio.sleep(1.0)
-        assert len(world.ledger.control.minima) <= 4
-
-    small(scenario, on=grow)
+    writer = process(world, "writer")
+    store = process(world, "reclaimer")
+    reclaimer = Reclaimer(store, world.identity, clock=TrioClock(), grace_s=300.0)
+    await reclaimer.run()
+    run_group = group(world, "run", writer)
+    await run_group.read()
+    for second in range(1, 481):
+        before = writer.counts.requests
+        await run_group.replace(frozenset({Step(NEED + second % 3)}))
+        assert writer.counts.requests - before == 3, "a LIST, a look at the next number, and the create"
+        if second % 60 == 0:
+            before = store.counts.requests
+            await reclaimer.run()
+            assert store.counts.requests - before <= 20
+        await trio.sleep(1.0)
+    assert len(world.ledger.control.minima) <= 4
