@@ -230,9 +230,6 @@ def _fork(rng: random.Random) -> ForkPlan:
 
 def _reclaimer(rng: random.Random, name: str) -> ReclaimerPlan:
     return ReclaimerPlan(
-        name=name,
-        every_s=rng.choice((0.5, 2.0, 10.0)),
-        lives=_lives(rng, most=4, reach=120, freeze=0.3),
-        grace_s=rng.choice((0.0, 0.0, 1.0, 10.0)),
-        timer=rng.random() < 0.5,
-    )
+        name=name, every_s=rng.choice((0.5, 2.0, 10.0)), lives=_lives(rng, most=4, reach=120, freeze=0.3),
+        grace_s=rng.choice((0.0, 0.0, 1.0, 10.0)), timer=rng.random() < 0.5,
+    )  # fmt: skip

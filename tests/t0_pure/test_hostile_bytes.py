@@ -38,12 +38,9 @@ FIELDS = [
     "host", "directory", "pid", "stepfs", "read_to", "waited",
 ]  # fmt: skip
 LAKE_BODY = {
-    "lake": "0" * 32,
-    "slices": 1,
-    "grid": {"ranks": 1, "micro": 1, "cp": 1, "files": [""]},
-    "ext": ".pt",
+    "lake": "0" * 32, "slices": 1, "grid": {"ranks": 1, "micro": 1, "cp": 1, "files": [""]}, "ext": ".pt",
     "created": 0,
-}
+}  # fmt: skip
 leaves = (
     st.none()
     | st.booleans()

@@ -67,11 +67,8 @@ def test_never_more_than_there_are_and_never_fewer_by_one_more(found: list[int])
 
 def test_retired_long_silent_and_oneself_do_not_count() -> None:
     state = head(
-        {"me": 9, "a": 8, "b": 7, "old": 6, "bye": 5},
-        version=9,
-        time_ms=RECENT_MS * 2,
-        times={"old": 1},
-    )
+        {"me": 9, "a": 8, "b": 7, "old": 6, "bye": 5}, version=9, time_ms=RECENT_MS * 2, times={"old": 1},
+    )  # fmt: skip
     producers = dict(state.producers)
     producers["bye"] = replace(producers["bye"], retired=True)
     assert sorted(ages(replace(state, producers=producers), "me")) == [1, 2]

@@ -149,15 +149,12 @@ def test_an_npy_header_of_hostile_text_takes_little_memory():
 
 
 @pytest.mark.parametrize(
-    ("array", "name"),
-    [
+    ("array", "name"), [
         (np.zeros(2, "<M8[ns]"), "datetime64[ns]"),
         (np.zeros(2, ">M8[25s]"), "big-endian datetime64[25s]"),
-        (np.zeros(2, "<m8[D]"), "timedelta64[D]"),
-        (np.zeros(2, "<m8"), "timedelta64"),
-        (np.zeros(2, "V3"), "|V3"),
+        (np.zeros(2, "<m8[D]"), "timedelta64[D]"), (np.zeros(2, "<m8"), "timedelta64"), (np.zeros(2, "V3"), "|V3"),
     ],
-)
+)  # fmt: skip
 def test_npy_files_name_dtypes_that_a_schema_cannot(array, name):
     assert [each.dtype for each in read("npy", npy(array)).arrays] == [name]
 

@@ -42,14 +42,11 @@ def test_spans_and_tokens_of_any_step_are_read_back(ext, drawn) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ext", "payload"),
-    [
-        (".npy", npy(np.zeros((4, 1, 8), np.int32))),
-        (".bin", b"\0" * 8),
-        (".safetensors", safetensors(input_ids=np.zeros((1, 8), np.int64))),
-        (".pt", pt({"x": 1})),
+    ("ext", "payload"), [
+        (".npy", npy(np.zeros((4, 1, 8), np.int32))), (".bin", b"\0" * 8),
+        (".safetensors", safetensors(input_ids=np.zeros((1, 8), np.int64))), (".pt", pt({"x": 1})),
     ],
-)
+)  # fmt: skip
 def test_a_payload_without_spans_is_said_to_have_none(ext, payload) -> None:
     with pytest.raises(NoSpansError, match=r"no room for spans|has no spans"):
         read_spans(ext, payload, torch_arrays)

@@ -80,12 +80,9 @@ def account_without_what_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    later_of_equals: "other steps",
-    later_of_equal_costs: "other steps",
-    what_is_buffered: "other steps",
-    floor_shares: "debts do not cancel",
-    account_without_what_was_cut: "debts do not cancel",
-}
+    later_of_equals: "other steps", later_of_equal_costs: "other steps", what_is_buffered: "other steps",
+    floor_shares: "debts do not cancel", account_without_what_was_cut: "debts do not cancel",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

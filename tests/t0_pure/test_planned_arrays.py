@@ -44,11 +44,8 @@ def test_a_small_step_exactly() -> None:
     assert first.cu_seqlens.tolist() == [0, 3, 6, 8, 12, 0, 6, 12]
     assert first.cu_seqlens_offsets.tolist() == [0, 5, 8]
     assert first.spans.tolist() == [
-        [0, 0, 3, 1, 0, 4, 50, 0],
-        [0, 3, 3, 0, 0, 0, 0, 0],
-        [0, 6, 2, 0, 0, 0, 0, 3],
-        [1, 6, 6, 0, 0, 0, 0, 0],
-    ]
+        [0, 0, 3, 1, 0, 4, 50, 0], [0, 3, 3, 0, 0, 0, 0, 0], [0, 6, 2, 0, 0, 0, 0, 3], [1, 6, 6, 0, 0, 0, 0, 0],
+    ]  # fmt: skip
     assert first.sources == ("a", "b")
     assert second.input_ids.tolist() == [[21] + [99] * 11, [99] * 12]
     assert second.labels.tolist() == [[22] + [N] * 11, [N] * 12]

@@ -196,14 +196,11 @@ def persistent(kind="Float", count=2, more=""):
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"kind": "Flat"}, "FlatStorage"),
-        ({"count": 3}, "has other bytes for the tensor 'x'"),
-        ({"more": "NNN"}, "TypeError"),
+    ("changes", "reason"), [
+        ({}, None), ({"kind": "Flat"}, "FlatStorage"),
+        ({"count": 3}, "has other bytes for the tensor 'x'"), ({"more": "NNN"}, "TypeError"),
     ],
-)
+)  # fmt: skip
 def test_a_description_that_does_not_fit_the_values_is_refused(changes, reason):
     payload = zipped(persistent(**changes), **{"data/0": bytes(8)})
     if reason is None:

@@ -233,11 +233,8 @@ def test_a_text_that_the_model_has_no_token_for_is_bad_alone(tmp_path: Path) -> 
 def test_how_records_are_grouped_does_not_show(values, cuts, dropped, eos) -> None:
     spec = TransformSpec(TokenizerSpec(eos=eos), "user_functions:anything")
     records = records_of(
-        Kind.JSON,
-        [json.dumps(value).encode() for value in values],
-        dropped=dropped,
-        bad={0: "x"} if values else {},
-    )
+        Kind.JSON, [json.dumps(value).encode() for value in values], dropped=dropped, bad={0: "x"} if values else {},
+    )  # fmt: skip
     whole = made(spec, records)
     bounds = sorted({0, len(values), *(cut for cut in cuts if cut <= len(values))})
     keys = keys_of(records)

@@ -33,12 +33,9 @@ class Node:
     def __post_init__(self) -> None:
         self.known: frozenset[Step] = frozenset()
         self.watch = Watch(
-            self.group,
-            Place.parse("/unused"),
-            NextStep("N"),
-            look_at=lambda: Found(frozenset(self.counters), frozenset()),
-            progress=self.progress,
-        )
+            self.group, Place.parse("/unused"), NextStep("N"),
+            look_at=lambda: Found(frozenset(self.counters), frozenset()), progress=self.progress,
+        )  # fmt: skip
 
     def progress(self) -> Progress:
         return Progress(Step(self.committed), Step(self.opened), self.reads_here, self.known)

@@ -171,11 +171,8 @@ def test_the_same_seed_gives_the_same_trace():
     assert first[0] != other[0]
     assert len(first[1]) > 300
     assert {event.fault for event in first[1]} > {
-        "lost request",
-        "409",
-        "short body",
-        "404 for an object that is there",
-    }
+        "lost request", "409", "short body", "404 for an object that is there",
+    }  # fmt: skip
 
 
 async def test_watch_sees_each_request_at_its_moment(autojump_clock):

@@ -161,14 +161,11 @@ def test_a_change_of_the_models_decisions_is_seen(mutant: int, verifiers: Callab
 
 
 @pytest.mark.parametrize(
-    ("room", "name", "otherwise"),
-    [
-        (retention, "set_to", lambda order, _: order),
-        (decisions, "_check", lambda *_: None),
-        (decisions.Add, "fences", False),
-        (decisions.Register, "fences", False),
+    ("room", "name", "otherwise"), [
+        (retention, "set_to", lambda order, _: order), (decisions, "_check", lambda *_: None),
+        (decisions.Add, "fences", False), (decisions.Register, "fences", False),
     ],
-)
+)  # fmt: skip
 def test_a_change_of_the_codes_decisions_is_seen(room, name, otherwise, verifiers, monkeypatch):
     model = rows(verifiers("control"))
     monkeypatch.setattr(room, name, otherwise)

@@ -110,15 +110,12 @@ async def test_record_counts_reach_the_log(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        bytes,
-        bytearray,
-        memoryview,
+    "make", [
+        bytes, bytearray, memoryview,
         lambda data: np.frombuffer(data, np.uint8),
         lambda data: memoryview(data + data)[::2],
     ],
-)
+)  # fmt: skip
 @scenario(simulate)
 async def test_any_buffer_is_a_payload(world: World, make: Callable[[bytes], Any]) -> None:
     world.shared.watch = None

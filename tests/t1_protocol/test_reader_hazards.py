@@ -148,14 +148,11 @@ def corrupt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutate", "variant"),
-    [
-        (never_look, {}),
-        (never_look, {"zombie": False}),
-        (no_probe_on_misses, {"zombie": False}),
+    ("mutate", "variant"), [
+        (never_look, {}), (never_look, {"zombie": False}), (no_probe_on_misses, {"zombie": False}),
         (corrupt_at_once, {"chained": False}),
     ],
-)
+)  # fmt: skip
 def test_mutant_01_is_found(mutate, variant, monkeypatch):
     mutate(monkeypatch)
     with caught():

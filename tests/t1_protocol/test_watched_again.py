@@ -53,11 +53,8 @@ class Node:
         self.steps = frozenset(steps)
         self.barred: frozenset[int] = frozenset()  # another user's
         self.watch = Watch(
-            self.group,
-            Place.parse("/unused"),
-            NextStep("N"),
-            look_at=lambda: Found(self.steps, self.barred),
-        )
+            self.group, Place.parse("/unused"), NextStep("N"), look_at=lambda: Found(self.steps, self.barred),
+        )  # fmt: skip
 
     async def looks(self, *steps: int) -> None:
         self.steps = frozenset(steps)

@@ -205,11 +205,8 @@ async def test_an_honest_store_passes_the_probes_and_nothing_stays(store):
     report = await examine_store(store)
     assert report.fit, report
     assert [check.name for check in report.checks] == [
-        "conditional create",
-        "racing creates",
-        "read after write",
-        "list after write",
-    ]
+        "conditional create", "racing creates", "read after write", "list after write",
+    ]  # fmt: skip
     assert report.refusal() == ""
     assert await store.list("probe/") == []
 

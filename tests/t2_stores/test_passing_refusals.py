@@ -98,14 +98,11 @@ async def test_a_404_that_is_not_the_stores_is_not_absence(stubbed, stub, page):
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        ABSENT,
-        xml_error(404, "NotFound"),
+    "answer", [
+        ABSENT, xml_error(404, "NotFound"),
         Answer(404, headers={"x-amz-request-id": "1"}),
-    ],
-    ids=["NoSuchKey", "NotFound", "request id"],
-)
+    ], ids=["NoSuchKey", "NotFound", "request id"],
+)  # fmt: skip
 async def test_what_a_server_says_of_an_absent_key_is_absence(stubbed, stub, answer):
     stub.answer = lambda _method, _path: answer
     assert await stubbed.get("x/log/1") is None
@@ -113,14 +110,11 @@ async def test_what_a_server_says_of_an_absent_key_is_absence(stubbed, stub, ans
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"),
-    [
-        ("ConditionalRequestConflict", Put.RETRY),
-        ("OperationAborted", Put.RETRY),
-        ("FileAlreadyExists", Put.EXISTS),
+    ("code", "outcome"), [
+        ("ConditionalRequestConflict", Put.RETRY), ("OperationAborted", Put.RETRY), ("FileAlreadyExists", Put.EXISTS),
         ("ObjectAlreadyExists", Put.EXISTS),
     ],
-)
+)  # fmt: skip
 async def test_a_409_that_means_taken_is_told_from_one_that_means_retry(stubbed, stub, code, outcome):
     stub.answer = lambda _method, _path: xml_error(409, code)
     assert await stubbed.create("x/log/1", b"x") is outcome

@@ -51,12 +51,9 @@ def root(s3_url: str) -> str:
 @pytest.fixture
 def put(root: str, seaweed: servers.S3Server) -> Callable[[str, bytes], None]:
     client = boto3.client(
-        "s3",
-        endpoint_url=seaweed.endpoint_url,
-        aws_access_key_id=servers.ACCESS_KEY,
-        aws_secret_access_key=servers.SECRET_KEY,
-        region_name="us-east-1",
-    )
+        "s3", endpoint_url=seaweed.endpoint_url, aws_access_key_id=servers.ACCESS_KEY,
+        aws_secret_access_key=servers.SECRET_KEY, region_name="us-east-1",
+    )  # fmt: skip
     prefix = urllib.parse.urlsplit(root).path.strip("/")
 
     def send(key: str, data: bytes) -> None:

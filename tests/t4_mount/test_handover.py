@@ -19,11 +19,8 @@ from stepfs.mount.host.passed_fd import descriptor_of
 from stepfs.mount.host.umount import unmount
 
 UNPRIVILEGED = [
-    shutil.which("setpriv") or "setpriv",
-    "--bounding-set=-all",
-    "--inh-caps=-all",
-    "--no-new-privs",
-]
+    shutil.which("setpriv") or "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -90,11 +87,8 @@ def test_a_descriptor_that_is_something_else_is_refused(lake, tmp_path):
 def test_only_descriptors_are_taken_for_descriptors(tmp_path):
     assert descriptor_of(tmp_path) is None
     assert [descriptor_of(Path(p)) for p in ("/dev/fd/7", "/dev/fd", "/dev/fd/x", "/dev/fd/7/m")] == [
-        7,
-        None,
-        None,
-        None,
-    ]
+        7, None, None, None,
+    ]  # fmt: skip
 
 
 def mountinfo_pid(directory):

@@ -30,12 +30,9 @@ def issuing(tmp_path_factory):
 def keys(issuing):
     """Role → (access key, secret key), as an administrator of the server makes them from our files."""
     iam = boto3.client(
-        "iam",
-        endpoint_url=issuing.endpoint_url,
-        region_name="us-east-1",
-        aws_access_key_id=servers.ACCESS_KEY,
+        "iam", endpoint_url=issuing.endpoint_url, region_name="us-east-1", aws_access_key_id=servers.ACCESS_KEY,
         aws_secret_access_key=servers.SECRET_KEY,
-    )
+    )  # fmt: skip
     made = {"administrator": (servers.ACCESS_KEY, servers.SECRET_KEY)}
     for policy in POLICIES.glob("*.json"):
         role = policy.stem

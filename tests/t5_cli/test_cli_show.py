@@ -41,11 +41,8 @@ def test_a_slice_is_shown_with_its_text_where_the_lake_knows_the_tokenizer(file_
     document = stepfs("show", file_url, "--json").document
     json_schemas.check("show", document)
     assert (document["step"], document["rank"], document["producer"], document["bytes"]) == (
-        1,
-        0,
-        "p",
-        len(payload),
-    )
+        1, 0, "p", len(payload),
+    )  # fmt: skip
     assert document["lake"] == file_url
     assert document["arrays"] == [
         {"name": "input_ids", "dtype": "int64", "shape": [2, 18], "bytes": 288, "values": list(SAID[:8])},

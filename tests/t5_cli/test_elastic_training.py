@@ -13,11 +13,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
+from lakes import produce
 from realmount import mounted
-from typer.testing import CliRunner
 
 from stepfs import Lake
-from stepfs_producer.cli.app import app
 
 TRAIN = Path(__file__).with_name("train_elastic.py")
 STOP = 7
@@ -37,8 +36,7 @@ def lake(request, tmp_path) -> str:
     (tmp_path / "prose.txt").write_text("".join(lines))
     (tmp_path / "plan.yaml").write_text(PLAN.replace("FILES", request.param))
     url = (tmp_path / "lake").as_uri()
-    command = ["run", str(tmp_path / "plan.yaml"), url, "--workers", "1"]
-    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert produce("run", tmp_path / "plan.yaml", url, "--workers", 1).code == 0
     return url
 
 

@@ -25,11 +25,8 @@ CALM = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
 PUBLIC = {"stepfs", "stepfs_producer"}
 # Their imports take 3 and 5 s of CPU: each program is forked from a process that has done them.
 LOADED = [
-    "stepfs.training",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.nn.parallel",
-    "transformers.trainer",
-]
+    "stepfs.training", "torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "transformers.trainer",
+]  # fmt: skip
 FORKED = multiprocessing.get_context("forkserver")
 
 

@@ -6,12 +6,9 @@ import sys
 
 import pytest
 import tools
-from lakes import stepfs
+from lakes import produce, stepfs
 from programs import ran
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
-from typer.testing import CliRunner
-
-from stepfs_producer.cli.app import app
 
 
 @pytest.mark.parametrize(
@@ -59,8 +56,8 @@ def test_a_plan_that_is_complete_already_shows_no_shares_of_nothing(plan, file_u
 
 def test_a_misspelt_sources_is_one_mistake_and_not_one_for_every_name(plan):  # noqa: F811
     plan.write_text(PLAN.replace("sources:", "source:"))
-    done = CliRunner().invoke(app, ["check", str(plan)], catch_exceptions=False)
-    assert done.exit_code == 2
+    done = produce("check", plan)
+    assert done.code == 2
     assert [line.partition("plan.yaml:")[2] for line in done.stderr.splitlines()[1:]] == [
         "1:1: 'sources' is missing",
         "3:1: unknown key 'source'; did you mean 'sources'?",
@@ -71,16 +68,13 @@ HIDDEN = "import sys; sys.modules[sys.argv.pop(1)] = None; from stepfs_producer.
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "command"),
-    [
-        ("yaml", "PyYAML", ["run", "PLAN", "LAKE"]),
-        ("yaml", "PyYAML", ["check", "PLAN"]),
+    ("module", "package", "command"), [
+        ("yaml", "PyYAML", ["run", "PLAN", "LAKE"]), ("yaml", "PyYAML", ["check", "PLAN"]),
         ("yaml", "PyYAML", ["check", "--schema"]),
         ("trio_parallel", "trio-parallel", ["run", "PLAN", "LAKE"]),
         ("trio_parallel", "trio-parallel", ["simulate", "PLAN", "--steps", "1"]),
-    ],
-    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
-)
+    ], ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
+)  # fmt: skip
 def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, module, package, command):  # noqa: F811
     words = [{"PLAN": str(plan), "LAKE": file_url}.get(word, word) for word in command]
     done = ran([sys.executable, "-c", HIDDEN, module, *words], env=tools.environment())

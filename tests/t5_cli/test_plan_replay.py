@@ -64,14 +64,11 @@ def edited(payload: bytes, array: str, place: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "said"),
-    [
-        (flip_a_token, "token 7 of source"),
-        (move_a_span, "span 0 is source"),
+    ("mutant", "said"), [
+        (flip_a_token, "token 7 of source"), (move_a_span, "span 0 is source"),
         (lambda payload: payload[:-1] + b"\1", "step 3, rank 1 (slice 1)"),
-    ],
-    ids=["token", "span", "byte"],
-)
+    ], ids=["token", "span", "byte"],
+)  # fmt: skip
 def test_a_planted_difference_is_found_and_described(tmp_path, monkeypatch, mutant, said):
     class Planting(AsyncProducer):
         async def append(self, batch, *, position, records):  # type: ignore[override]

@@ -6,10 +6,7 @@ import json
 
 import json_schemas
 import pytest
-from lakes import SLICES, commit, stepfs
-from typer.testing import CliRunner
-
-from stepfs_producer.cli.app import app
+from lakes import SLICES, commit, produce, stepfs
 
 PLAN = f"""\
 output: {{ext: .npy, mesh: "dp={SLICES}", sequence_length: 64}}
@@ -33,10 +30,10 @@ def summary(tmp_path, file_url):
     (tmp_path / "plan.yaml").write_text(PLAN)
     stepfs("init", file_url, "--slices", SLICES, "--ext", ".npy")
     commit(file_url, range(3))
-    command = ["run", str(tmp_path / "plan.yaml"), file_url, "--workers", "1", "--limit-steps", "8", "--json"]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    plan = tmp_path / "plan.yaml"
+    done = produce("run", plan, file_url, "--workers", 1, "--limit-steps", 8, "--json")
+    assert done.code == 0, done.err
+    return done.document
 
 
 def test_what_a_run_prints_and_a_status_says_of_it_is_as_their_schemas_say(summary, file_url) -> None:

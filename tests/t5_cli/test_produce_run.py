@@ -16,13 +16,12 @@ import json_schemas
 import numpy as np
 import pytest
 from committed import committed
+from lakes import Ended, produce
 from payload_samples import npy
 from produced_text import PROGRAM
 from programs import ran
-from typer.testing import CliRunner
 
 from stepfs_producer import Producer
-from stepfs_producer.cli.app import app
 
 STEPS = 60
 PAUSE_S = 0.02  # between two looks: without one, looking takes the core that the command needs
@@ -65,10 +64,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, lis
     return committed(lake)
 
 
-def run(plan: Path, lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = ["run", str(plan), lake, "--workers", "1", *map(str, arguments)]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+def run(plan: Path, lake: str, *arguments: object) -> Ended:
+    return produce("run", plan, lake, "--workers", 1, *arguments)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(plan: Path, file_url: str, undisturbed) -> None:
@@ -76,8 +73,8 @@ def test_a_run_goes_on_where_the_last_one_ended(plan: Path, file_url: str, undis
     first = run(plan, parted, "--limit-steps", 5, "--json")
     second = run(plan, parted, "--limit-steps", 12, "--json")
     assert committed(parted) == undisturbed[:12]
-    assert [json.loads(one.stdout)["run"]["steps"] for one in (first, second)] == [5, 7]
-    summary = json.loads(second.stdout)
+    assert [one.document["run"]["steps"] for one in (first, second)] == [5, 7]
+    summary = second.document
     json_schemas.check("produce-run", summary)
     assert summary["total"]["steps"] == 12
     assert summary["ending"] == "limit"
@@ -267,7 +264,7 @@ def test_skipped_records_are_told_and_listed_beside_the_plan(plan: Path, tmp_pat
     )
     done = run(plan, f"file://{tmp_path}/lake", "--json")
     assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    summary = done.document
     assert summary["sources"]["code"]["skipped"] == 2
     told = {(one["file"], one["offset"]) for one in summary["bad_records"]}
     assert told == {("0/0.jsonl", 0), ("0/0.jsonl", path.stat().st_size - 4)}

@@ -246,11 +246,8 @@ async def test_a_file_that_is_only_opened_and_closed_is_fetched_ahead_all_the_sa
     entry = world.add_step([512 * KIB] * 3)
     last = SliceIndex(2)
     slices = Slices(
-        world.store,
-        memory_bytes=64 * MIB,
-        opened_are_kept=True,
-        concurrency=ConcurrencyLimit(1, fixed=True),
-    )
+        world.store, memory_bytes=64 * MIB, opened_are_kept=True, concurrency=ConcurrencyLimit(1, fixed=True),
+    )  # fmt: skip
     world.store.behave = lambda _number, _offset, _size: 1.0
     await nursery.start(slices.run)
     slices.requests.replace([(entry, [INDEX, last])])

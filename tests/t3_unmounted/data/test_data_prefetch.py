@@ -181,11 +181,8 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
     await node.read(0, 0)
     await quiet()
     assert [node.slices.facts.holds(Step(step), SliceIndex(0)) for step in range(1, 5)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+        True, True, False, False,
+    ]  # fmt: skip
     asked = world.asked
     await trio.sleep(5)
     # Once a second for the segment, not for each of its steps; a damaged one is left alone until somebody reads in it.

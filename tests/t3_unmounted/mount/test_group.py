@@ -52,12 +52,9 @@ def mount_of(group: Group, checkpoint_dir: Path | None = None) -> OneMount:
     checkpoints = None if checkpoint_dir is None else (Place(checkpoint_dir), NextStep("N"))
     mount = OneMount(tree, changes)
     mount.need = GroupFollower(
-        group,
-        tree,
-        lambda: changes.append(trio.current_time()),
-        checkpoints=checkpoints,
+        group, tree, lambda: changes.append(trio.current_time()), checkpoints=checkpoints,
         opened_here=lambda: Step(mount.opened),
-    )
+    )  # fmt: skip
     return mount
 
 

@@ -47,20 +47,17 @@ def test_a_line_for_machines_is_one_object_whatever_it_says():
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
-    [
+    ("text", "kept"), [
         ("key wJalrXUtnFEMI/K7 used", "key [redacted] used"),
         ("GET https://me:wJalrXUtnFEMI/K7@host/b", "GET https://[redacted]@host/b"),
         ("GET http://user:pw@host/b?x=1", "GET http://[redacted]@host/b?x=1"),
-        (
-            "?X-Amz-Credential=AKIA/x&X-Amz-Signature=abc&y=1",
-            "?X-Amz-Credential=[redacted]&X-Amz-Signature=[redacted]&y=1",
-        ),
+        ("?X-Amz-Credential=AKIA/x&X-Amz-Signature=abc&y=1",
+         "?X-Amz-Credential=[redacted]&X-Amz-Signature=[redacted]&y=1"),
         ("aws_secret_access_key = abcdef", "aws_secret_access_key = [redacted]"),
         ('{"SessionToken": "abcdef"}', '{"SessionToken": "[redacted]"}'),
         ("s3://bucket/run: step 7, a ReaddirToken object", "s3://bucket/run: step 7, a ReaddirToken object"),
     ],
-)
+)  # fmt: skip
 def test_credentials_are_struck_out(monkeypatch, text, kept):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "")

@@ -111,12 +111,9 @@ def test_names_widen_when_they_outgrow():
 
 
 nodes = st.one_of(
-    st.builds(StepDirectory, steps),
-    st.builds(SliceFile, steps, slices),
-    st.builds(StepFile, steps),
-    st.builds(WaitFile, steps),
-    st.sampled_from(Fixed),
-)
+    st.builds(StepDirectory, steps), st.builds(SliceFile, steps, slices), st.builds(StepFile, steps),
+    st.builds(WaitFile, steps), st.sampled_from(Fixed),
+)  # fmt: skip
 
 
 def inode_of(node):
