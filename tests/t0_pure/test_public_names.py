@@ -1,8 +1,11 @@
-"""The public faces of both packages: every name comes with one import, and only when it is asked for."""
+"""The public faces of both packages: every name comes with one import, and only when it is asked for.
+The reference can be made from the docstrings, and names every public name.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from test_import_cost import HEAVY, all_modules_after, modules_after
 
 import stepfs
 import stepfs_producer
+from api_page import page
 
 FACES = [stepfs, stepfs_producer]
 
@@ -71,3 +75,10 @@ def test_an_unknown_name_is_an_attribute_error_and_an_import_error(face):
         face.Lakes  # noqa: B018
     with pytest.raises(ImportError, match="Lakes"):
         exec(f"from {face.__name__} import Lakes", {})
+
+
+def test_the_page_names_every_public_name():
+    made = page()
+    for package in (stepfs, stepfs_producer):
+        for name in package.__all__:
+            assert re.search(rf"\b{name}\b", made), name

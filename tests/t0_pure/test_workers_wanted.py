@@ -1,14 +1,19 @@
-"""`--workers MIN:MAX`: more at once, fewer by one per ten seconds after a minute, and never beyond the bounds."""
+"""`--workers MIN:MAX`: more at once, fewer by one per ten seconds after a minute, and never beyond the bounds.
+The options of a run, from the command and from Python alike.
+"""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfs.declared_option import declared
 from stepfs.errors import UsageError
+from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.run.measured.workers_wanted import (
     FEWER_AFTER_S,
     FEWER_EVERY_S,
@@ -16,7 +21,7 @@ from stepfs_producer.run.measured.workers_wanted import (
     WorkersWanted,
     workers_needed,
 )
-from stepfs_producer.run.options import Workers, parse_workers
+from stepfs_producer.run.options import RunOptions, Workers, parse_workers
 
 
 def followed(wanted: WorkersWanted, needs: list[float]) -> list[int]:
@@ -78,3 +83,14 @@ def test_anything_else_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--workers .*: use N or MIN:MAX") as caught:
         parse_workers(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, math.nan])
+def test_a_rate_that_is_not_above_zero_is_refused_by_its_name(rate):
+    with pytest.raises(UsageError, match=r"^steps_per_second=.*: use a number above 0$"):
+        RunOptions("file:///lake", steps_per_second=rate)
+
+
+def test_an_option_of_both_commands_is_one_declaration():
+    of_run, of_text = declared(RunOptions), declared(TextOptions)
+    assert of_run["limit_steps"] == of_text["limit_steps"]

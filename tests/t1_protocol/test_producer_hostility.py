@@ -1,7 +1,10 @@
-"""Producers on a store that fails in every way, and through outages: records are in the log exactly once."""
+"""Producers on a store that fails in every way, and through outages: records are in the log exactly once.
+What a producer says about an outage: one line when it begins, however many uploads it meets, and none by mistake.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -24,6 +27,8 @@ from producer_world import World, append, feed, simulate
 from scenarios import scenario
 
 from stepfs.errors import StoreUnreachableError
+from stepfs.store.api import Buffer
+from stepfs_producer.backoff import Backoff, Outage
 
 HOSTILE = {
     LOST_REQUEST: 0.02, LOST_RESPONSE: 0.03, RESET_BEFORE: 0.03, RESET_AFTER: 0.05, ERROR_500: 0.02,
@@ -93,3 +98,35 @@ async def test_an_outage_is_borne_and_a_longer_one_ends_the_producer(world: Worl
     async with world.producer("p") as producer:
         assert producer.position == 2
     world.check(p=2)
+
+
+@pytest.mark.logs("trying on for")
+@scenario(simulate)
+async def test_an_outage_that_meets_fifty_uploads_is_told_once(world: World, caplog):
+    store = world.store("p")
+    put, until_s = store.put, trio.current_time() + 60.0
+
+    async def put_when_there_is_room(key: str, parts: Sequence[Buffer], *, crc32c: int | None) -> None:
+        if trio.current_time() < until_s:
+            raise StoreUnreachableError("no space left on device")
+        await put(key, parts, crc32c=crc32c)
+
+    store.put = put_when_there_is_room  # type: ignore[method-assign]
+    async with world.producer("p", store) as producer:
+        await feed(producer, 50)
+    world.check(p=50)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+@pytest.mark.logs("away")
+async def test_the_next_outage_is_told_again_and_one_that_was_cancelled_ends(caplog, autojump_clock) -> None:
+    outage = Outage()
+    first, second = (Backoff(name, 100.0, outage) for name in ("first", "second"))
+    failure = StoreUnreachableError("away")
+    caplog.set_level("DEBUG", "stepfs.producer")
+    await first.failed(failure)
+    await second.failed(failure)
+    del first  # cancelled while it failed
+    second.succeeded()
+    await second.failed(failure)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "INFO", "WARNING"]

@@ -1,21 +1,46 @@
-"""A reclaimer whose clock is a day wrong, that may not delete, or whose lake was dropped and made again."""
+"""A reclaimer whose clock is a day wrong, that may not delete, or whose lake was dropped and made again.
+A reader that nobody promised anything asks for a step whose index has just been reclaimed.
+What a plan keeps in a lake is nobody's orphan: reclaiming, verifying and forking leave it alone.
+"""
 
 from __future__ import annotations
 
 import pytest
 import trio
 from cluster_world import SkewedClock
+from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from producer_world import World
 from scenarios import scenario
-from small_world import NEED, STEPS, audited, checkpoint, clean, group, grow, process, small
+from small_world import (
+    NEED,
+    SEGMENT,
+    STEPS,
+    audited,
+    checkpoint,
+    clean,
+    group,
+    grow,
+    litter,
+    process,
+    register,
+    small,
+)
+from test_reader_hazards import move_on
 
-from stepfs.errors import CorruptError, RefusedError
-from stepfs.format.ids import Step
-from stepfs.format.keys import LAKE
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError
+from stepfs.format.control import Cut
+from stepfs.format.ids import SegmentIndex, Step
+from stepfs.format.keys import LAKE, entries_key, plan_key, segment_key, source_listing_key
+from stepfs.lake.fork import fork
 from stepfs.lake.groups import Group
-from stepfs.lake.identity import create_lake
-from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.reclaim.run import Reclaimer, reclaim
+from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.metadata import verify_metadata
+from stepfs.store.api import Put
 
 DAY_S = 86_400.0
 HOUR_S = 3600.0
@@ -83,3 +108,81 @@ async def test_who_knew_a_dropped_lake_does_nothing_to_the_one_that_was_made_in_
             await reclaimer.run(orphans=orphans)
     assert {key: world.shared.objects[key] for key in new} == new
     assert all(world.identity.lake_id in key for key in world.shared.objects.keys() - new.keys())
+
+
+async def first_unloaded(world: World) -> tuple[LogReader, Step]:
+    reader = await LogReader.open(process(world, "reader"), world.identity)
+    live = range(reader.first_live_step, reader.state.sealed_steps)
+    return reader, next(step for step in map(Step, live) if reader.entry_if_loaded(step) is None)
+
+
+@scenario(small, on=grow)
+async def test_it_is_told_that_the_step_was_reclaimed(world: World) -> None:
+    """Seed 675949478: it was told that the lake is damaged and what to restore."""
+    reader, step = await first_unloaded(world)
+    await move_on(world)
+    with pytest.raises(ReclaimedError, match="were reclaimed"):
+        await reader.entry(step)
+    await reader.poll()
+
+
+@scenario(small, on=grow)
+async def test_a_segment_that_is_missing_above_the_floor_is_damage(world: World) -> None:
+    reader, step = await first_unloaded(world)
+    world.shared.remove(segment_key(world.identity.lake_id, SegmentIndex(step // SEGMENT)))
+    with pytest.raises(CorruptError, match="index segment is missing"):
+        await reader.entry(step)
+
+
+@scenario(small, on=grow)
+async def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_next_reclaim(
+    world: World,
+) -> None:
+    """Torture found one: the writer was killed between the two creates and its successor finished after a reclaim."""
+    reclaimer = Reclaimer(process(world, "reclaimer"), world.identity)
+    await move_on(world)
+    await reclaimer.run()
+    late = entries_key(world.identity.lake_id, SegmentIndex(0))
+    assert world.ledger.first_live_step >= SEGMENT
+    await process(world, "slow writer").create(late, b"step records of a segment that is gone")
+    further = world.ledger.first_live_step + 1
+    assert further // SEGMENT == world.ledger.first_live_step // SEGMENT, "no segment goes"
+    await checkpoint(world, "run", further)
+    await reclaimer.run()
+    assert world.ledger.first_live_step == further
+    assert late not in world.shared.objects
+
+
+DIGEST = "0123456789abcdef" * 2
+
+
+@scenario(small, on=grow)
+async def test_listings_and_plans_survive_a_reclaim_and_are_no_damage(world: World) -> None:
+    await litter(world)
+    store, identity = process(world, "keeper"), world.identity
+    kept = {
+        source_listing_key(identity.lake_id, DIGEST, 0): b"files",
+        source_listing_key(identity.lake_id, DIGEST, 1): b"more",
+        plan_key(identity.lake_id, DIGEST): b"version: 1",
+    }
+    for key, data in kept.items():
+        assert await store.create(key, data) is Put.CREATED
+    await register(world, "other")
+    await checkpoint(world, "other", 12)
+    for _ in range(2):
+        await reclaim(store, identity, clock=TrioClock(), orphans=True)
+    for key, data in kept.items():
+        assert await store.get(key) == data
+    reader = await LogReader.open(store, identity)
+    assert not (await verify_lake(reader, origins=OriginStores(store, lambda _: store))).errors
+    assert not await verify_metadata(store, identity)
+    child = FaultyStore(ObjectMap(), actor="child")
+    await fork(
+        reader,
+        child,
+        Cut(reader.first_live_step, reader.first_live_step, reader.first_live_step),
+        TrioClock(),
+    )
+    forked = (await open_lake(child)).lake_id
+    for key, data in kept.items():
+        assert await child.get(key.replace(identity.lake_id, forked)) == data, "a run goes on in the fork"

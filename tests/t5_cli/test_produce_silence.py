@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 from faultproxy import FaultProxy
 from programs import ran
-from test_cli_silence import LAKE, mute
+from test_cli_patience import LAKE, mute
 
 __all__ = ["mute"]  # fixtures
 

@@ -1,10 +1,15 @@
-"""The README as a program: its blocks run in order, in one directory, against real lakes. The pages name what exists."""
+"""The README as a program: its blocks run in order, in one directory, against real lakes. The pages name what exists.
+Nothing in the README that is saved under the name shown shadows a module of Python, or reads a step twice; every bound
+of a producer has its row.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +19,7 @@ import pytest
 from programs import ran
 
 from stepfs import errors
+from stepfs_producer import Producer
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -129,3 +135,26 @@ def test_exit_codes_are_those_of_the_errors():
 )
 def test_no_block_depends_on_this_machine(block):
     assert not re.search(r"/(home|root|tmp|mnt|work)/", block.text)
+
+
+def test_no_lake_is_called_like_a_standard_module():
+    names = set(re.findall(r"(?:\$PWD|\{os\.getcwd\(\)\})/([a-z_]+)", README))
+    assert "lake" in names
+    assert not names & sys.stdlib_module_names
+
+
+def test_globs_name_steps():
+    patterns = set(re.findall(r"glob\(\"([^\"]+/rank-[^\"]+)\"\)", README))
+    others = {pattern for pattern in patterns if "/step-*/" not in pattern}
+    assert others == {"run/*/rank-*"}, "shown as what reads the newest step twice"
+    assert "`step-*`" in README
+
+
+def test_what_holds_back_a_producer_is_named():
+    produce = OPERATIONS[OPERATIONS.index("## Producers") : OPERATIONS.index("## Mounts")]
+    options = set(inspect.signature(Producer.__init__).parameters) - {"self", "lake_url", "endpoint_url"}
+    assert {name for name in options if not re.search(rf"`{name}\b|{name}=", produce)} == {
+        "store",
+        "clock",
+        "pacer",
+    }, "for tests and simulations"

@@ -1,4 +1,6 @@
-"""Waiting for steps to come: pending directories, deadlines, signals, seals. Virtual time."""
+"""Waiting for steps to come: pending directories, deadlines, signals, seals. Virtual time.
+A reader in another pid namespace shows as pid 0: its signals cannot be seen, and the daemon says so once.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from fakemount import fails, mounted
 from faketable import payload
 
 from stepfs.errors import CorruptError, ReclaimedError, StoreUnreachableError
+from stepfs.mount.host import procfs
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -220,3 +223,14 @@ async def test_a_killed_reader_leaves_a_load_that_others_wait_for_alone(autojump
             m.table.load_gate.set()
         assert got == [payload(0, 0)]
         assert m.table.loads == [0]
+
+
+@pytest.mark.logs("another pid namespace")
+def test_a_caller_that_cannot_be_seen_is_said_once(caplog):
+    procfs._say_that_callers_are_hidden.cache_clear()
+    assert [procfs.has_pending_signal(0) for _ in range(3)] == [False] * 3
+    assert [record.getMessage() for record in caplog.records if "pid namespace" in record.getMessage()] == [
+        caplog.records[0].getMessage()
+    ]
+    assert "shareProcessNamespace" in caplog.text
+    procfs._say_that_callers_are_hidden.cache_clear()
