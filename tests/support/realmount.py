@@ -68,6 +68,14 @@ def produce(
     return batches
 
 
+def lake_with(
+    url: str, steps: int, *, slices: int = 2, ext: str = ".bin", size: int = 3000
+) -> list[list[bytes]]:
+    """A new lake and so many steps of it; returns their payloads."""
+    make_lake(url, slices=slices, ext=ext)
+    return produce(url, steps, slices=slices, size=size)
+
+
 def stepfs(*arguments: str | Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run the command line, in an interpreter of its own."""
     return ran([*STEPFS, *map(str, arguments)], timeout=timeout_s)

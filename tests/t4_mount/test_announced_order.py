@@ -11,7 +11,7 @@ import time
 import json_schemas
 import pytest
 from programs import ran
-from realmount import make_lake, mounted, payload, produce
+from realmount import lake_with, mounted, payload
 
 from stepfs import CheckpointHook, ShuffledSteps
 from stepfs.announce import announce_file, announce_none, announce_steps
@@ -24,8 +24,7 @@ ATTEMPTS = 3  # a machine that is busy fetches too late for one epoch, not for e
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory):
     url = (tmp_path_factory.mktemp("order") / "lake").as_uri()
-    make_lake(url, slices=1)
-    produce(url, STEPS, slices=1, size=2000)
+    lake_with(url, STEPS, slices=1, size=2000)
     return url
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import servers
 from prometheus_client.parser import text_string_to_metric_families
-from realmount import PATIENCE_S, change_constants, gone, make_lake, mounted, produce, stepfs
+from realmount import PATIENCE_S, change_constants, gone, lake_with, make_lake, mounted, stepfs
 
 from stepfs.mount.status import metrics
 
@@ -27,8 +27,7 @@ def contents(path):
 
 
 def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
-    make_lake(file_url)
-    produce(file_url, 3)
+    lake_with(file_url, 3)
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_SESSION_TOKEN", f"{SECRET}/token")
@@ -81,8 +80,7 @@ def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_no_secret_is_in_argv_in_the_log_or_in_the_mount(s3_url, tmp_path, monkeypatch, log_format):
-    make_lake(s3_url)
-    produce(s3_url, 2)
+    lake_with(s3_url, 2)
     monkeypatch.setenv("STEPFS_LOG_FORMAT", log_format)
     port = servers.free_port_of_nobody()
     options = ["--group", "g", "--metrics-port", str(port)]

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from programs import ran
-from realmount import STEPFS, make_lake, payload, produce
+from realmount import STEPFS, lake_with, make_lake, payload
 
 HIDE = """
 mount -t tmpfs none /dev
@@ -54,8 +54,7 @@ wait $! || [ $? = 130 ]
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="root makes namespaces")
 def test_no_writable_file_system_is_needed(tmp_path):
     url, directory = (tmp_path / "lake").as_uri(), tmp_path / "m"
-    make_lake(url)
-    produce(url, 2)
+    lake_with(url, 2)
     directory.mkdir()
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", SCRIPT, "sh", *STEPFS, "mount", url, str(directory)],

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from realmount import PATIENCE_S, clear, gone, make_lake, mounted, payload, produce, until
+from realmount import PATIENCE_S, clear, gone, lake_with, make_lake, mounted, payload, until
 
 from stepfs.mount.host import mountinfo
 from stepfs_producer import Producer
@@ -94,8 +94,7 @@ def test_a_hundred_kills_let_every_reader_go(lake, tmp_path):
 
 
 def test_a_mount_whose_guardian_is_killed_serves_on_without_priming(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 3)
+    lake_with(file_url, 3)
     with mounted(file_url, tmp_path / "m", "--ranks", "0-1", allowed=["its guardian was killed"]) as mount:
         (guardian,) = Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text().split()
         os.kill(int(guardian), signal.SIGTERM)  # meant for daemons: a guardian ends with its own

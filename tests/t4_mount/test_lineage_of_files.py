@@ -18,7 +18,7 @@ from typing import Any
 import json_schemas
 import pytest
 from programs import ran
-from realmount import make_lake, mounted, produce, stepfs, until
+from realmount import lake_with, mounted, stepfs, until
 
 PLAN = """\
 version: 1
@@ -155,8 +155,7 @@ def read_by_handle(mount: Path, handle: bytes) -> bytes:
 def test_a_handle_outlives_the_mount_that_gave_it_and_ends_with_its_step(tmp_path: Path) -> None:
     """Another mount of the lake stands for a server that was started again."""
     url = f"file://{tmp_path}/lake"
-    make_lake(url)
-    batches = produce(url, 8)
+    batches = lake_with(url, 8)
     with mounted(url, tmp_path / "a") as first:
         handles = [handle_of(first.file(step, 1)) for step in range(8)]
     with mounted(url, tmp_path / "b", "--group", "g") as second:

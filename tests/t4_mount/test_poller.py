@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, lake_with, make_lake, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -100,8 +100,7 @@ def test_a_new_step_is_seen_within_the_poll_interval_by_one_who_waits(file_url, 
 
 
 def test_open_files_stay_readable_and_names_never_come_back(file_url, tmp_path):
-    make_lake(file_url)
-    batches = produce(file_url, 20)
+    batches = lake_with(file_url, 20)
     with mounted(file_url, tmp_path / "m", "--group", "train") as mount:
         with mount.file(2, 0).open("rb") as held, mount.file(3, 1).open("rb", buffering=0) as half:
             first = half.read(10)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from programs import ran
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, lake_with, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -22,8 +22,7 @@ SIZE = 3000
 
 @pytest.fixture
 def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 2)
+    lake_with(file_url, 2)
     return file_url
 
 

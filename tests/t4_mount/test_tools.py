@@ -12,7 +12,7 @@ import tarfile
 import json_schemas
 import pytest
 from programs import ran
-from realmount import make_lake, mounted, produce
+from realmount import lake_with, make_lake, mounted, produce
 
 from stepfs.format.grid.record import Grid
 
@@ -28,8 +28,7 @@ def run(*command: str, cwd=None) -> str:
 
 @pytest.fixture
 def expected(lake_url):
-    make_lake(lake_url, slices=SLICES)
-    batches = produce(lake_url, STEPS, slices=SLICES, size=200_000)
+    batches = lake_with(lake_url, STEPS, slices=SLICES, size=200_000)
     return {
         f"step-{step:09d}/rank-{index:05d}.bin": data
         for step, batch in enumerate(batches)
@@ -114,8 +113,7 @@ CHANGES = {
 
 
 def test_every_change_is_refused_and_special_facts_are_not_there(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 1)
+    lake_with(file_url, 1)
     with mounted(file_url, tmp_path / "m") as mount:
         for name, change in CHANGES.items():
             with pytest.raises(OSError, match="Read-only file system") as caught:
@@ -161,8 +159,7 @@ def test_context_parallel_ranks_are_peers_unless_the_lake_is_cut_for_them(file_u
 
 
 def test_latest_and_show_last(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 5)
+    lake_with(file_url, 5)
     with mounted(file_url, tmp_path / "m", "--show-last", "2") as mount:
         assert os.readlink(mount.directory / "latest") == "step-000000004"
         assert mount.steps() == ["step-000000003", "step-000000004"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from programs import ran
-from realmount import STEPFS, clear, make_lake, produce, stepfs
+from realmount import STEPFS, clear, lake_with, stepfs
 
 UNIT = Path(__file__).parents[2] / "scripts/deploy/stepfs@.service"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a unit of the system's manager runs as root")
@@ -32,8 +32,7 @@ def theirs(tmp_path, monkeypatch):
     directory = tmp_path / "theirs"
     (directory / "mount").mkdir(parents=True)
     url = (directory / "lake").as_uri()
-    make_lake(url)
-    batches = produce(url, 3)
+    batches = lake_with(url, 3)
     for path in [directory, *directory.rglob("*")]:
         os.chown(path, 12345, 12345)
     directory.chmod(0o700)

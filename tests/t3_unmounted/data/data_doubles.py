@@ -137,6 +137,12 @@ def world_of(steps: int, *sizes: int) -> World:
     return world
 
 
+def world_with(sizes: Sequence[int]) -> tuple[World, StepEntry]:
+    """One step of slices of these sizes, and its entry."""
+    world = World()
+    return world, world.add_step(sizes)
+
+
 async def read_all(handle: SliceHandle, piece: int = 1 << 20) -> bytes:
     data = b""
     while part := await handle.read(len(data), piece):

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 from at_work import at_work
-from data_doubles import World, processor, world_of
+from data_doubles import processor, world_of, world_with
 from data_pages import Pages
 
 from stepfs.data.cache.disk import DiskCache
@@ -242,8 +242,7 @@ async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, 
 
 async def test_a_file_that_is_only_opened_and_closed_is_fetched_ahead_all_the_same(nursery, autojump_clock):
     """A look at a file, as mincore(2) needs one, before its GET is planned or while it waits for a connection."""
-    world = World()
-    entry = world.add_step([512 * KIB] * 3)
+    world, entry = world_with([512 * KIB] * 3)
     last = SliceIndex(2)
     slices = Slices(
         world.store, memory_bytes=64 * MIB, opened_are_kept=True, concurrency=ConcurrencyLimit(1, fixed=True),

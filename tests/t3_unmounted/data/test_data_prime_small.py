@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 import trio.testing
-from data_doubles import World
+from data_doubles import World, world_with
 from data_pages import Pages
 
 from stepfs.data.pagecache import primer as prime_module
@@ -16,8 +16,7 @@ MIB = 1 << 20
 
 
 async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nursery, tmp_path, monkeypatch):
-    world = World()
-    entry = world.add_step([8192] * 64)
+    world, entry = world_with([8192] * 64)
     (tmp_path / "mount").mkdir()
     pages = Pages(tmp_path / "mount", world)
     looked, gone = [], set()
@@ -51,8 +50,7 @@ async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nu
 async def test_of_many_small_files_no_more_are_checked_while_readers_work_through_them(
     nursery, tmp_path, monkeypatch
 ):
-    world = World()
-    entry = world.add_step([8192] * 64)
+    world, entry = world_with([8192] * 64)
     (tmp_path / "mount").mkdir()
     looked = []
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 from at_work import at_work
-from data_doubles import World, indices, read_all
+from data_doubles import World, indices, read_all, world_with
 
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.slices import Slices
@@ -36,8 +36,7 @@ async def test_bytes_are_exactly_the_committed_ones(nursery, autojump_clock):
 
 
 async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([3 * BLOCK_BYTES])
+    world, entry = world_with([3 * BLOCK_BYTES])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     start = BLOCK_BYTES - 5
@@ -49,8 +48,7 @@ async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
 
 async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery, autojump_clock, monkeypatch):
     """Overcommit, or RLIMIT_AS, may end before our own limit: nothing else is under way that would wake us."""
-    world = World()
-    entry = world.add_step([2 * MIB])
+    world, entry = world_with([2 * MIB])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     refused = 0
     real = mmap.mmap
@@ -67,8 +65,7 @@ async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery,
 
 
 async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     world.store.behave = lambda *_: 1.0
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
 
@@ -86,8 +83,7 @@ async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
 
 
 async def test_block_0_is_served_while_block_5_hangs(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([6 * BLOCK_BYTES])
+    world, entry = world_with([6 * BLOCK_BYTES])
     base = entry.tgb.slice(SliceIndex(0)).offset
     gate = world.store.gates[base + 5 * BLOCK_BYTES] = trio.Event()
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
@@ -104,8 +100,7 @@ async def test_block_0_is_served_while_block_5_hangs(nursery, autojump_clock):
 
 
 async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([8 * BLOCK_BYTES])
+    world, entry = world_with([8 * BLOCK_BYTES])
     base = entry.tgb.slice(SliceIndex(0)).offset
     world.store.behave = lambda *_: 1.0
     slices = await at_work(
@@ -119,8 +114,7 @@ async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_cl
 
 
 async def test_neighbours_opened_together_cost_one_get(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([64 << 10] * 64)
+    world, entry = world_with([64 << 10] * 64)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handles = [slices.reads.open(entry, index) for index in indices(*range(8, 16))]
     for number, handle in enumerate(handles, start=8):
@@ -130,8 +124,7 @@ async def test_neighbours_opened_together_cost_one_get(nursery, autojump_clock):
 
 
 async def test_pinned_bytes_outlive_their_object(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([2 * BLOCK_BYTES])
+    world, entry = world_with([2 * BLOCK_BYTES])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     await handle.read(0, 1)
@@ -176,8 +169,7 @@ async def test_memory_seen_by_a_view_is_not_spent_twice(nursery, autojump_clock)
 
 
 async def test_a_bit_flipped_on_the_way_is_fetched_again(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
 
     def spoil(number, buffer):
         if number == 0:
@@ -192,8 +184,7 @@ async def test_a_bit_flipped_on_the_way_is_fetched_again(nursery, autojump_clock
 
 @pytest.mark.logs("CRC32C")
 async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB, MIB])
+    world, entry = world_with([MIB, MIB])
     bad, good = entry.tgb.slice(SliceIndex(0)), entry.tgb.slice(SliceIndex(1))
     data = bytearray(world.store.objects[entry.tgb.key])
     data[bad.offset + 5] ^= 0x40
@@ -217,8 +208,7 @@ async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojum
 
 @pytest.mark.logs("truncated")
 async def test_a_truncated_object_is_corrupt(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     world.store.objects[entry.tgb.key] = world.store.objects[entry.tgb.key][:1000]
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     with pytest.raises(CorruptError, match="truncated object, 936 of 1048576 bytes"):
@@ -227,8 +217,7 @@ async def test_a_truncated_object_is_corrupt(nursery, autojump_clock):
 
 @pytest.mark.logs("is gone")
 async def test_a_lost_object_is_absent(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     world.store.objects.clear()
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     with pytest.raises(AbsentError, match="step 0"):
@@ -236,8 +225,7 @@ async def test_a_lost_object_is_absent(nursery, autojump_clock):
 
 
 async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     down_until = 20.0
 
     def behave(number, offset, size):
