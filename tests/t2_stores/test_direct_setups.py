@@ -14,6 +14,7 @@ import pytest
 import rawserver
 import servers
 import trio
+from at_work import until
 from boto3.session import Session
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
@@ -252,9 +253,7 @@ async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_s3, raw_store
         await asked.wait()
         nursery.cancel_scope.cancel()
     seen = bytes(buffer)
-    with trio.fail_after(60):
-        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._threads.borrowed_tokens)
     assert time.monotonic() - began < 100
     assert buffer == seen
     raw_s3.answer = well

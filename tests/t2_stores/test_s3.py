@@ -9,6 +9,7 @@ import faultproxy
 import pytest
 import servers
 import trio
+from at_work import until
 from faultproxy import (
     CONFLICT_409,
     ERROR_500,
@@ -157,8 +158,6 @@ async def test_a_read_given_up_for_silence_leaves_the_buffer_alone(direct, fault
     with pytest.raises(StoreSilentError):
         await store.read_into("data/1", 0, memoryview(buffer))
     fault_proxy.release()
-    with trio.fail_after(60):
-        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._threads.borrowed_tokens)
     assert buffer == bytes(1000)
     await store.aclose()

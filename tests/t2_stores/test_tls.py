@@ -11,6 +11,7 @@ import pytest
 import rawserver
 import servers
 import trio
+from at_work import until
 from directreads import FIRST, KEY, SIZE, learn, read, was_direct
 from rawserver import BODY, Reply, part, wanted
 
@@ -123,9 +124,7 @@ async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_https):
         await landed.wait()
         nursery.cancel_scope.cancel()
     seen = bytes(buffer)
-    with trio.fail_after(60):
-        while store._threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._threads.borrowed_tokens)
     assert buffer == seen
     await store.aclose()
 

@@ -8,7 +8,7 @@ import stat
 import pytest
 import trio
 import trio.testing
-from at_work import at_work
+from at_work import at_work, until
 from data_doubles import LAKE_ID, World, read_all, world_of
 
 from stepfs.data.cache.disk import DiskCache
@@ -24,13 +24,6 @@ async def started(nursery, place, world, *, disk=64 * MIB, memory=64 * MIB):
     cache = DiskCache(place, LAKE_ID, limit=disk)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=memory, disk=cache))
     return slices, cache
-
-
-async def until(condition):
-    """Files come and go in worker threads: look until it is so."""
-    with trio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 -- the file system has no event
-            await trio.sleep(0.01)
 
 
 def steps_on_disk(disk):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from at_work import at_work
+from at_work import at_work, until
 from data_doubles import processor, world_of, world_with
 from data_pages import Pages
 
@@ -20,12 +20,6 @@ from stepfs.format.ids import SliceIndex, Step
 KIB = 1 << 10
 MIB = 1 << 20
 INDEX = SliceIndex(0)
-
-
-async def until(condition):
-    with trio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 -- worker threads have no event
-            await trio.sleep(0.001)
 
 
 class PrimedNode:

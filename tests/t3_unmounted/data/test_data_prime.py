@@ -8,7 +8,7 @@ import threading
 import pytest
 import trio
 import trio.testing
-from at_work import at_work
+from at_work import at_work, until
 from data_doubles import LAKE_ID, World
 from data_pages import Pages
 
@@ -48,11 +48,6 @@ class Bench:
     def key(self, step):
         return Step(step), SliceIndex(0)
 
-    async def until(self, condition):
-        with trio.fail_after(20):
-            while not condition():  # noqa: ASYNC110 -- worker threads have no event
-                await trio.sleep(0.005)
-
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
@@ -63,7 +58,7 @@ def bench(tmp_path, monkeypatch):
 async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, bench, size):
     there = await at_work(nursery, bench(steps=2, size=size))
     there.prefetch(0, 1)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     for step in (0, 1):
         assert there.pages.content(step) == there.world.payloads[step][0]
         assert there.key(step) in there.primer.primed
@@ -75,7 +70,7 @@ async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, benc
 async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
     there = await at_work(nursery, bench(steps=1, size=4 * MIB))
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files == 1)
+    await until(lambda: there.slices.counts.primed_files == 1)
     assert there.slices.facts.holds(*there.key(0))
     assert there.slices.cache.pool.used == 8 * MIB
 
@@ -83,9 +78,7 @@ async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
 async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nursery, bench):
     there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)
-    await there.until(
-        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
-    )
+    await until(lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0)))
     there.slices.cache.pool.sweep()
     assert there.slices.cache.pool.used == 4 * MIB
     there.world.store.objects.clear()
@@ -100,10 +93,10 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
 async def test_what_the_kernel_evicted_is_primed_again_one_step_ahead(nursery, bench):
     there = await at_work(nursery, bench(steps=3, size=4 * MIB))
     there.prefetch(0, 1, 2)
-    await there.until(lambda: there.slices.counts.primed_files == 3)
+    await until(lambda: there.slices.counts.primed_files == 3)
     there.resident[there.pages.path(1, 0)] = MIB
     there.prefetch(1, 2)
-    await there.until(lambda: there.slices.counts.reprimed_files == 1)
+    await until(lambda: there.slices.counts.reprimed_files == 1)
     assert there.pages.content(1)[-4 * MIB :] == there.world.payloads[1][0]
     assert there.slices.counts.primed == 16 * MIB
     assert there.slices.counts.requests == 3
@@ -114,7 +107,7 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
     primed = 0
     for step in range(12):
         there.prefetch(*range(step, min(step + 3, 12)))
-        await there.until(lambda step=step: there.key(step) in there.primer.primed)
+        await until(lambda step=step: there.key(step) in there.primer.primed)
         handle = there.slices.reads.open(there.world.entries[step], SliceIndex(0))
         assert there.slices.cache.pool.used <= 16 * MIB
         assert there.primer.bytes <= 8 * MIB
@@ -128,7 +121,7 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
 async def test_forgotten_steps_are_no_longer_counted(nursery, bench):
     there = await at_work(nursery, bench(steps=2, size=4 * MIB))
     there.prefetch(0, 1)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     there.slices.forget_below(Step(2))
     assert there.primer.bytes == there.slices.cache.pool.used == 0
 
@@ -138,7 +131,7 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     there.pages.error = OSError(errno.ENOSYS, "Function not implemented")
     await nursery.start(there.run)
     there.prefetch(0, 1, 2, 3, 4)
-    await there.until(lambda: not there.primer.enabled)
+    await until(lambda: not there.primer.enabled)
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
     assert there.slices.facts.holds(*there.key(0))
@@ -149,7 +142,7 @@ async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
     there.pages.path(0, 0).unlink()
     await nursery.start(there.run)
     there.prefetch(0, 1, 2)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     assert there.key(0) not in there.primer.primed
     assert there.primer.enabled
 
@@ -160,7 +153,7 @@ async def test_requests_of_its_own_threads_are_known(nursery, bench):
     there.pages.store_pages = lambda *_: seen.append(there.primer.is_own(threading.get_native_id()))
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files == 1)
+    await until(lambda: there.slices.counts.primed_files == 1)
     assert seen == [True]
     assert not there.primer.is_own(threading.get_native_id())
 
@@ -168,9 +161,9 @@ async def test_requests_of_its_own_threads_are_known(nursery, bench):
 async def test_a_smaller_budget_puts_pages_out(nursery, bench):
     there = await at_work(nursery, bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB))
     there.prefetch(0, 1, 2, 3)
-    await there.until(lambda: there.slices.counts.primed_files == 4)
+    await until(lambda: there.slices.counts.primed_files == 4)
     there.slices.set_memory(8 * MIB)
-    await there.until(lambda: len(there.pages.dropped) == 2)  # by a thread, after they have left the account
+    await until(lambda: len(there.pages.dropped) == 2)  # by a thread, after they have left the account
     assert there.slices.cache.pool.used <= 8 * MIB
     assert there.pages.dropped == [there.pages.path(3, 0), there.pages.path(2, 0)]
 
@@ -178,9 +171,7 @@ async def test_a_smaller_budget_puts_pages_out(nursery, bench):
 async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_reclaimed(nursery, bench):
     there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)
-    await there.until(
-        lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0))
-    )
+    await until(lambda: there.slices.counts.primed_files and not there.slices.facts.holds(*there.key(0)))
     there.slices.reads.open(there.world.entries[0], SliceIndex(0)).close()
     there.slices.disk_copies.disk.remove(
         [there.slices.disk_copies.disk.forget(there.key(0))]
@@ -189,7 +180,7 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.requests == 1
     there.slices.forget_below(Step(1))
-    await there.until(lambda: there.slices.facts.holds(*there.key(0)))
+    await until(lambda: there.slices.facts.holds(*there.key(0)))
     there.world.store.objects.clear()
     assert bytes(await handle.read(0, 4 * MIB)) == there.world.payloads[0][0]
     assert there.slices.counts.requests == 2
@@ -207,7 +198,7 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
     monkeypatch.setattr(prime_module, "mark_used", mark)
     await nursery.start(there.run)
     there.prefetch(0, 1)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
     assert there.primer.enabled
 
@@ -219,14 +210,14 @@ async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_
         there.slices.reads.open(there.world.entries[step], SliceIndex(0)).close()
 
     there.prefetch(*range(4))
-    await there.until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
+    await until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
     for step in (0, 0, 1, 1, 2, 2, 3, 3):
         use(step)  # two readers, from what is known
     for step in range(4, 12):
         there.prefetch(step, step + 1)
-        await there.until(lambda step=step: there.key(step) in there.primer.primed)
+        await until(lambda step=step: there.key(step) in there.primer.primed)
         use(step)
-    await there.until(lambda: there.key(12) in there.primer.primed)
+    await until(lambda: there.key(12) in there.primer.primed)
     for step in range(4, 8):
         assert there.key(step) in there.primer.primed, "a quarter of the budget waits for the other reader"
     assert there.pages.path(8, 0) in there.pages.dropped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import trio
 import trio.testing
+from at_work import until
 from data_doubles import World, world_with
 from data_pages import Pages
 
@@ -32,16 +33,12 @@ async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nu
     everything = [(entry, [SliceIndex(index) for index in range(64)])]
     slices.requests.replace(everything)
     await nursery.start(primer.run)
-    with trio.fail_after(20):
-        while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+    await until(lambda: not (slices.counts.primed_files < 64 or len(looked) < 8))
     assert len(looked) == 8
     gone.update({"0-24", "0-25"})
     primer.closed((entry.step, SliceIndex(24)))  # it may be read again: looked at again
     slices.requests.replace(everything)
-    with trio.fail_after(20):
-        while slices.counts.reprimed_files < 2:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+    await until(lambda: slices.counts.reprimed_files >= 2)
     await trio.testing.wait_all_tasks_blocked(0.05)
     assert slices.counts.reprimed_files == 2, "once per turn, even if the kernel evicts it again at once"
     assert {"0-24", "0-25"} <= set(looked[8:])
@@ -61,9 +58,7 @@ async def test_of_many_small_files_no_more_are_checked_while_readers_work_throug
     await nursery.start(slices.run)
     slices.requests.replace([(entry, [SliceIndex(index) for index in range(64)])])
     await nursery.start(primer.run)
-    with trio.fail_after(20):
-        while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+    await until(lambda: not (slices.counts.primed_files < 64 or len(looked) < 8))
     for opened in range(64):
         slices.requests.replace([(entry, [SliceIndex(index) for index in range(opened + 1, 64)])])
         await trio.testing.wait_all_tasks_blocked(0.002)
@@ -82,9 +77,7 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
     await nursery.start(slices.run)
     slices.requests.replace([(entry, [SliceIndex(index) for index in range(32)]) for entry in entries])
     await nursery.start(primer.run)
-    with trio.fail_after(20):
-        while slices.counts.primed_files < 128:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+    await until(lambda: slices.counts.primed_files >= 128)
     await trio.testing.wait_all_tasks_blocked(0.05)
     looks = 0
     listed = slices.requests.listed
