@@ -67,9 +67,7 @@ class ProducerActor:
                 if plan.retire:
                     await producer.retire()
                     # A successor may have started since, and lives: what counts is that the log says goodbye.
-                    ledger.require(
-                        (plan.name, producer.epoch + 1) in ledger.farewells, f"{plan.name} did not retire"
-                    )
+                    ledger.require((plan.name, producer.epoch + 1) in ledger.farewells, f"{plan.name} did not retire")
         except StoreUnreachableError:
             return False
         except FencedError:

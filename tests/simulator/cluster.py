@@ -115,9 +115,7 @@ class _Cluster:
         """Until every producer and trainer has reached its goal."""
         async with trio.open_nursery() as background:
             for reclaimer in self.plan.reclaimers:
-                background.start_soon(
-                    self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0
-                )
+                background.start_soon(self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0)
             for follower in self.plan.followers:
                 background.start_soon(self._process, FollowerActor(self.world, follower), follower.lives, 0.0)
             async with trio.open_nursery() as nursery:
@@ -160,9 +158,7 @@ class _Cluster:
                 if not done.is_set():
                     await trio.sleep(life.restart_s)
 
-    async def _live(
-        self, actor: Actor, number: int, life: Life, successor_due: trio.Event, done: trio.Event
-    ) -> None:
+    async def _live(self, actor: Actor, number: int, life: Life, successor_due: trio.Event, done: trio.Event) -> None:
         self.world.set_wall_clock(f"{actor.name}.{number}", skewed=self.plan.skewed)
         store = ProcessStore(
             self.shared, actor=f"{actor.name}.{number}", seed=self.plan.seed, plan=self.faults, page=self.plan.page,

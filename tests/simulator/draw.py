@@ -143,9 +143,7 @@ def _rot(rng: random.Random) -> Rot:
     )
 
 
-def _lives(
-    rng: random.Random, *, most: int, reach: int, freeze: float, replaced: bool = False
-) -> tuple[Life, ...]:
+def _lives(rng: random.Random, *, most: int, reach: int, freeze: float, replaced: bool = False) -> tuple[Life, ...]:
     """Some disturbed lives; after them a process lives undisturbed."""
     lives = []
     for _ in range(rng.choice((0, 0, 1, 1, most))):
@@ -153,9 +151,7 @@ def _lives(
         restart_s = rng.choice((0.0, 0.1, 2.0, 30.0))
         if rng.random() < 0.1:
             since_s = rng.choice((0.0, 0.5, 5.0))
-            lives.append(
-                Life(locked_out_s=(since_s, since_s + rng.choice((1.0, 20.0, 90.0))), restart_s=restart_s)
-            )
+            lives.append(Life(locked_out_s=(since_s, since_s + rng.choice((1.0, 20.0, 90.0))), restart_s=restart_s))
         elif rng.random() < freeze:
             freeze_s = rng.choice((1.0, 20.0, 120.0, 300.0))
             lives.append(

@@ -110,9 +110,7 @@ class FaultProxy:
     def release(self) -> None:
         self._open.set()
 
-    async def serve(
-        self, *, port: int = 0, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def serve(self, *, port: int = 0, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
         self.port = int(listeners[0].socket.getsockname()[1])
         async with trio.open_nursery() as nursery:

@@ -165,9 +165,7 @@ class Model:
         node.pacer.note(now, self.head, contenders(others), node.last_version)
         node.pacer.quiet.note(now, self.head, round(self.head_s * 1000))
 
-    def create(
-        self, now: float, node: Node, started_s: float, exposed_s: float, head: int, count: int
-    ) -> None:
+    def create(self, now: float, node: Node, started_s: float, exposed_s: float, head: int, count: int) -> None:
         won = head == self.head
         if won:
             self.head += 1

@@ -57,9 +57,7 @@ def payload(step: int, index: int, size: int = 3000) -> bytes:
     return (seed * (length // 32 + 1))[:length]
 
 
-def produce(
-    url: str, steps: int, *, slices: int = 2, size: int = 3000, producer: str = "p0"
-) -> list[list[bytes]]:
+def produce(url: str, steps: int, *, slices: int = 2, size: int = 3000, producer: str = "p0") -> list[list[bytes]]:
     """Commit `steps` steps; returns their payloads. Start with an empty lake."""
     batches = [[payload(step, index, size) for index in range(slices)] for step in range(steps)]
     with Producer(url, producer_id=producer) as writer:
@@ -68,9 +66,7 @@ def produce(
     return batches
 
 
-def lake_with(
-    url: str, steps: int, *, slices: int = 2, ext: str = ".bin", size: int = 3000
-) -> list[list[bytes]]:
+def lake_with(url: str, steps: int, *, slices: int = 2, ext: str = ".bin", size: int = 3000) -> list[list[bytes]]:
     """A new lake and so many steps of it; returns their payloads."""
     make_lake(url, slices=slices, ext=ext)
     return produce(url, steps, slices=slices, size=size)

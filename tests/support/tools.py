@@ -23,8 +23,6 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PATH)), **more}
 
 
-def ran(
-    tool: str, *arguments: str, timeout: float | None = None, **more: str
-) -> subprocess.CompletedProcess[str]:
+def ran(tool: str, *arguments: str, timeout: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:
     """How it ended. The test's own time is the bound unless one is given."""
     return programs.ran(command(tool, *arguments), env=environment(**more), timeout=timeout)

@@ -154,9 +154,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Contract → what lint-imports says of it in a copy with every breach at once."""
     copy = tmp_path_factory.mktemp("breached")
     for package in ("fs/stepfs", "producer/stepfs_producer"):
-        shutil.copytree(
-            ROOT / package, copy / Path(package).name, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / package, copy / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     for module, imported in (breach for breaches in BREACHES.values() for breach in breaches):
         planted = copy / f"{module.replace('.', '/')}.py"

@@ -56,9 +56,7 @@ def run(seed: int) -> None:
             node.at = rng.randint(node.at, present)
             kept = node.records(history[node.at], kept)
             need = min(kept, default=need)
-            assert need <= min(history[present]), (
-                f"seed {seed}: {set(kept)}, {set(history[present])} are there"
-            )
+            assert need <= min(history[present]), f"seed {seed}: {set(kept)}, {set(history[present])} are there"
     for _ in range(2):
         for node in rng.sample(nodes, len(nodes)):
             kept = node.records(history[-1], kept)

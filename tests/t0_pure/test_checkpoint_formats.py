@@ -142,9 +142,7 @@ def test_what_cannot_be_read_is_an_error_and_not_a_deleted_checkpoint(tmp_path, 
         monkeypatch.setattr(Path, name, fails)
     if number == errno.EACCES and layout != "the directory":  # a neighbour's, perhaps
         found = looked(tmp_path, pattern)
-        complete = {"hugging face": {5, 10}, "lightning": {5, 10}}.get(
-            layout, set()
-        )  # in another layout as well
+        complete = {"hugging face": {5, 10}, "lightning": {5, 10}}.get(layout, set())  # in another layout as well
         if layout == "torch dcp":
             complete = {5, 10}
         assert (found.complete, found.barred) == (complete, {5, 10} - complete)

@@ -29,9 +29,7 @@ def by_hand(source: str) -> Iterator[str]:
             text = "".join(map(str, values))
             if _BY_HAND.search(text):
                 yield text.replace(_VALUE, "{}")
-        elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and _BY_PERCENT.search(node.value)
-        ):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _BY_PERCENT.search(node.value):
             yield node.value
 
 

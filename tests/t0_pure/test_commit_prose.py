@@ -39,9 +39,7 @@ def test_every_section_names_a_test() -> None:
     """But for those that promise nothing."""
     text = (ROOT / "producer" / "COMMIT.md").read_text()
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    assert [title for title, body in sections.items() if "`test_" not in body and "/test_" not in body] == [
-        "Rejected"
-    ]
+    assert [title for title, body in sections.items() if "`test_" not in body and "/test_" not in body] == ["Rejected"]
 
 
 @pytest.mark.parametrize(

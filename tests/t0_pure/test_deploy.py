@@ -94,9 +94,7 @@ def test_a_manifest_has_the_shape_kubernetes_wants(manifest):
 
 def test_the_shape_check_can_fail():
     document = yaml.safe_load(MANIFESTS[0].read_text())
-    document["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPropagtion"] = (
-        "Bidirectional"
-    )
+    document["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPropagtion"] = "Bidirectional"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, "1.30", strict=True)
 
@@ -182,9 +180,7 @@ def test_the_mount_helpers_exit_status_is_mount_8s(arguments, code, tmp_path):
 
 
 def helper(arguments, stand_in):
-    return ran(
-        [str(DEPLOY / "mount.stepfs"), *arguments], env={"STEPFS": str(stand_in), "PATH": "/usr/bin:/bin"}
-    )
+    return ran([str(DEPLOY / "mount.stepfs"), *arguments], env={"STEPFS": str(stand_in), "PATH": "/usr/bin:/bin"})
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)

@@ -92,9 +92,7 @@ def test_only_what_mounts_has_privileges():
     assert manifests()["reclaim.yaml"]["spec"]["concurrencyPolicy"] == "Forbid"
     for name in ("daemonset.yaml", "sidecar.yaml"):
         (mount,) = [c for c in containers(manifests()[name]) if c["name"] == "stepfs"]
-        assert mount["securityContext"]["runAsUser"] == 0, (
-            "the image has another user, who may not allow others"
-        )
+        assert mount["securityContext"]["runAsUser"] == 0, "the image has another user, who may not allow others"
 
 
 @pytest.mark.parametrize("directory", [BASE, EXAMPLE], ids=["base", "example"])

@@ -59,9 +59,7 @@ def test_a_shape_that_never_changes_is_a_promise(ext, vocabulary):
 @given(tasks())
 @settings(max_examples=30)
 def test_any_planned_step_is(task):
-    payloads, _ = construct(
-        PayloadSpec(".safetensors", labels_shifted=False, padding=0, vocabulary=999), task[0]
-    )
+    payloads, _ = construct(PayloadSpec(".safetensors", labels_shifted=False, padding=0, vocabulary=999), task[0])
     for payload in payloads:
         assert problem(".safetensors", planned_schema(".safetensors", {}, vocabulary=999), payload) is None
 

@@ -119,8 +119,7 @@ OVERHEAD_BYTES = 8 << 20  # keys, names, references
 
 def crowd(count: int, position: bytes = b"") -> LogState:
     producers = {
-        f"p{n}": ProducerState(f"p{n}", Epoch(1), b"i" * 16, 0, position, False, Version(n), 1000)
-        for n in range(count)
+        f"p{n}": ProducerState(f"p{n}", Epoch(1), b"i" * 16, 0, position, False, Version(n), 1000) for n in range(count)
     }
     return replace(genesis("0" * 32, 1), version=Version(count), producers=producers)
 

@@ -68,9 +68,7 @@ CONTROL = ControlRecord(
     floor=Version(4),
     deleted_bytes=1 << 60,
     groups={
-        "run": GroupRecord(
-            start=Step(10), kept=(Step(20), Step(30)), recorded=(Step(30), Step(20)), opened=Step(33)
-        ),
+        "run": GroupRecord(start=Step(10), kept=(Step(20), Step(30)), recorded=(Step(30), Step(20)), opened=Step(33)),
         "fork:" + "e" * 32: GroupRecord(
             start=Step(10), fork=ForkMark("file:///new", Cut(Step(12), Step(12), Step(14)))
         ),
@@ -95,9 +93,7 @@ STATE = LogState(
     total_records=3,
     control=3,
     sealed=False,
-    producers={
-        "p": ProducerState("p", Epoch(1), b"n" * 16, 8, b"\x07", False, Version(5), 1_700_000_000_000)
-    },
+    producers={"p": ProducerState("p", Epoch(1), b"n" * 16, 8, b"\x07", False, Version(5), 1_700_000_000_000)},
     origins=(ORIGIN,),
     first_segment=SegmentIndex(1),
     segment_refs=pack_ref(SEGMENT),

@@ -48,9 +48,9 @@ def test_a_schema_is_one_more_key_which_older_readers_ignore():
         st.integers(1, 8),
         st.integers(1, 8),
         st.integers(1, 8),
-        st.lists(
-            st.from_regex(r"([a-z][a-z0-9_]{0,31})?", fullmatch=True), min_size=1, max_size=4, unique=True
-        ).map(tuple),
+        st.lists(st.from_regex(r"([a-z][a-z0-9_]{0,31})?", fullmatch=True), min_size=1, max_size=4, unique=True).map(
+            tuple
+        ),
     )
 )
 def test_a_grid_survives_its_journey_and_numbers_each_slice_once(grid):

@@ -113,9 +113,7 @@ def test_what_is_missing_is_said(checkout):
     assert (done.returncode, "none of buildah, podman and docker" in done.stderr) == (4, True)
 
 
-@pytest.mark.parametrize(
-    ("given", "tag"), [([], f"stepfs:{__version__}"), (["r.example/s:1"], "r.example/s:1")]
-)
+@pytest.mark.parametrize(("given", "tag"), [([], f"stepfs:{__version__}"), (["r.example/s:1"], "r.example/s:1")])
 def test_the_first_builder_there_is_gets_the_containerfile(checkout, given, tag):
     (checkout / f"dist/stepfs-{__version__}-py3-none-any.whl").touch()
     for name in ("podman", "docker"):
@@ -128,10 +126,7 @@ def test_the_first_builder_there_is_gets_the_containerfile(checkout, given, tag)
 def runtime() -> str | None:
     """A program that can build here and run what it built."""
     for name in ("podman", "docker"):
-        if (
-            shutil.which(name)
-            and subprocess.run([name, "info"], capture_output=True, check=False).returncode == 0
-        ):
+        if shutil.which(name) and subprocess.run([name, "info"], capture_output=True, check=False).returncode == 0:
             return name
     return None
 

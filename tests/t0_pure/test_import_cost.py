@@ -39,14 +39,10 @@ def test_help_of_stepfs_loads_not_even_the_event_loop(arguments):
     script = f"import stepfs.cli\nsys.argv = ['x', *{arguments!r}]\n" + HELP.format(module="stepfs.cli")
     loaded = modules_after(script)
     assert not loaded & (HEAVY | {"trio", "msgpack", "rich"})
-    assert len(loaded) < 200, (
-        "help takes 0.2 s with about 110 top-level modules, most of them the interpreter's"
-    )
+    assert len(loaded) < 200, "help takes 0.2 s with about 110 top-level modules, most of them the interpreter's"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["text", "--help"], ["check", "--help"], ["simulate", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["text", "--help"], ["check", "--help"], ["simulate", "--help"]])
 def test_help_of_stepfs_produce_is_light(arguments):
     script = f"import stepfs_producer.cli\nsys.argv = ['x', *{arguments!r}]\n"
     assert not modules_after(script + HELP.format(module="stepfs_producer.cli")) & (HEAVY | {"rich", "yaml"})
@@ -54,9 +50,7 @@ def test_help_of_stepfs_produce_is_light(arguments):
 
 @pytest.mark.parametrize("command", ["init", "ls", "status", "verify", "doctor", "mount", "unmount"])
 def test_help_of_a_command_is_as_light(command):
-    script = f"import stepfs.cli\nsys.argv = ['stepfs', {command!r}, '--help']\n" + HELP.format(
-        module="stepfs.cli"
-    )
+    script = f"import stepfs.cli\nsys.argv = ['stepfs', {command!r}, '--help']\n" + HELP.format(module="stepfs.cli")
     assert not modules_after(script) & (HEAVY | {"trio"})
 
 

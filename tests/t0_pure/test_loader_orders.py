@@ -30,8 +30,7 @@ from stepfs.torch import coordinates
 def test_workers_that_take_turns_read_every_step_once_in_order(first, count, block, workers):
     stop = first + count
     parts = [
-        StridedOrder(Step(first + worker * block), Step(stop), block, workers * block)
-        for worker in range(workers)
+        StridedOrder(Step(first + worker * block), Step(stop), block, workers * block) for worker in range(workers)
     ]
     read = [[part.step_at(place) for place in range(len(part))] for part in parts]
     for part, steps in zip(parts, read, strict=True):
@@ -39,10 +38,7 @@ def test_workers_that_take_turns_read_every_step_once_in_order(first, count, blo
         others = set(range(first - 3, stop + 3)) - set(steps)
         assert all(part.place_of(Step(step)) is None for step in others)
     turns = [
-        step
-        for round_ in range(count + 1)
-        for steps in read
-        for step in steps[round_ * block : (round_ + 1) * block]
+        step for round_ in range(count + 1) for steps in read for step in steps[round_ * block : (round_ + 1) * block]
     ]
     assert turns == list(range(first, stop))
 

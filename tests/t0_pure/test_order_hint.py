@@ -212,9 +212,7 @@ def test_the_last_steps_of_an_epoch_are_fetched_while_the_next_begins():
     opened(streams, hint, range(290))
     streams.accept(following, 0.0)
     assert planned(streams) == [
-        order.step_at(place)
-        for k in range(4)
-        for order, place in ((hint.order, 290 + k), (following.order, k))
+        order.step_at(place) for k in range(4) for order, place in ((hint.order, 290 + k), (following.order, k))
     ]
 
 

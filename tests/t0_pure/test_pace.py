@@ -32,9 +32,7 @@ def head(
     last_versions: dict[str, int], *, version: int, time_ms: int = 0, times: dict[str, int] | None = None
 ) -> LogState:
     producers = {
-        name: ProducerState(
-            name, Epoch(1), b"i" * 16, 0, b"", False, Version(last), (times or {}).get(name, time_ms)
-        )
+        name: ProducerState(name, Epoch(1), b"i" * 16, 0, b"", False, Version(last), (times or {}).get(name, time_ms))
         for name, last in last_versions.items()
     }
     return replace(genesis("0" * 32, 1), version=Version(version), producers=producers, time_ms=time_ms)
@@ -163,9 +161,7 @@ def test_a_start_that_was_frozen_for_minutes_waits_for_a_minute_and_not_for_hour
 def test_a_long_pace_does_not_hide_the_others() -> None:
     """1,000 producers at 50 ms commit every 250 s: who committed a minute ago is still one of them."""
     state = head({"me": 1000, **{f"p{n}": n for n in range(1000)}}, version=1000, time_ms=250_000)
-    producers = {
-        name: replace(producer, time_ms=producer.version * 250) for name, producer in state.producers.items()
-    }
+    producers = {name: replace(producer, time_ms=producer.version * 250) for name, producer in state.producers.items()}
     pacer = paced(0, exposure_s=0.05)
     for _ in range(5):
         pacer.note_head(replace(state, producers=producers), "me", 0.0, followed_s=0.0)
@@ -213,9 +209,7 @@ def test_pauses_after_losses_double_from_four_exposures_up_to_the_interval() -> 
     pacer.others = 99
     for _ in range(9):
         pacer.lost(ended_s=0.0, exposure_s=0.01)
-    assert draws == pytest.approx(
-        [0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 99 * 0.01 / LOAD, 99 * 0.01 / LOAD]
-    )
+    assert draws == pytest.approx([0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 99 * 0.01 / LOAD, 99 * 0.01 / LOAD])
 
 
 def busy_log(pacer: Pacer, *, others: int, age: int) -> None:

@@ -19,9 +19,7 @@ def simulate(count: int, *, seconds: float, period_s: float = 0.3) -> Result:
     return Model([period_s] * count, TEN_MS, delay_max_s=60.0, seed=count).run(seconds)
 
 
-def fleet(
-    count: int, exposure_s: float, *, turns: int, crowded_at: int | None = None
-) -> tuple[Result, float]:
+def fleet(count: int, exposure_s: float, *, turns: int, crowded_at: int | None = None) -> tuple[Result, float]:
     """Producers that start together with the default `max_delay` and never run out of batches; T."""
     natural_s = interval_s(count - 1, exposure_s)
     model = Model(

@@ -98,9 +98,7 @@ def test_a_hostile_header_takes_little_memory():
 def test_the_ends_are_enough_for_a_payload_of_any_length():
     rows = np.zeros(HEAD_BYTES_MAX, np.int32)
     for format_name, payload in (("npy", npy(rows)), ("safetensors", safetensors(a=rows))):
-        ends = Excerpt(
-            memoryview(payload[:HEAD_BYTES_MAX]), memoryview(payload[-TAIL_BYTES_MAX:]), len(payload)
-        )
+        ends = Excerpt(memoryview(payload[:HEAD_BYTES_MAX]), memoryview(payload[-TAIL_BYTES_MAX:]), len(payload))
         assert read_arrays(format_name, ends) == read(format_name, payload)
 
 

@@ -100,9 +100,7 @@ def test_npy_files_that_numpy_refuses_are_refused_without_a_warning(payload):
         read("npy", payload)
 
 
-@pytest.mark.parametrize(
-    "text", ["1" * 9000 + "!", "1" * 9000, "'" + "a" * 9000, "[" * 9000, "1," * 4500 + "!"]
-)
+@pytest.mark.parametrize("text", ["1" * 9000 + "!", "1" * 9000, "'" + "a" * 9000, "[" * 9000, "1," * 4500 + "!"])
 def test_a_long_header_that_is_none_is_refused_at_once(text):
     """A pattern that tries every division of it into tokens would take longer than the universe has."""
     with pytest.raises(UnreadablePayloadError):

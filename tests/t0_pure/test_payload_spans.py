@@ -87,9 +87,7 @@ def test_flipped_bytes_are_read_or_refused(ext) -> None:
         for _ in range(draw.randrange(1, 4)):
             damaged[draw.randrange(min(len(damaged), 3000))] ^= 1 << draw.randrange(8)
         try:
-            spans = read_spans(
-                ext, bytes(damaged[: draw.choice([len(damaged), len(damaged) // 2])]), torch_arrays
-            )
+            spans = read_spans(ext, bytes(damaged[: draw.choice([len(damaged), len(damaged) // 2])]), torch_arrays)
         except UnreadablePayloadError:
             continue
         assert spans.table.shape[1] == len(COLUMNS)

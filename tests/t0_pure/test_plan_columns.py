@@ -156,9 +156,9 @@ def test_two_loads_are_both_more_even_than_by_their_sum() -> None:
 LOADS = st.integers(1, 4).flatmap(
     lambda bins: st.tuples(
         st.just(bins),
-        st.lists(
-            st.tuples(st.integers(0, 1 << 53), st.integers(0, 50)), min_size=bins, max_size=8 * bins
-        ).map(lambda rows: np.array(rows[: len(rows) // bins * bins], np.int64)),
+        st.lists(st.tuples(st.integers(0, 1 << 53), st.integers(0, 50)), min_size=bins, max_size=8 * bins).map(
+            lambda rows: np.array(rows[: len(rows) // bins * bins], np.int64)
+        ),
     )
 )
 

@@ -105,9 +105,7 @@ def plans(draw: st.DrawFn) -> Plan:
             **({} if ramps else {"sequence_length": length}),
         ),
         stages=[Stage(sequence_length=length), Stage(from_=7, sequence_length=length * 2)] if ramps else (),
-        tokenizer=draw(
-            st.sampled_from([Tokenizer(), Tokenizer(kind="huggingface", file="t.json", bos="none")])
-        ),
+        tokenizer=draw(st.sampled_from([Tokenizer(), Tokenizer(kind="huggingface", file="t.json", bos="none")])),
         defaults=draw(settings.map(lambda given: Defaults(**given))),
         sources=declared,
         mix=()
@@ -208,9 +206,7 @@ def test_an_identity_does_not_change_with_policy(plan):
 
 
 def test_what_changed_is_said_in_lines():
-    after = changed(
-        mix=[{"weights": {"a": "35", "b": 1}}, {"ramp_to": 10, "weights": {"a": 1}}], until={"steps": 5}
-    )
+    after = changed(mix=[{"weights": {"a": "35", "b": 1}}, {"ramp_to": 10, "weights": {"a": 1}}], until={"steps": 5})
     assert differences(normalised(SHORT), normalised(after)) == [
         "mix[0].weights.a: 1 → 35",
         "mix[1]: none → {ramp_to: 10, weights: {a: 1}}",
@@ -233,8 +229,7 @@ def test_where_files_lie_is_no_change():
 
 def test_a_kept_plan_says_nothing_to_the_terminal():
     hostile = changed(
-        sources=normalised(SHORT)["sources"]
-        | {"b": {"format": "text", "files": "y", "version": "1\n\x1b[31m"}}
+        sources=normalised(SHORT)["sources"] | {"b": {"format": "text", "files": "y", "version": "1\n\x1b[31m"}}
     )
     (line,) = differences(normalised(SHORT), normalised(hostile))
     assert line == "sources.b.version: '' → 1??[31m"

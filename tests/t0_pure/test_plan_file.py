@@ -101,9 +101,7 @@ def test_sources_may_be_called_as_yaml_calls_booleans_and_numbers():
     names = ["no", "on", "1_000", "null", "~", "weights", "0x10", "1e3", "from"]
     sources = "\n".join(f"  {name}: {{format: text, files: x}}" for name in names)
     mix = ", ".join(f"{name}: 1" for name in names)
-    plan = read(
-        f"output: {{mesh: dp=1, sequence_length: 8}}\nsources:\n{sources}\nmix: [{{weights: {{{mix}}}}}]\n"
-    )
+    plan = read(f"output: {{mesh: dp=1, sequence_length: 8}}\nsources:\n{sources}\nmix: [{{weights: {{{mix}}}}}]\n")
     assert list(plan.sources) == names
     assert list(plan.mix[0].weights) == names
 

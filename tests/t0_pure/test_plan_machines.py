@@ -77,9 +77,7 @@ def test_no_float_and_no_unstable_sort_in_the_planner(path: Path) -> None:
 
 
 def test_what_is_inexact_is_found() -> None:
-    wrong = (
-        "a / 2; x.mean(); np.argsort(x); np.bincount(x, weights=y); 0.5; np.argsort(x, kind='stable'); a // 2"
-    )
+    wrong = "a / 2; x.mean(); np.argsort(x); np.bincount(x, weights=y); 0.5; np.argsort(x, kind='stable'); a // 2"
     assert [one.rpartition(" ")[2] for one in inexact(ast.parse(wrong.replace("; ", "\n")))] == [
         "/", "mean", "argsort", "bincount", "0.5",
     ]  # fmt: skip

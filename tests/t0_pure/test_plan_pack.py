@@ -54,9 +54,7 @@ class PlainRows:
     """The rule of best fit without any shortcut: each document looks at every row."""
 
     def __init__(self, rows: int) -> None:
-        self.free = [
-            (LENGTH, -row, row) for row in range(rows)
-        ]  # tokens that are free, since when, in which row
+        self.free = [(LENGTH, -row, row) for row in range(rows)]  # tokens that are free, since when, in which row
         self.now = 0
 
     def place(self, tokens: int) -> int:

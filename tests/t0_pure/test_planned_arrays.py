@@ -15,9 +15,7 @@ STEP = [
     Part((0, 0, 0, 0), [1, 2, 3], address=(1, 0, 4, 50, 0)),
     Part((0, 0, 0, 3), [5, 6, 7], following=8),  # cut by the end of its row
     Part((0, 0, 1, 0), [8, 9], address=(0, 0, 0, 0, 3)),  # its rest; then padding
-    Part(
-        (0, 1, 1, 0), [11, 12, 13, 14, 15, 16], mask=[0, 0, 1, 1, 0, 1], following=17, following_learned=False
-    ),
+    Part((0, 1, 1, 0), [11, 12, 13, 14, 15, 16], mask=[0, 0, 1, 1, 0, 1], following=17, following_learned=False),
     Part((1, 0, 0, 0), [21], following=22),
 ]
 
@@ -62,9 +60,7 @@ def test_labels_same_are_the_ids() -> None:
 
 
 def test_dtypes_and_a_rank_without_a_token() -> None:
-    arrays = list(
-        rank_arrays(task_of((3, 1, 1), 2, [Part((1, 0, 0, 0), [7, 8])]), padding=0, labels_shifted=True)
-    )
+    arrays = list(rank_arrays(task_of((3, 1, 1), 2, [Part((1, 0, 0, 0), [7, 8])]), padding=0, labels_shifted=True))
     for rank in arrays:
         names = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets")
         assert {getattr(rank, name).dtype for name in names} == {np.dtype(np.int32)}
@@ -109,8 +105,7 @@ def test_every_token_stands_once_and_segments_are_documents(drawn, shifted: bool
                 number += 1
         assert not spans
     assert found == [
-        (part.ids, expected_labels(part, shifted), part.address[3], part.address[4], part.address[0])
-        for part in parts
+        (part.ids, expected_labels(part, shifted), part.address[3], part.address[4], part.address[0]) for part in parts
     ]
 
 

@@ -90,9 +90,7 @@ def test_safetensors_of_any_step_are_read_by_the_library(drawn) -> None:
         size = struct.unpack("<Q", payload[:8])[0]
         header = json.loads(payload[8 : 8 + size])
         wide = [entry["data_offsets"][0] for entry in header.values() if entry.get("dtype") == "I64"]
-        assert (len(wide), {(8 + size + offset) % 8 for offset in wide}) == (3, {0}), (
-            "mapped arrays are aligned"
-        )
+        assert (len(wide), {(8 + size + offset) % 8 for offset in wide}) == (3, {0}), "mapped arrays are aligned"
         loaded = safetensors.numpy.load(payload)
         for name in PLANNED:
             assert loaded[name].tolist() == getattr(arrays, name).tolist()
@@ -116,9 +114,7 @@ def test_other_extensions_name_those_there_are() -> None:
             construct(spec(ext), TASK)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # webdataset leaves the file open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
 def test_tar(tmp_path: Path) -> None:
     for rank, payload in enumerate(construct(spec(".tar"), TASK)[0]):
         path = tmp_path / "rank.tar"

@@ -56,12 +56,7 @@ def test_type_checkers_see_the_names_that_there_are(face):
     """They read the imports under TYPE_CHECKING; programs get what `__all__` lists."""
     tree = ast.parse(Path(face.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.name: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(seen) <= set(face.__all__)
     for name, home in seen.items():
         assert getattr(face, name) is getattr(import_module(home), name), name

@@ -40,9 +40,7 @@ def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[Sampl
             part = lengths[first : first + group]
             ids = []
             for record, length in enumerate(part, first):
-                documents[number, record] = [
-                    1000 * number + 100 * record + token for token in range(max(length, 0))
-                ]
+                documents[number, record] = [1000 * number + 100 * record + token for token in range(max(length, 0))]
                 ids += documents[number, record]
             array = np.array(ids, np.int32)
             mask = (array % 2).astype(np.uint8) if masked and number % 2 else None

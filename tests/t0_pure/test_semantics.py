@@ -37,9 +37,7 @@ def test_every_promise_names_tests_that_exist():
     named = set(re.findall(r"`(test_\w+)(?:\.py)?`", text))
     written = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        written |= {path.stem} | set(
-            re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-        )
+        written |= {path.stem} | set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
     assert named <= written, sorted(named - written)
     promises = re.split(r"^(?=\d+\. )", text, flags=re.MULTILINE)[1:]
     assert [int(promise.partition(".")[0]) for promise in promises] == list(range(1, len(promises) + 1))

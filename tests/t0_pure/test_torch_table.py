@@ -63,9 +63,7 @@ def test_names_dtypes_and_shapes():
 def test_values_are_found_in_a_payload_of_any_length():
     """Also those whose local header an excerpt does not have."""
     long = torch.full((HEAD_BYTES_MAX,), 3, dtype=torch.int32)
-    payload = pt(
-        {"a": long, "none": torch.zeros(0), "b": long + 1, "c": long[5:] + 2, "tail": torch.arange(5)}
-    )
+    payload = pt({"a": long, "none": torch.zeros(0), "b": long + 1, "c": long[5:] + 2, "tail": torch.arange(5)})
     first = {}
     for array in read(payload).arrays:
         if array.member_at is not None:
@@ -191,7 +189,9 @@ def test_values_of_conjugated_and_negated_views_are_not_shown():
 def persistent(kind="Float", count=2, more=""):
     """The pickle of {"x": a tensor}, by hand: its storage, and how the tensor is made of it."""
     storage = f"(X\x07\0\0\0storagectorch\n{kind}Storage\nX\x01\0\0\x000X\x03\0\0\0cpuK{chr(count)}tQ"
-    made = f"ctorch._utils\n_rebuild_tensor_v2\n({storage}K\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)R{more}tR"
+    made = (
+        f"ctorch._utils\n_rebuild_tensor_v2\n({storage}K\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)R{more}tR"
+    )
     return f"\x80\x02}}X\x01\0\0\0x{made}s.".encode("latin-1")
 
 

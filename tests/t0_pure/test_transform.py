@@ -56,9 +56,7 @@ def samples(result: Tokenised) -> list[list[int] | None]:
 
 
 def test_text_is_closed_and_what_is_no_sample_has_no_length() -> None:
-    records = records_of(
-        Kind.TEXT, [b"ab", b"", b"cd", b"\xffe", b"", b"f"], dropped=[2], bad={4: "no field 'text'"}
-    )
+    records = records_of(Kind.TEXT, [b"ab", b"", b"cd", b"\xffe", b"", b"f"], dropped=[2], bad={4: "no field 'text'"})
     result = made(BYTES, records)
     assert samples(result) == [[97, 98, 256], [], [], None, None, [102, 256]]
     assert result.bad == {3: "not UTF-8 at byte 0", 4: "no field 'text'"}
@@ -73,14 +71,10 @@ def test_tokens_pass_and_are_closed_once() -> None:
     result = made(BYTES, records_of(Kind.TOKENS, data, mask=bytes([0, 1, 1, 0, 1, 1, 1, 1, 1])))
     assert samples(result) == [[1, 2, 256], [3, 256], [256], [], None, None]
     assert result.mask is not None
-    assert result.mask.tolist() == [0, 1, 1, 1, 0, 1], (
-        "an end that is added is learned as the token before it"
-    )
+    assert result.mask.tolist() == [0, 1, 1, 1, 0, 1], "an end that is added is learned as the token before it"
     assert result.bad[4] == "the id 258, but the ids of the tokenizer are 0 to 257"
     assert "the id -1" in result.bad[5]
-    assert made(BYTES, records_of(Kind.TOKENS, data[:2], mask=b"\1\2\3\4")).mask is None, (
-        "all ones is no mask"
-    )
+    assert made(BYTES, records_of(Kind.TOKENS, data[:2], mask=b"\1\2\3\4")).mask is None, "all ones is no mask"
 
 
 def test_bos_and_eos_by_name(tmp_path: Path) -> None:
@@ -182,9 +176,7 @@ def test_the_keys_reach_functions_that_want_them() -> None:
 
 @pytest.mark.parametrize("error", ["OSError", "MemoryError"])
 def test_an_error_of_the_machine_is_no_bad_record(error: str) -> None:
-    with pytest.raises(
-        StepfsError, match=rf"user_functions:anything failed: {error}: of no use; .*not the record"
-    ):
+    with pytest.raises(StepfsError, match=rf"user_functions:anything failed: {error}: of no use; .*not the record"):
         called("anything", {"raise": error})
 
 
@@ -218,9 +210,7 @@ def test_a_text_that_the_model_has_no_token_for_is_bad_alone(tmp_path: Path) -> 
         st.one_of(
             st.text("ab é\n", max_size=6).map(lambda text: {"value": text}),
             st.lists(st.integers(0, 259), max_size=5).map(lambda value: {"value": value}),
-            st.lists(st.integers(0, 1), max_size=4).map(
-                lambda value: {"value": [value, value], "as": "tuple"}
-            ),
+            st.lists(st.integers(0, 1), max_size=4).map(lambda value: {"value": [value, value], "as": "tuple"}),
             st.sampled_from([{"value": None}, {"raise": "ValueError"}, {"value": 3}]),
         ),
         max_size=12,

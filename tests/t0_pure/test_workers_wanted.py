@@ -43,9 +43,7 @@ def test_more_come_at_once() -> None:
 def test_workers_that_never_pause_become_as_many_as_may_be() -> None:
     wanted, workers = WorkersWanted(2, 16), 2
     for number in range(8):
-        workers = wanted.next(
-            number * LOOK_EVERY_S, workers_needed(workers * LOOK_EVERY_S, 1, LOOK_EVERY_S, None)
-        )
+        workers = wanted.next(number * LOOK_EVERY_S, workers_needed(workers * LOOK_EVERY_S, 1, LOOK_EVERY_S, None))
     assert workers == 16
 
 
@@ -65,14 +63,10 @@ def test_a_need_within_the_last_minute_keeps_them() -> None:
 
 @given(st.integers(1, 9), st.integers(0, 9), st.lists(st.floats(0, 1e9), max_size=60))
 def test_the_bounds_hold(least: int, more: int, needs: list[float]) -> None:
-    assert all(
-        least <= workers <= least + more for workers in followed(WorkersWanted(least, least + more), needs)
-    )
+    assert all(least <= workers <= least + more for workers in followed(WorkersWanted(least, least + more), needs))
 
 
-@pytest.mark.parametrize(
-    ("text", "workers"), [("4", Workers(4, 4)), ("2:8", Workers(2, 8)), ("3:3", Workers(3, 3))]
-)
+@pytest.mark.parametrize(("text", "workers"), [("4", Workers(4, 4)), ("2:8", Workers(2, 8)), ("3:3", Workers(3, 3))])
 def test_workers_are_a_number_or_a_range(text: str, workers: Workers) -> None:
     assert parse_workers(text) == workers
     assert parse_workers(str(workers)) == workers

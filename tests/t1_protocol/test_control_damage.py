@@ -141,9 +141,7 @@ async def is_refused(world: World) -> None:
         clean(world),
         LogReader.open(process(world, "stranger"), world.identity),
     ):
-        with pytest.raises(
-            CorruptError, match=r"nothing is reclaimed and no group changes until .*verify .*--repair"
-        ):
+        with pytest.raises(CorruptError, match=r"nothing is reclaimed and no group changes until .*verify .*--repair"):
             await call
     assert world.shared.objects == before
 

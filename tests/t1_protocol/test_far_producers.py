@@ -53,9 +53,7 @@ def at(world: World, who: str, latency_s: float) -> FaultyStore:
     return FaultyStore(world.shared, actor=who, latency=latency)
 
 
-async def produce(
-    world: World, who: str, latency_s: float, period_s: float, tally: Tally, clock: Shifted
-) -> None:
+async def produce(world: World, who: str, latency_s: float, period_s: float, tally: Tally, clock: Shifted) -> None:
     store = at(world, who, latency_s)
     async with AsyncProducer("memory://", producer_id=who, store=store, clock=clock) as producer:
         moved_s = trio.current_time()
@@ -117,9 +115,7 @@ def test_a_far_producer_commits_what_it_appends_and_near_ones_no_less(nears, far
     assert far.appended >= 150
     assert far.committed >= share * far.appended
     for near in tallies.values():
-        assert near.committed >= 0.99 * near.appended, (
-            "what it commits without the far one, for nothing holds it back"
-        )
+        assert near.committed >= 0.99 * near.appended, "what it commits without the far one, for nothing holds it back"
         assert near.longest_s <= QUIET_S + 0.5
 
 

@@ -178,9 +178,7 @@ def test_the_same_seed_gives_the_same_trace():
 async def test_watch_sees_each_request_at_its_moment(autojump_clock):
     one = store()
     seen = []
-    one.shared.watch = lambda event: seen.append(
-        (event.verb, event.keys, event.outcome, len(one.shared.objects))
-    )
+    one.shared.watch = lambda event: seen.append((event.verb, event.keys, event.outcome, len(one.shared.objects)))
     await one.create("a", b"x")
     await one.create("a", b"x")
     await one.put("b", [b"x"])

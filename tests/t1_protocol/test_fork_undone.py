@@ -85,9 +85,7 @@ async def test_a_fork_that_its_parent_holds_no_more_is_told_how_to_be_held_again
     await group(world, name).retire()
     await reclaim(stores.child, child, origins=origins, clock=TrioClock())
     (record,) = caplog.records
-    assert record.getMessage().endswith(
-        f"may reclaim them: stepfs checkpoint {stores.parent.url} --group {name} 9"
-    )
+    assert record.getMessage().endswith(f"may reclaim them: stepfs checkpoint {stores.parent.url} --group {name} 9")
     await group(world, name).add(Step(9))
     await reclaim(stores.child, child, origins=origins, clock=TrioClock())
     assert len(caplog.records) == 1
@@ -123,9 +121,7 @@ async def test_a_fork_that_is_killed_after_its_undo_leaves_objects_that_belong_t
         await slow.fork(world.identity)
     (identity,) = made
     assert await holders(world) == {group_name(identity.lake_id)}
-    left = [
-        key for key in place.objects if key.split("/")[0] not in {"lake.msgpack", "probe", identity.lake_id}
-    ]
+    left = [key for key in place.objects if key.split("/")[0] not in {"lake.msgpack", "probe", identity.lake_id}]
     assert len(left) == 2
     reader = await LogReader.open(ProcessStore(place, actor="stranger"), identity)
     assert reader.state.next_step == len(world.ledger.steps) - 2, "its cut leaves out two"

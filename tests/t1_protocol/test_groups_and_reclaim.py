@@ -107,9 +107,7 @@ def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(change, expec
 @every_change
 def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(change, expected: Outcomes):
     outcomes: Outcomes = set()
-    assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) == 8, (
-        "LIST, GET, GET, create"
-    )
+    assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) == 8, "LIST, GET, GET, create"
     assert outcomes == expected
 
 
@@ -144,10 +142,7 @@ def test_hazard_10_two_nodes_of_one_group_change_it_and_a_reclaim_comes_between(
     pairs = 0
     for reclaim_at in count(1):
         reached = sum(
-            1
-            for _ in takewhile(
-                bool, (small(partial(one, reclaim_at, k), on=grow) for k in count(reclaim_at + 1))
-            )
+            1 for _ in takewhile(bool, (small(partial(one, reclaim_at, k), on=grow) for k in count(reclaim_at + 1)))
         )
         if not reached:
             break
@@ -202,9 +197,7 @@ async def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_
     await audited(world)
 
 
-async def lands_late_and_is_tried_again(
-    outcomes: Outcomes, world: World, store: ProcessStore | None = None
-) -> None:
+async def lands_late_and_is_tried_again(outcomes: Outcomes, world: World, store: ProcessStore | None = None) -> None:
     """A node went back to step 3 and died; its record lands only now, and the node that restarts tries once more."""
     outcomes.add("landed" if await lands_late(world, Add("run", Step(3))) else "lost")
     try:
@@ -217,8 +210,5 @@ async def lands_late_and_is_tried_again(
 
 def test_hazard_10_a_record_that_lands_unseen_protects_or_does_not_land() -> None:
     outcomes: Outcomes = set()
-    assert (
-        inside_everywhere(grow, clean_beside, partial(lands_late_and_is_tried_again, outcomes), follows_up)
-        > 50
-    )
+    assert inside_everywhere(grow, clean_beside, partial(lands_late_and_is_tried_again, outcomes), follows_up) > 50
     assert outcomes == _BOTH | {"landed", "lost"}

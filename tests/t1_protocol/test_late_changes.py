@@ -134,9 +134,7 @@ def test_a_writer_that_sleeps_for_a_day_at_any_await(step: int) -> None:
         except WithdrawnError:
             outcomes.add("withdrawn")
             assert not any(
-                step in record.groups["run"].kept
-                for record in world.ledger.controls
-                if "run" in record.groups
+                step in record.groups["run"].kept for record in world.ledger.controls if "run" in record.groups
             )
         else:
             outcomes.add("kept")

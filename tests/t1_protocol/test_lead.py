@@ -30,9 +30,7 @@ async def groups(world: World, count: int) -> list[Group]:
 def looks(world: World, actor: str = "p") -> int:
     """Requests for the control sequence by producers: looks at the groups, and one for each commit."""
     prefix = control_prefix(world.identity.lake_id)
-    return sum(
-        event.actor.startswith(actor) and event.keys[0].startswith(prefix) for event in world.shared.trace
-    )
+    return sum(event.actor.startswith(actor) and event.keys[0].startswith(prefix) for event in world.shared.trace)
 
 
 async def held(world: World, who: str, *, seconds: float) -> None:
@@ -48,9 +46,7 @@ def test_a_held_producer_looks_ever_more_rarely() -> None:
         await held(world, "p", seconds=600)
         assert looks(world) <= 2 * LEAD + 35, "one request a look, however many groups"
         prefix = control_prefix(world.identity.lake_id)
-        times_s = [
-            e.time_us / 1e6 for e in world.shared.trace if e.actor == "p" and e.keys[0].startswith(prefix)
-        ]
+        times_s = [e.time_us / 1e6 for e in world.shared.trace if e.actor == "p" and e.keys[0].startswith(prefix)]
         return [later - earlier for earlier, later in itertools.pairwise(times_s)]
 
     pauses_s = [pause_s for pause_s in simulate(scenario) if pause_s > LOOK_S_MIN / 2]

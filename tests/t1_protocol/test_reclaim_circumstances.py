@@ -50,9 +50,7 @@ LAST = STEPS - 1
 @pytest.mark.parametrize("trainers_s", [-DAY_S, 0.0, DAY_S])
 @pytest.mark.parametrize("reclaimers_s", [-DAY_S, DAY_S])
 @scenario(small, on=grow)
-async def test_grace_is_by_the_stores_clock_however_wrong_the_others_are(
-    world: World, trainers_s, reclaimers_s
-):
+async def test_grace_is_by_the_stores_clock_however_wrong_the_others_are(world: World, trainers_s, reclaimers_s):
     clock = SkewedClock(reclaimers_s)
     reclaimer = Reclaimer(process(world, "patient"), world.identity, clock=clock, grace_s=HOUR_S)
     await trio.sleep(DAY_S)

@@ -56,9 +56,7 @@ async def planned(world: World, patch: pytest.MonkeyPatch) -> tuple[Report, set[
 
     with patch.context() as inside:
         inside.setattr("stepfs.lake.reclaim.run.CountingRemover", Watched)
-        report = await reclaim(
-            process(world, "dry"), world.identity, dry_run=True, clock=TrioClock(), grace_s=GRACE_S
-        )
+        report = await reclaim(process(world, "dry"), world.identity, dry_run=True, clock=TrioClock(), grace_s=GRACE_S)
     return report, named
 
 

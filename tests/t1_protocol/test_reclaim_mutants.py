@@ -48,9 +48,7 @@ def no_compare(patch: pytest.MonkeyPatch) -> None:
     async def anywhere(control: Control, request: Advance) -> bool:
         known = control.record
         await control.refresh()
-        record = replace(
-            control.record, groups=known.groups, first_live_step=request.first_live, floor=request.floor
-        )
+        record = replace(control.record, groups=known.groups, first_live_step=request.first_live, floor=request.floor)
         return await control._take(control.number + 1, record)
 
     patch.setattr(Control, "advance", anywhere)

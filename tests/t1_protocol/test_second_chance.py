@@ -42,9 +42,7 @@ class WrongClock(TrioClock):
 
 
 async def clean(world: World, *, grace_s: float = GRACE_S, store: ProcessStore | None = None) -> Report:
-    return await reclaim(
-        store or process(world, "reclaimer"), world.identity, clock=TrioClock(), grace_s=grace_s
-    )
+    return await reclaim(store or process(world, "reclaimer"), world.identity, clock=TrioClock(), grace_s=grace_s)
 
 
 async def says(world: World, step: int, name: str = "run") -> None:

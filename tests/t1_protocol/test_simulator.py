@@ -39,9 +39,7 @@ def test_the_seeds_of_today_hold_every_invariant(count: int) -> None:
     sys.stdout.write(f"seeds {first} to {first + count - 1}; {again}\n")
     met: Counter[str] = Counter()
     for outcome in sweep(range(first, first + count)):
-        assert not outcome.broken, (
-            f"scripts/simulate --seed {outcome.seed} --trace: {outcome.broken}; {again}"
-        )
+        assert not outcome.broken, f"scripts/simulate --seed {outcome.seed} --trace: {outcome.broken}; {again}"
         met += outcome.counts
     wanted = _MET if count == PART else _MET | _MET_RARELY
     missed = {what: met[what] for what, least in wanted.items() if met[what] < least}

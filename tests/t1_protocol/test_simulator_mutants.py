@@ -115,9 +115,7 @@ def nothing_is_fenced(patch: pytest.MonkeyPatch) -> None:
 
     async def trusting(control: Control, request: Request) -> ControlRecord:
         control._unanswered = None
-        return await change(
-            control, replace(request, fences=False) if isinstance(request, Revise) else request
-        )
+        return await change(control, replace(request, fences=False) if isinstance(request, Revise) else request)
 
     patch.setattr(Control, "change", trusting)
     for kind in (Register, Add, Resume):

@@ -95,9 +95,7 @@ def test_a_fork_of_a_damaged_log_that_is_mended_and_reclaimed_meanwhile_may_be_r
     async def look(world: World) -> None:
         met.update(world.ledger.counts)
         groups = world.ledger.control.groups
-        assert {"run"} <= groups.keys() <= {"run", *world.ledger.promises}, (
-            "a fork that was refused holds nothing"
-        )
+        assert {"run"} <= groups.keys() <= {"run", *world.ledger.promises}, "a fork that was refused holds nothing"
 
     assert inside_everywhere(_rotten, forks, is_mended_and_reclaimed, look) > 10
     assert met["forks overtaken"] > 0

@@ -48,9 +48,7 @@ async def test_ages_are_told_when_asked_for_alone(store):
 
 
 def test_s3_ages_are_the_answers_own_date_less_a_second_of_resolution() -> None:
-    (entry,) = page_entries(
-        page("Sun, 01 Mar 2026 12:00:00 GMT", NOW - timedelta(seconds=90)), "p/", ages=True
-    )
+    (entry,) = page_entries(page("Sun, 01 Mar 2026 12:00:00 GMT", NOW - timedelta(seconds=90)), "p/", ages=True)
     assert (entry.key, entry.age_s) == ("a", 89.0)
 
 

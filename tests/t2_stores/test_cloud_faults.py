@@ -41,9 +41,7 @@ async def test_an_ambiguous_create_is_unknown_and_happened(cloud, trouble):
     assert [handled.method for handled in cloud.proxy.handled] == ["PUT"]
 
 
-@pytest.mark.parametrize(
-    "trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name
-)
+@pytest.mark.parametrize("trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name)
 async def test_a_create_that_did_not_happen_is_unknown_too(cloud, trouble):
     store = cloud.hasty()
     cloud.proxy.once("PUT", "log", trouble)

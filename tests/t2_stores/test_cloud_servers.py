@@ -86,9 +86,7 @@ async def test_a_server_that_ignores_conditions_is_refused(tmp_path, monkeypatch
         for name, value in liar.environment().items():
             monkeypatch.setenv(name, value)
         store = open_store(f"{liar.home}/x")
-        with pytest.raises(
-            RefusedError, match="cannot hold a lake: conditional create: the condition is ignored"
-        ):
+        with pytest.raises(RefusedError, match="cannot hold a lake: conditional create: the condition is ignored"):
             await probe_store(store, thorough=thorough)
         assert await store.list("probe/") == []
 

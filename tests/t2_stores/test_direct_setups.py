@@ -211,9 +211,7 @@ async def test_credentials_that_rotate_are_followed(raw_s3, monkeypatch, tmp_pat
         f"print(json.dumps(dict(Version=1, AccessKeyId=f'key{{n}}', SecretAccessKey='s', SessionToken=f't{{n}}', "
         f"Expiration={ends!r})))"
     )
-    (tmp_path / "config").write_text(
-        f"[default]\ncredential_process = {sys.executable} {tmp_path / 'issue.py'}\n"
-    )
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {tmp_path / 'issue.py'}\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))

@@ -75,9 +75,7 @@ async def test_only_what_every_group_has_behind_it_goes(lake_url: str) -> None:
     reader = await LogReader.open(store, identity)
     assert reader.first_live_step == 10
     assert len(await store.list(data_prefix(identity.lake_id))) == 20
-    assert [await read_step(reader, step) for step in range(10, 30)] == [
-        payloads(step) for step in range(10, 30)
-    ]
+    assert [await read_step(reader, step) for step in range(10, 30)] == [payloads(step) for step in range(10, 30)]
     with pytest.raises(WithdrawnError, match="are reclaimed"):
         await fast.add(Step(9))
     assert (await list_groups(store, identity))["fast"].kept == (25,)

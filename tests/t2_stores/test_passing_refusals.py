@@ -25,9 +25,7 @@ def well(method, path):
 
 @pytest.mark.parametrize("refusal", [FORBIDDEN, EXPIRED], ids=["403", "expired token"])
 @pytest.mark.parametrize("verb", ["get", "read", "create", "put", "list", "delete"])
-async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refused(
-    stubbed, stub, verb, refusal
-):
+async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refused(stubbed, stub, verb, refusal):
     call = calls(stubbed)[verb]
     stub.answer = lambda _method, _path: refusal
     with pytest.raises(RefusedError, match="the server refuses these credentials"):
@@ -125,7 +123,5 @@ async def test_an_archived_object_is_no_matter_of_credentials(stubbed, stub):
     await stubbed.get("x/data/1")
     stub.answer = lambda _method, _path: xml_error(403, "InvalidObjectState")
     for verb in ("get", "read"):
-        with pytest.raises(
-            ArchivedError, match=r"archived \(InvalidObjectState\); restore it with the store's own"
-        ):
+        with pytest.raises(ArchivedError, match=r"archived \(InvalidObjectState\); restore it with the store's own"):
             await calls(stubbed, "x/data/1")[verb]()

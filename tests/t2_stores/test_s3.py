@@ -52,9 +52,7 @@ async def test_an_ambiguous_create_is_unknown_and_happened(hasty, direct, fault_
     assert [handled.method for handled in fault_proxy.handled] == ["PUT"]
 
 
-@pytest.mark.parametrize(
-    "trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name
-)
+@pytest.mark.parametrize("trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name)
 async def test_a_create_that_did_not_happen_is_unknown_too(hasty, direct, fault_proxy, trouble):
     fault_proxy.once("PUT", "log/1", trouble)
     assert await hasty.create("log/1", b"mine") is Put.UNKNOWN

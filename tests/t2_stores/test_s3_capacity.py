@@ -24,9 +24,7 @@ async def stores(fault_proxy: FaultProxy, s3_url: str) -> AsyncIterator[tuple[S3
     direct = open_store(s3_url)
     assert isinstance(direct, S3Store)
     prefix = direct.url.removeprefix(f"s3://{servers.BUCKET}/")
-    proxied = S3Store(
-        servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url, data_timeout_s=DATA_TIMEOUT_S
-    )
+    proxied = S3Store(servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url, data_timeout_s=DATA_TIMEOUT_S)
     yield proxied, direct
     with trio.CancelScope(shield=True):
         await proxied.aclose()
@@ -50,9 +48,7 @@ async def test_the_commit_path_answers_while_all_uploads_hang(stores, fault_prox
             assert await proxied.create("log/1", b"one") is Put.CREATED
             assert len(await proxied.list("log/")) == 2
             await follow_all_at_once(proxied)
-            assert proxied._threads.borrowed_tokens == DATA_THREADS_MAX, (
-                "none of the uploads got through meanwhile"
-            )
+            assert proxied._threads.borrowed_tokens == DATA_THREADS_MAX, "none of the uploads got through meanwhile"
         nursery.cancel_scope.cancel()
 
 

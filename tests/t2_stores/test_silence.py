@@ -128,9 +128,7 @@ async def test_more_patience_from_now_on(autojump_clock, silence, heard):
 
 async def test_a_limit_missed_by_a_rounding_error_is_reached_all_the_same(autojump_clock, silence):
     """A sleep of less than a clock can count does not move it, and would be slept again and again."""
-    await trio.sleep_until(
-        2.0**20 + 2
-    )  # the last sign, below the power of two, has a bit more than the clock now
+    await trio.sleep_until(2.0**20 + 2)  # the last sign, below the power of two, has a bit more than the clock now
 
     async def last_heard_of_almost_5_s_ago():
         silence._last_sign_s = math.nextafter(trio.current_time() - 5.0, math.inf)

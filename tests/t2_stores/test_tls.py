@@ -118,9 +118,7 @@ async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_https):
     landed = trio.Event()
     token = trio.lowlevel.current_trio_token()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            store.read_into, KEY, FIRST, memoryview(buffer), lambda _: token.run_sync_soon(landed.set)
-        )
+        nursery.start_soon(store.read_into, KEY, FIRST, memoryview(buffer), lambda _: token.run_sync_soon(landed.set))
         await landed.wait()
         nursery.cancel_scope.cancel()
     seen = bytes(buffer)

@@ -21,9 +21,7 @@ SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"
 
 def contents(path):
     with tarfile.open(path) as archive:
-        return {
-            m.name.removeprefix("stepfs-doctor/"): archive.extractfile(m).read().decode() for m in archive
-        }
+        return {m.name.removeprefix("stepfs-doctor/"): archive.extractfile(m).read().decode() for m in archive}
 
 
 def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
@@ -38,9 +36,7 @@ def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
         assert bundle.stat().st_mode & 0o777 == 0o600
         inside = contents(bundle)
         (place,) = {
-            name.split("/")[1]
-            for name in inside
-            if name.startswith("mounts/") and f"{tmp_path.name}_m/" in name
+            name.split("/")[1] for name in inside if name.startswith("mounts/") and f"{tmp_path.name}_m/" in name
         }
         assert json.loads(inside[f"mounts/{place}/status.json"])["frontier"] == 2
         assert json.loads(inside[f"mounts/{place}/config.json"])["pid"] == mount.pid
@@ -60,9 +56,7 @@ def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
 
 
 def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path, monkeypatch):
-    change_constants(
-        monkeypatch, {"stepfs.control_files:ANSWER_S": 1.0, "stepfs.doctor.bundle:ANSWER_S": 1.0}
-    )
+    change_constants(monkeypatch, {"stepfs.control_files:ANSWER_S": 1.0, "stepfs.doctor.bundle:ANSWER_S": 1.0})
     make_lake(file_url)
     bundle = tmp_path / "bundle.tar.gz"
     with mounted(file_url, tmp_path / "m") as mount:

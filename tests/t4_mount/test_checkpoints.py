@@ -64,9 +64,7 @@ def cached(mount, step: int) -> int | None:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_no_kept_checkpoint_needs_leaves_every_mount_of_the_group(
-    file_url, tmp_path, monkeypatch, trainer
-):
+def test_what_no_kept_checkpoint_needs_leaves_every_mount_of_the_group(file_url, tmp_path, monkeypatch, trainer):
     change_constants(monkeypatch, OFTEN_S)
     said = TRAINERS[trainer]
     checkpoints = tmp_path / "checkpoints"

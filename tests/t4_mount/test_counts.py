@@ -41,12 +41,8 @@ def test_lookups_stats_and_listings_cost_the_store_nothing(file_url, tmp_path):
     lake_with(file_url, 200)
     with mounted(file_url, tmp_path / "m", "--poll", "30s") as mount:
         before = store_requests(mount)
-        subprocess.run(
-            ["ls", "-lR", *mount.steps()], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL
-        )
-        subprocess.run(
-            ["find", ".", "-name", "rank*"], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL
-        )
+        subprocess.run(["ls", "-lR", *mount.steps()], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL)
+        subprocess.run(["find", ".", "-name", "rank*"], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL)
         for step in range(200):
             mount.file(step, 0).stat()
             mount.file(step, 7).exists()
@@ -77,10 +73,7 @@ def test_a_file_costs_three_requests_when_primed_and_its_bytes_are_fetched_once(
         assert spent["lookup"] <= 20 + status_reads["lookup"]  # one per directory, one per file
         assert spent.get("getxattr", 0) == 0
         data = mount.status()["data"]
-        assert (
-            data["bytes_fetched"]
-            <= 1.02 * sum(os.stat(mount.file(s, 0)).st_size for s in range(10)) + 10 * 200_000
-        )
+        assert data["bytes_fetched"] <= 1.02 * sum(os.stat(mount.file(s, 0)).st_size for s in range(10)) + 10 * 200_000
 
 
 @pytest.fixture(scope="module")

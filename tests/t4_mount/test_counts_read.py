@@ -127,9 +127,7 @@ def test_a_node_fetches_the_bytes_of_its_ranks_in_one_request_per_step(file_url,
     first = ranks if 2 * ranks <= slices else 0  # slices of other nodes lie on both sides
     mine = range(first, first + ranks)
     needed = sum(len(batch[rank]) for batch in batches for rank in mine)
-    with mounted(
-        file_url, tmp_path / "m", "--ranks", f"{mine[0]}-{mine[-1]}", "--prefetch", f"{STEPS}"
-    ) as mount:
+    with mounted(file_url, tmp_path / "m", "--ranks", f"{mine[0]}-{mine[-1]}", "--prefetch", f"{STEPS}") as mount:
         until(lambda: mount.status()["data"]["bytes_fetched"] >= needed, "not fetched ahead")
         for step, batch in enumerate(batches):
             for rank in mine:
@@ -177,9 +175,7 @@ def are_primed(mount, files):
     return mount.status()["data"]["primed_files"] >= files
 
 
-def test_files_mapped_beyond_the_budget_leave_room_for_steps_and_have_their_bytes_when_touched(
-    file_url, tmp_path
-):
+def test_files_mapped_beyond_the_budget_leave_room_for_steps_and_have_their_bytes_when_touched(file_url, tmp_path):
     batches = commit(file_url, 1, [SIZE], steps=MAPPED + 20)
     with mounted(file_url, tmp_path / "m", "--group", "g", "--memory-size", "64M", "--poll", "30s") as mount:
         maps = [map_file(mount.file(step, 0)) for step in range(MAPPED)]

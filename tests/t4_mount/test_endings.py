@@ -97,9 +97,7 @@ def test_a_dead_mount_can_be_unmounted(lake, tmp_path):
 def test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging(lake, tmp_path):
     with mounted(lake, tmp_path / "m", "--wait", "600") as mount:
         code = "import sys; open(sys.argv[1])"
-        reader = subprocess.Popen(
-            [sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.DEVNULL
-        )
+        reader = subprocess.Popen([sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.DEVNULL)
         until(lambda: mount.status()["waiting"] == 1, "nobody waits")
         mount.kill(signal.SIGKILL)
         assert reader.wait(timeout=PATIENCE_S) != 0
@@ -193,7 +191,9 @@ def test_without_dev_fuse_or_the_right_to_mount_one_line_says_so(lake, tmp_path)
     """In a mount namespace where /dev/fuse is hidden, and as a user who may not mount."""
     directory = tmp_path / "m"
     directory.mkdir()
-    mount = f"{sys.executable} -c 'from stepfs.cli import main; main()' mount {lake} {directory} --cache-dir {tmp_path}/c"
+    mount = (
+        f"{sys.executable} -c 'from stepfs.cli import main; main()' mount {lake} {directory} --cache-dir {tmp_path}/c"
+    )
     hidden = ran(["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && {mount}"])
     assert hidden.returncode == 4, hidden.stderr
     assert "/dev/fuse" in hidden.stderr.splitlines()[-1]

@@ -103,8 +103,6 @@ def test_the_mount_carries_the_flags_that_keep_it_harmless(lake, tmp_path, allow
         if not allow_other:
             assert others.returncode != 0
         assert (
-            subprocess.run(
-                ["sh", "-c", f"exec {mount.file(0, 0)}"], stderr=subprocess.PIPE, check=False
-            ).returncode
+            subprocess.run(["sh", "-c", f"exec {mount.file(0, 0)}"], stderr=subprocess.PIPE, check=False).returncode
             == 126
         )

@@ -66,9 +66,7 @@ def kill_while_priming(lake, directory, seed):
             for reader in readers:
                 reader.wait(timeout=PATIENCE_S)
             gone(mount.pid)
-            with pytest.raises(
-                OSError, match=r"not connected|abort"
-            ):  # a thread may still be closing the device
+            with pytest.raises(OSError, match=r"not connected|abort"):  # a thread may still be closing the device
                 os.listdir(directory)
         finally:
             for reader in readers:

@@ -60,9 +60,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
         shown = document(f"{latest}:1:{token}", "--text", "--plan-dir", tmp_path)
         json_schemas.check("lineage", shown)
         assert [span["text"] for span in shown["spans"]] == [
-            json.loads(text)["text"]
-            for text in texts
-            if json.loads(text)["text"] == shown["spans"][0]["text"]
+            json.loads(text)["text"] for text in texts if json.loads(text)["text"] == shown["spans"][0]["text"]
         ]
         one_line(2, "token 128: a micro-batch has 128, from 0 on", f"{path}:1:128")
         one_line(2, "micro-batch 2: the file has 2, from 0 on", f"{path}:2")
@@ -78,9 +76,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
             ]  # fmt: skip
             refused = ran(program)
             assert refused.returncode == 2
-            assert refused.stderr == (
-                f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n"
-            )
+            assert refused.stderr == (f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n")
         one_line(2, "--step is for lakes", path, "--step", "3")
         one_line(2, "is no file of a step", mount.directory / ".stepfs/status.json")
         one_line(3, "no such file", mount.file(9, 0, ".safetensors"))
@@ -102,12 +98,8 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
 
 def test_every_name_of_another_mesh_is_that_micro_batch_of_the_plan(tmp_path: Path, file_url: str) -> None:
     (tmp_path / "lines").mkdir()
-    (tmp_path / "lines/a.jsonl").write_text(
-        "\n".join(json.dumps({"text": f"line {number}"}) for number in range(200))
-    )
-    (tmp_path / "plan.yaml").write_text(
-        PLAN.replace("micro_batches: 2", "micro_batches: 2, files: micro_batches")
-    )
+    (tmp_path / "lines/a.jsonl").write_text("\n".join(json.dumps({"text": f"line {number}"}) for number in range(200)))
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("micro_batches: 2", "micro_batches: 2, files: micro_batches"))
     command = [sys.executable, "-m", "stepfs_producer", "run", str(tmp_path / "plan.yaml"), file_url]
     subprocess.run([*command, "--limit-steps", "1", "--workers", "1"], check=True, capture_output=True)
     whole = document(file_url)["spans"]
@@ -139,9 +131,7 @@ def handle_of(path: Path) -> bytes:
 def read_by_handle(mount: Path, handle: bytes) -> bytes:
     directory = os.open(mount, os.O_RDONLY)
     try:
-        descriptor = _libc.open_by_handle_at(
-            directory, ctypes.create_string_buffer(handle, len(handle)), os.O_RDONLY
-        )
+        descriptor = _libc.open_by_handle_at(directory, ctypes.create_string_buffer(handle, len(handle)), os.O_RDONLY)
         if descriptor < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

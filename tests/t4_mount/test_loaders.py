@@ -111,9 +111,7 @@ def test_safetensors(reading):
                 assert np.array_equal(file.get_tensor("ids").numpy(), array(step, index))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # it leaves its files to the collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its files to the collector
 def test_webdataset(reading):
     with reading(".tar", tar) as mount:
         urls = [str(mount.file(step, index, ".tar")) for step, index in each()]

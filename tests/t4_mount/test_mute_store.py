@@ -78,9 +78,7 @@ def test_a_daemon_that_serves_bears_a_store_that_hangs(seaweed, s3_url, tmp_path
     impatient(SAY_S, 60.0, 2.0)
     with (
         road_to(seaweed) as road,
-        mounted(
-            s3_url, tmp_path / "m", "--endpoint-url", road.endpoint_url, allowed=[*ALLOWED, WAITS]
-        ) as mount,
+        mounted(s3_url, tmp_path / "m", "--endpoint-url", road.endpoint_url, allowed=[*ALLOWED, WAITS]) as mount,
     ):
         opened = len(mount.log.read_text())
         road.cut("hangs")

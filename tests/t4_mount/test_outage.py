@@ -85,9 +85,7 @@ def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s)
     ]  # fmt: skip
     with (
         road_to(seaweed) as road,
-        mounted(
-            s3_url, tmp_path / "m", *options, "--endpoint-url", road.endpoint_url, allowed=ALLOWED
-        ) as mount,
+        mounted(s3_url, tmp_path / "m", *options, "--endpoint-url", road.endpoint_url, allowed=ALLOWED) as mount,
     ):
         # A file that is read between its fetch and its priming is never primed.
         until(lambda: mount.status()["data"]["primed_files"] >= 6, "steps 0 to 2 are not primed")

@@ -65,9 +65,7 @@ def test_a_poller_never_sees_a_gap_or_a_step_that_is_not_whole(lake_url, tmp_pat
         # Each producer's records, exactly once, in its own order.
         order: dict[str, list[int]] = {}
         for step in range(PRODUCERS * EACH):
-            name, _, number = (
-                facts[f"step-{step:09d}/rank-00000.bin"][3].partition(b";")[0].decode().partition(":")
-            )
+            name, _, number = facts[f"step-{step:09d}/rank-00000.bin"][3].partition(b";")[0].decode().partition(":")
             order.setdefault(name, []).append(int(number))
         assert order == {f"tok-{n}": list(range(EACH)) for n in range(PRODUCERS)}
         assert mount.status()["faults"] == 0

@@ -102,9 +102,7 @@ def test_a_mount_with_a_group_needs_and_uses_the_right_to_say_so(lake, become, t
     (tmp_path / "m").mkdir()
     refused = stepfs("mount", lake, tmp_path / "m", "--group", "g")
     assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
-    assert re.search(
-        r"cannot create \w+/control/\d+ in .*AccessDenied", refused.stderr
-    )  # the line of the policy
+    assert re.search(r"cannot create \w+/control/\d+ in .*AccessDenied", refused.stderr)  # the line of the policy
     become("mount-with-group")
     with mounted(lake, tmp_path / "m", "--group", "g") as mount:
         assert mount.file(2, 0).read_bytes() == payload(2, 0)

@@ -81,9 +81,7 @@ def test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its
         assert not mount.file(1, 2).exists()  # there is no such rank
         with pytest.raises(FileNotFoundError):
             mount.file(1, 0).read_bytes()
-        assert [os.path.getsize(path) for path in before[:2]] == [len(payload(0, 0)), 0], (
-            "an open file is whole"
-        )
+        assert [os.path.getsize(path) for path in before[:2]] == [len(payload(0, 0)), 0], "an open file is whole"
         assert os.pread(held.fileno(), SIZE, 0) == payload(0, 0)
         held.close()
     with mounted(lake, tmp_path / "m", "--steps", "0:4", "--group", "g") as mount:

@@ -64,9 +64,7 @@ class Serving:
         self.directory.mkdir()
         arguments = [url, self.directory, tmp_path / "cache", tmp_path / "ready", seconds, how]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, *map(str, arguments)], stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen([sys.executable, "-c", SERVE, *map(str, arguments)], stdout=log, stderr=log)
         # Not just until it answers: its watchdog starts after that.
         until((tmp_path / "ready").exists, "not ready")
 

@@ -80,15 +80,11 @@ def test_tools_see_what_was_appended(lake_url, expected, tmp_path):
 
         for name, data in expected.items():
             assert (copy / name).read_bytes() == data
-        shutil.rmtree(
-            synced, ignore_errors=False, onerror=lambda f, p, _: (os.chmod(os.path.dirname(p), 0o700), f(p))
-        )
+        shutil.rmtree(synced, ignore_errors=False, onerror=lambda f, p, _: (os.chmod(os.path.dirname(p), 0o700), f(p)))
         assert mount.status()["faults"] == 0
 
 
-def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(
-    lake_url, expected, tmp_path
-):
+def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(lake_url, expected, tmp_path):
     def inodes(directory):
         return {name: os.stat(directory / name).st_ino for name in expected}
 

@@ -56,9 +56,7 @@ def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     assert (requests["ours"], requests["held"]) == ("3.00", True)
     slots = document["figures"]["pace"]["slots"]
     assert {str(slot["pacing"]) for slot in slots} == {"dac", "0.1", "each"}
-    assert all(
-        slot["steps_per_s"] > 0 and slot["p99_s"] > 0 and 0 <= slot["lost_share"] < 1 for slot in slots
-    )
+    assert all(slot["steps_per_s"] > 0 and slot["p99_s"] > 0 and 0 <= slot["lost_share"] < 1 for slot in slots)
     assert not list(scratch.iterdir())
 
 
@@ -192,9 +190,7 @@ def test_every_row_can_be_measured(tmp_path):
 def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     tmp_path, peer, kind, sample_bytes, bound, pss_mib
 ):
-    done = tools.ran(
-        "bench_train", "--peers", "--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path)
-    )
+    done = tools.ran("bench_train", "--peers", "--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "bench_train_peers.json").read_text(encoding="utf-8"))
     (result,) = document["figures"]["peers"]

@@ -94,9 +94,7 @@ def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
     assert "slices     4 (mesh pp=2,dp=4: 8 ranks; each coordinate of dp is a slice)" in done.stdout
     assert "2 micro-batches × 64; rows of 64 (notes 32)\n" in done.stdout
     assert re.search(r"^memory     \d.* MiB at least, with one worker per core$", done.stdout, re.MULTILINE)
-    header, notes, web = (
-        line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web "))
-    )
+    header, notes, web = (line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web ")))
     assert re.split(r" {2,}", header) == [
         "SOURCE", "FORMAT", "FROM STEP 0", "TO STEP 50", "FILES", "BYTES", "TOKENS", "EPOCHS",
     ]  # fmt: skip

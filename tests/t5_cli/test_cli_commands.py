@@ -72,9 +72,7 @@ class TestInit:
         with Producer(file_url, producer_id="p") as producer:
             producer.append([b"x"] * 12, position=1)
         names = [line.removesuffix(".pt") for line in stepfs("ls", file_url, "--step", 0).out.splitlines()]
-        assert names[:5] == [
-            f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
-        ]
+        assert names[:5] == [f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
         files = stepfs("ls", file_url, "--step", 0, "--json").document["steps"][0]["files"]
         assert [file["name"].removesuffix(".pt") for file in files] == names
         assert stepfs("fork", f"{file_url}@1", f"{file_url}-fork").code == 0

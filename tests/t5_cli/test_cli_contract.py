@@ -57,9 +57,7 @@ def test_an_empty_word_is_never_a_name(command):
             assert "is empty" in ended.err, argument.name
 
 
-@pytest.mark.parametrize(
-    ("package", "command"), [("stepfs", "stepfs"), ("stepfs_producer", "stepfs-produce")]
-)
+@pytest.mark.parametrize(("package", "command"), [("stepfs", "stepfs"), ("stepfs_producer", "stepfs-produce")])
 def test_each_package_says_its_version_and_runs_as_a_module(package, command):
     version = importlib.import_module(package).__version__
     assert version == importlib.metadata.version("stepfs")
@@ -95,9 +93,7 @@ def completing(program: str, **variables: str) -> str:
 def test_words_are_completed(words, expected):
     program, *more = words.split()
     variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
-    shown = completing(
-        program, **{variable: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(more))}
-    )
+    shown = completing(program, **{variable: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(more))})
     assert shown.split() == expected
 
 

@@ -65,9 +65,7 @@ def test_doctor_notes_a_bucket_that_keeps_versions(stub, status, notes):
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_init_says_it_in_one_line_and_succeeds(file_url, monkeypatch, keeps):
-    class Versioned(
-        LocalStore
-    ):  # no patch of LocalStore: isinstance with a protocol remembers what a class had
+    class Versioned(LocalStore):  # no patch of LocalStore: isinstance with a protocol remembers what a class had
         async def keeps_versions(self) -> bool:
             return keeps
 

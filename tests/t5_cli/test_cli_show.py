@@ -35,9 +35,7 @@ def test_a_slice_is_shown_with_its_text_where_the_lake_knows_the_tokenizer(file_
         "scores": {"dtype": "float32", "shape": [None]},
     }
     payload = safetensors(input_ids=IDS, scores=np.array([0.5, np.nan], np.float32))
-    make(
-        file_url, ".safetensors", [payload] * 2, [payload] * 2, schema={"arrays": arrays, "tokenizer": BYTES}
-    )
+    make(file_url, ".safetensors", [payload] * 2, [payload] * 2, schema={"arrays": arrays, "tokenizer": BYTES})
     document = stepfs("show", file_url, "--json").document
     json_schemas.check("show", document)
     assert (document["step"], document["rank"], document["producer"], document["bytes"]) == (
@@ -94,9 +92,7 @@ def test_text_by_a_models_file_and_a_warning_when_it_is_not_the_lakes(file_url: 
     assert (shown.code, shown.document["text"], shown.err) == (0, "hello world hello", "")
     schema = {"tokenizer": {"kind": "huggingface", "identity": "huggingface-1", "file_sha256": "0" * 64}}
     make(file_url, ".npy", [payload.read_bytes()], schema=schema)
-    assert stepfs("show", file_url, "--json").document["text"] is None, (
-        "the lake has only the tokenizer's name"
-    )
+    assert stepfs("show", file_url, "--json").document["text"] is None, "the lake has only the tokenizer's name"
     other = stepfs("show", file_url, "--tokenizer", path, "--json")
     assert other.document["text"] == "hello world hello"
     assert "is not the file that the lake's ids were made with (huggingface-1)" in other.err
@@ -181,9 +177,7 @@ def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(file_url, monkey
 
 def test_a_hostile_file_neither_writes_to_the_terminal_nor_breaks_the_decoder(tmp_path: Path) -> None:
     header = {"\x1b[31mred\ud800": {"dtype": "\x1b[31m" + "D" * 5000, "shape": [1], "data_offsets": [0, 8]}}
-    (tmp_path / "a.safetensors").write_bytes(
-        framed({"__metadata__": {"\x1b]0;": "\x1b[2J"}, **header}, bytes(8))
-    )
+    (tmp_path / "a.safetensors").write_bytes(framed({"__metadata__": {"\x1b]0;": "\x1b[2J"}, **header}, bytes(8)))
     for options in ([], ["--json"]):
         ended = stepfs("show", tmp_path / "a.safetensors", *options)
         assert (ended.code, "\x1b" in ended.out) == (0, False)

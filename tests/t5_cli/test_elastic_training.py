@@ -90,9 +90,7 @@ def test_a_mesh_with_peers_comes_back_with_half_and_twice_as_many_data_ranks(lak
     def source(data: int):
         if through == "data set" or (whole and data > 2):
             return nullcontext(lake)
-        return mounted(
-            lake, tmp_path / f"mount-{data}", "--mesh", f"tp=2,dp={data},cp=2", "--steps", f"0:{STOP}"
-        )
+        return mounted(lake, tmp_path / f"mount-{data}", "--mesh", f"tp=2,dp={data},cp=2", "--steps", f"0:{STOP}")
 
     def place(opened) -> str:
         return opened if isinstance(opened, str) else str(opened.directory)

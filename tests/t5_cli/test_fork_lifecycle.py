@@ -34,8 +34,7 @@ def said(*arguments: object) -> str:
 
 def read(mount: Mount) -> list[list[bytes]]:
     return [
-        [(mount.directory / name / f"rank-{rank:05d}.bin").read_bytes() for rank in (0, 1)]
-        for name in mount.steps()
+        [(mount.directory / name / f"rank-{rank:05d}.bin").read_bytes() for rank in (0, 1)] for name in mount.steps()
     ]
 
 
@@ -72,9 +71,7 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
             said("reclaim", fork)
             until(lambda: again.steps() == ["step-000000025"], "the view is not behind the checkpoint")
             assert read(again) == payloads(30)
-            assert (
-                stepfs("status", parent, "--json").document["groups"] == {}
-            )  # the fork holds nothing any more
+            assert stepfs("status", parent, "--json").document["groups"] == {}  # the fork holds nothing any more
 
             said("checkpoint", parent, "--group", "end", 30)
             said("reclaim", parent)

@@ -23,9 +23,7 @@ HOSTILE = "tok\x1b]0;owned\x07\x1b[2J\u202e\nproducer"
 
 @pytest.fixture
 def lake(file_url, monkeypatch):
-    monkeypatch.setattr(
-        "stepfs_producer.producer.check_id", lambda name, _: name
-    )  # as no honest writer would
+    monkeypatch.setattr("stepfs_producer.producer.check_id", lambda name, _: name)  # as no honest writer would
     monkeypatch.setattr("stepfs.lake.groups.check_id", lambda name, _: name)
     stepfs("init", file_url, "--slices", 3)
     commit(file_url, range(3), producer_id=HOSTILE)
@@ -50,9 +48,7 @@ def test_a_document_keeps_the_name_as_it_is(lake):
     assert harmless(ended.out)
 
 
-@pytest.mark.parametrize(
-    "ext", [".pt/../../x", "/etc", ".\x1b[2J", ".p t", "..", ".pt\n", "." + "x" * 300, ""]
-)
+@pytest.mark.parametrize("ext", [".pt/../../x", "/etc", ".\x1b[2J", ".p t", "..", ".pt\n", "." + "x" * 300, ""])
 def test_an_extension_cannot_leave_the_step_directory(file_url, ext):
     async def write():
         store = open_store(file_url)

@@ -108,9 +108,7 @@ def test_files_of_micro_batches_have_the_same_past(tmp_path: Path, original: Pat
     assert [{**one, "slice": 0} for one in here] == [{**one, "slice": 0} for one in whole]
     assert {one["slice"] for one in here} == {0, 1, 2, 3}
     assert spans(tmp_path, "--step", 2, "--rank", "1:1") == [one for one in here if one["slice"] == 3]
-    one_line(
-        stepfs("lineage", lake_of(tmp_path), "--rank", "1:2"), 2, "micro-batch 2: a rank has 2, from 0 on"
-    )
+    one_line(stepfs("lineage", lake_of(tmp_path), "--rank", "1:2"), 2, "micro-batch 2: a rank has 2, from 0 on")
     last = here[-1]
     words = [
         "--source", last["source"], "--file", last["file"], "--record", last["record"], "--plan-dir", tmp_path,
@@ -163,9 +161,7 @@ def test_another_text_is_never_shown(here: Path, change, why: str) -> None:
         one_line(shown_alone, 3, "--text: the text of the record is not at hand: ")
         assert why in shown_alone.err
         assert "0/prose.txt" in shown_alone.out
-    assert {one["text"] for one in after if one["source"] == "prose"} <= {None} | {
-        one["text"] for one in shown
-    }
+    assert {one["text"] for one in after if one["source"] == "prose"} <= {None} | {one["text"] for one in shown}
     said = {one["problem"] for one in after if one["source"] == "prose" and one["text"] is None}
     assert said
     assert all(why in one for one in said), said

@@ -53,8 +53,7 @@ def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(a
         with_text = step % 3 == 0
         shown = trio.run(shown_spans, wanted, str(audited.directory) if with_text else None)
         assert [
-            (span.epoch, span.source, span.file_number, span.record, span.first, span.tokens)
-            for span in shown.spans
+            (span.epoch, span.source, span.file_number, span.record, span.first, span.tokens) for span in shown.spans
         ] == [(piece.epoch, *piece.address, piece.first, len(piece.ids)) for piece in pieces]
         for span in shown.spans:
             seen.add((span.source, span.epoch))
@@ -81,9 +80,7 @@ def test_find_and_lineage_agree(audited: Audited) -> None:
     chosen = random.Random(SEED).sample(sorted(held), RECORDS) + split[:5]
     for source, file, record in chosen:
         listed = stepfs("lineage", audited.url, "--step", held[source, file, record][0][1], "--json").document
-        [name] = {
-            one["file"] for one in listed["spans"] if (one["source"], one["file_number"]) == (source, file)
-        }
+        [name] = {one["file"] for one in listed["spans"] if (one["source"], one["file_number"]) == (source, file)}
         words = ["--source", source, "--file", name, "--record", record, "--plan-dir", audited.directory]
         found = produce("find", audited.url, *words, "--json").document
         json_schemas.check("produce-find", found)
@@ -129,9 +126,7 @@ def summary(tmp_path, file_url):
     for place in range(5, 99, 12):
         lines[place] = "{"
     (tmp_path / "code.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "prose.txt").write_text(
-        "".join(f"prose {n} " + "y" * (n * 31 % 120) + "\n" for n in range(99))
-    )
+    (tmp_path / "prose.txt").write_text("".join(f"prose {n} " + "y" * (n * 31 % 120) + "\n" for n in range(99)))
     (tmp_path / "plan.yaml").write_text(PLAN)
     stepfs("init", file_url, "--slices", SLICES, "--ext", ".npy")
     commit(file_url, range(3))

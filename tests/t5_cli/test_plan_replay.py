@@ -34,9 +34,7 @@ def test_a_replay_begins_anywhere_and_makes_the_wanted_ranks_alone(here: Path, t
     written = replayed(here, "--to", tmp_path / "out", steps="5:7")
     assert written.code == 0, written.err
     assert f": 4 files written to {tmp_path}/out, nothing compared with the lake" in written.out
-    found = sorted(
-        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.safetensors")
-    )
+    found = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.safetensors"))
     assert found == [f"step-{step:09}/rank-{rank:05}.safetensors" for step in (5, 6) for rank in (0, 1)]
     listed = stepfs("ls", lake_of(here), "--step", 5, "--json").document["steps"][0]["files"]
     assert [one["size"] for one in listed] == [(tmp_path / "out" / name).stat().st_size for name in found[:2]]

@@ -38,9 +38,7 @@ mix: {code: 30, prose: 70}
 def plan_in(tmp_path: Path) -> Path:
     (tmp_path / "code").mkdir()
     for part in range(2):
-        lines = [
-            json.dumps({"text": f"code {part} {number} " + "x" * (number * 37 % 90)}) for number in range(300)
-        ]
+        lines = [json.dumps({"text": f"code {part} {number} " + "x" * (number * 37 % 90)}) for number in range(300)]
         (tmp_path / "code" / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "prose.txt").write_text(
         "".join(f"prose {number} " + "y" * (number * 31 % 120) + "\n" for number in range(700))
@@ -225,8 +223,7 @@ def test_functions_of_the_user_may_stand_beside_the_plan(plan: Path, tmp_path: P
     (tmp_path / "own_cost.py").write_text("def of(columns):\n    return columns['tokens'] * 2\n")
     (tmp_path / "own_render.py").write_text("def render(record):\n    return record['text'].upper()\n")
     plan.write_text(
-        PLAN.replace("files: code/", 'files: code/, transform: "own_render:render"')
-        + 'cost: {call: "own_cost:of"}\n'
+        PLAN.replace("files: code/", 'files: code/, transform: "own_render:render"') + 'cost: {call: "own_cost:of"}\n'
     )
     command = [PROGRAM, "run", str(plan), file_url, "--workers", "1", "--limit-steps", "3"]
     done = ran(command, cwd="/")
@@ -259,8 +256,7 @@ def test_skipped_records_are_told_and_listed_beside_the_plan(plan: Path, tmp_pat
     lines = path.read_text().splitlines()
     path.write_text("\n".join(["{broken", *lines, "[1]"]) + "\n")
     plan.write_text(
-        PLAN
-        + "defaults: {epochs: 1, on_error: {do: skip, at_most: 1%}}\nuntil: {exhausted: all, last: pad}\n"
+        PLAN + "defaults: {epochs: 1, on_error: {do: skip, at_most: 1%}}\nuntil: {exhausted: all, last: pad}\n"
     )
     done = run(plan, f"file://{tmp_path}/lake", "--json")
     assert done.returncode == 0, done.stderr

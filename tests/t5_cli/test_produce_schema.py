@@ -57,9 +57,7 @@ def test_a_run_records_its_arrays_and_says_of_its_own_that_they_are(file_url: st
     assert stepfs("verify", file_url, "--content").code == 0
     text = stepfs("show", file_url, "--step", 0, "--json").document["text"]
     assert "prose " in text or "code " in text
-    wider = PLAN.replace(".npy", ".safetensors").replace(
-        "micro_batch_tokens: 512", "micro_batch_tokens: 1024"
-    )
+    wider = PLAN.replace(".npy", ".safetensors").replace("micro_batch_tokens: 512", "micro_batch_tokens: 1024")
     plan.write_text(wider)
     changed = run(plan, file_url, "--limit-steps", 5, "--accept-changes")
     assert (changed.returncode, changed.stderr) == (0, ""), "a plan may change at a step"
@@ -74,9 +72,7 @@ def test_a_lake_that_promises_other_arrays_is_refused_before_anybody_is_fenced(
     name = "plan" if command == "run" else "text-0-of-1"
     with Producer(file_url, producer_id=name) as healthy:
         done = run(plan, file_url) if command == "run" else produce(file_url, "-i", corpus, *SHAPE)
-        refused(
-            done, 4, "its schema says 'array' is int32 [4, ?], not int32 [4, ", "fork this one with another"
-        )
+        refused(done, 4, "its schema says 'array' is int32 [4, ?], not int32 [4, ", "fork this one with another")
         assert stepfs("status", file_url, "--json").document["producers"][name]["epoch"] == healthy.epoch
 
 

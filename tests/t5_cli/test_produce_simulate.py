@@ -70,18 +70,14 @@ def test_a_bad_record_that_may_not_be_skipped_ends_it(plan):  # noqa: F811
 def test_functions_of_the_user_may_stand_beside_the_plan(plan, monkeypatch):  # noqa: F811
     monkeypatch.setattr("sys.path", list(sys.path))
     (plan.parent / "my_functions_beside_the_plan.py").write_text(
-        "def render(record):\n    return record['text'][:5]\n\n"
-        "def flops(columns):\n    return columns['tokens'] ** 2\n"
+        "def render(record):\n    return record['text'][:5]\n\ndef flops(columns):\n    return columns['tokens'] ** 2\n"
     )
     mine = "my_functions_beside_the_plan"
     plan.write_text(
-        PLAN.replace("files: code/", f"files: code/, transform: '{mine}:render'")
-        + f"cost: {{call: '{mine}:flops'}}\n"
+        PLAN.replace("files: code/", f"files: code/, transform: '{mine}:render'") + f"cost: {{call: '{mine}:flops'}}\n"
     )
     done = simulate(plan, "--steps", 3, "--workers", 1, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     code = done.document["sources"]["code"]
-    assert code["tokens"] == pytest.approx(6 * code["records"], abs=6), (
-        "five bytes and the end of each document"
-    )
+    assert code["tokens"] == pytest.approx(6 * code["records"], abs=6), "five bytes and the end of each document"
     assert check(plan).returncode == 0

@@ -71,9 +71,7 @@ def run(plan: Path, lake: str, *arguments: object, **more: str) -> subprocess.Co
 
 
 def locally(plan: Path, lake: str) -> list[tuple[str, list[bytes]]]:
-    subprocess.run(
-        [PROGRAM, "run", plan, lake, "--workers", "1", "--limit-steps", str(STEPS)], check=True, timeout=300
-    )
+    subprocess.run([PROGRAM, "run", plan, lake, "--workers", "1", "--limit-steps", str(STEPS)], check=True, timeout=300)
     return committed(lake)
 
 
@@ -169,23 +167,17 @@ def cluster(*nodes: str) -> Iterator[tuple[str, Callable[[int], None]]]:
 
 @pytest.mark.slow
 def test_unfit_nodes_are_named_and_nobody_is_fenced(plan, tmp_path, file_url) -> None:
-    subprocess.run(
-        [PROGRAM, "run", plan, file_url, "--workers", "1", "--limit-steps", "2"], check=True, timeout=300
-    )
+    subprocess.run([PROGRAM, "run", plan, file_url, "--workers", "1", "--limit-steps", "2"], check=True, timeout=300)
     before = log_length(file_url)
     shadow, none = tmp_path / "shadow", tmp_path / "none"
     (shadow / "numpy-0.9.dist-info").mkdir(parents=True)
     (shadow / "numpy-0.9.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.9\n")
     (none / "stepfs_producer").mkdir(parents=True)
-    (none / "stepfs_producer/__init__.py").write_text(
-        "raise ModuleNotFoundError('No module named stepfs_producer')"
-    )
+    (none / "stepfs_producer/__init__.py").write_text("raise ModuleNotFoundError('No module named stepfs_producer')")
     with cluster("1", f"1,PYTHONPATH={shadow}", f"1,PYTHONPATH={none}") as (address, _):
         refused = run(plan, file_url, "--ray-address", address)
     assert refused.returncode == 4, refused.stderr
-    lines = sorted(
-        re.sub(r".*node [0-9.]+ \([0-9a-f]{8}\) ", "", line) for line in refused.stderr.splitlines()
-    )
+    lines = sorted(re.sub(r".*node [0-9.]+ \([0-9a-f]{8}\) ", "", line) for line in refused.stderr.splitlines())
     assert len(lines) == 2, refused.stderr
     assert lines[0].startswith("cannot run stepfs (ModuleNotFoundError: No module named stepfs_producer)")
     assert lines[1].startswith("has numpy 0.9, the command ")
@@ -241,9 +233,7 @@ def test_the_commands_of_the_readme_run(plan, tmp_path, file_url) -> None:
         line.partition("#")[0].removeprefix("$ ") for line in part.splitlines() if line.startswith("$ ")
     )
     assert install.strip() == "pip install 'stepfs[ray]'"
-    port = next(
-        port for port in iter(lambda: servers.free_ports(1)[0], None) if port >= 20_000
-    )  # below are Ray's
+    port = next(port for port in iter(lambda: servers.free_ports(1)[0], None) if port >= 20_000)  # below are Ray's
     given = token.replace("…", secrets.token_hex(16))
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/stepfs-produce"
@@ -255,9 +245,7 @@ def test_the_commands_of_the_readme_run(plan, tmp_path, file_url) -> None:
         try:
             for line in (head, node, f"{produce} --limit-steps {STEPS}"):
                 words = (
-                    f"{given}; {line}".replace("6379", str(port))
-                    .replace("HEAD", "127.0.0.1")
-                    .replace("LAKE", file_url)
+                    f"{given}; {line}".replace("6379", str(port)).replace("HEAD", "127.0.0.1").replace("LAKE", file_url)
                 )
                 done = ran(["sh", "-ec", words], env=mine, cwd=plan.parent, timeout=200)
                 assert done.returncode == 0, done.stdout + done.stderr

@@ -46,10 +46,7 @@ class Block:
 
 def blocks_of(page: str, text: str) -> list[Block]:
     """The fenced blocks of a page, in order."""
-    return [
-        Block(page, text[: match.start()].count("\n") + 1, match[1], match[2])
-        for match in _FENCE.finditer(text)
-    ]
+    return [Block(page, text[: match.start()].count("\n") + 1, match[1], match[2]) for match in _FENCE.finditer(text)]
 
 
 BLOCKS = [block for page, text in PAGES.items() for block in blocks_of(page, text)]

@@ -161,9 +161,7 @@ def test_troubles_with_git_are_told(checkout, monkeypatch, tmp_path):
 
 def test_what_cannot_be_built_says_why(checkout, tmp_path):
     (checkout / "fs/stepfs/__init__.py").write_text("version = 1\n")
-    with pytest.raises(
-        StepfsError, match=r"the wheel of .* cannot be built: ValueError: .*fs/stepfs/__init__.py$"
-    ):
+    with pytest.raises(StepfsError, match=r"the wheel of .* cannot be built: ValueError: .*fs/stepfs/__init__.py$"):
         build(checkout, "wheel", tmp_path, COMMITTED)
 
 

@@ -159,9 +159,7 @@ def test_a_damaged_newest_control_record_is_continued_by_the_one_before(lake):
     [command] = told(lake)
     assert command == f"stepfs verify {lake.as_uri()} --repair"
     ended = run(command, "")
-    assert (
-        f"control record 1 is damaged; record 2 continues the one before: steps from {FIRST} on" in ended.err
-    )
+    assert f"control record 1 is damaged; record 2 continues the one before: steps from {FIRST} on" in ended.err
     assert "groups g" in ended.err
     assert (ended.code, key in ended.err) == (0, True), "the damaged object stays, and nobody reads it"
     assert told(lake, 0) == []

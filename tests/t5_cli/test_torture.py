@@ -35,9 +35,7 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     assert kills["server"] == 0
     assert found["fenced_zombies"] == found["frozen"]["producer"]
     assert found["steps"] == found["records"] > 0
-    assert not any(
-        found[what] for what in ("lost", "duplicated", "torn", "disordered", "readers_differ", "faults")
-    )
+    assert not any(found[what] for what in ("lost", "duplicated", "torn", "disordered", "readers_differ", "faults"))
     assert not list(tmp_path.iterdir())
 
 

@@ -29,9 +29,7 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 ADDRESSES: list[Address] = [("code", 0, offset) for offset in (0, 10, 20)]
-CORPUS = Corpus(
-    Path(), {address: b"text %d" % index for index, address in enumerate(ADDRESSES)}, {("code", 0, 30)}
-)
+CORPUS = Corpus(Path(), {address: b"text %d" % index for index, address in enumerate(ADDRESSES)}, {("code", 0, 30)})
 
 
 def lake() -> PlannedLake:

@@ -101,9 +101,7 @@ def test_a_training_loop_that_keeps_its_last_two_checkpoints(s3_url, tmp_path):
         producer = threading.Thread(target=produce, args=(s3_url, STEPS), kwargs={"max_lead": LEAD})
         producer.start()
         seen: dict[int, str] = {}
-        loop = threading.Thread(
-            target=lambda: seen.update(trained(mount.directory, checkpoints, STEPS, EVERY))
-        )
+        loop = threading.Thread(target=lambda: seen.update(trained(mount.directory, checkpoints, STEPS, EVERY)))
         loop.start()
         most = 0
         with reclaiming(s3_url, "--every", "0.5s"):
@@ -142,9 +140,7 @@ class Forked:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["stepfs.cli.app", "stepfs.lake.reclaim.run", "stepfs.store.s3.s3_store"]
-        )
+        self._context.set_forkserver_preload(["stepfs.cli.app", "stepfs.lake.reclaim.run", "stepfs.store.s3.s3_store"])
         self._environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
     def start(self, *arguments: str) -> multiprocessing.Process:

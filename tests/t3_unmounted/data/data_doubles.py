@@ -67,9 +67,7 @@ class HeldStore:
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         raise AssertionError(_ONLY_RANGES)
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> list[Entry]:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> list[Entry]:
         raise AssertionError(_ONLY_RANGES)
 
     async def delete(self, keys: Iterable[str]) -> None:
@@ -105,9 +103,7 @@ class World:
     def add_step(self, sizes: Sequence[int]) -> StepEntry:
         step = Step(len(self.entries))
         payloads = [self._random.randbytes(min(size, 4096)) for size in sizes]
-        payloads = [
-            (p * (-(-size // len(p)) if p else 0))[:size] for p, size in zip(payloads, sizes, strict=True)
-        ]
+        payloads = [(p * (-(-size // len(p)) if p else 0))[:size] for p, size in zip(payloads, sizes, strict=True)]
         image = build(
             lake_id=LAKE_ID, producer_id="p", epoch=Epoch(1), seq=step, payloads=payloads, records=[1] * len(sizes),
         )  # fmt: skip

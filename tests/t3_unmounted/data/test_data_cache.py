@@ -53,9 +53,7 @@ def consume(cache, step):
 
 
 def new_cache(on_disk=()):
-    return Cache(
-        Pool(3 * size_class(1500 * KIB)), DataCounts(), on_disk=lambda held: held.entry.step in on_disk
-    )
+    return Cache(Pool(3 * size_class(1500 * KIB)), DataCounts(), on_disk=lambda held: held.entry.step in on_disk)
 
 
 def asking_block(cache, step, *, pinned=False, waiting=False):

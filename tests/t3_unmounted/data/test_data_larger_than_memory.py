@@ -53,9 +53,7 @@ async def read_blocks(slices, world, numbers, *, step=0, piece=4 * MIB):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_a_slice_larger_than_the_budget_is_read_as_fast_as_one_that_fits(
-    nursery, autojump_clock, world, kept
-):
+async def test_a_slice_larger_than_the_budget_is_read_as_fast_as_one_that_fits(nursery, autojump_clock, world, kept):
     took = []
     for memory in (BLOCKS + 4, CONNECTIONS + 2):
         slow(world)
@@ -88,9 +86,7 @@ async def test_two_readers_of_different_large_slices_share_the_budget(nursery, a
     assert trio.current_time() - began <= 0.1 * (2 * BLOCKS / CONNECTIONS + 4)
 
 
-async def test_a_second_pass_through_a_slice_larger_than_the_budget_reads_ahead_again(
-    nursery, autojump_clock, world
-):
+async def test_a_second_pass_through_a_slice_larger_than_the_budget_reads_ahead_again(nursery, autojump_clock, world):
     slow(world)
     slices = await at_work(nursery, slices_of(world, CONNECTIONS + 2))
     took = await read_blocks(slices, world, [*range(BLOCKS), *range(BLOCKS)])
@@ -98,9 +94,7 @@ async def test_a_second_pass_through_a_slice_larger_than_the_budget_reads_ahead_
     assert took <= 0.1 * (2 * BLOCKS / CONNECTIONS + 4)
 
 
-async def test_a_reader_that_jumps_about_fetches_what_it_reads_beyond_what_fits(
-    nursery, autojump_clock, world
-):
+async def test_a_reader_that_jumps_about_fetches_what_it_reads_beyond_what_fits(nursery, autojump_clock, world):
     slow(world)
     slices = await at_work(nursery, slices_of(world, 4))
     jumps = [15, 3, 11, 7, 13, 5, 9, 1, 14, 6, 0]
@@ -108,9 +102,7 @@ async def test_a_reader_that_jumps_about_fetches_what_it_reads_beyond_what_fits(
     assert slices.counts.requests <= 2 * len(jumps) + 8
 
 
-async def test_open_files_that_were_not_read_keep_their_bytes_beside_a_large_one(
-    nursery, autojump_clock, world
-):
+async def test_open_files_that_were_not_read_keep_their_bytes_beside_a_large_one(nursery, autojump_clock, world):
     slow(world)
     slices = await at_work(nursery, slices_of(world, BLOCKS + 6))
     unread = slices.reads.open(world.entries[1], INDEX)

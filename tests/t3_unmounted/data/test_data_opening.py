@@ -195,9 +195,7 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
     assert slices.counts.bytes_fetched == 60 * 256 * KIB
 
 
-async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
-    nursery, tmp_path, monkeypatch
-):
+async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(nursery, tmp_path, monkeypatch):
     world = world_of(3, MIB)
     node = PrimedNode(tmp_path / "m", monkeypatch, world, memory_bytes=64 * MIB, kept=True)
     seen = []

@@ -53,9 +53,7 @@ def world():
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("peers", [2, 3])
-async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(
-    nursery, autojump_clock, world, kept, peers
-):
+async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(nursery, autojump_clock, world, kept, peers):
     """As soon as it is learned that there are so many: here while the budget is full."""
     node = await at_work(nursery, Node(world, peers * 30 * MIB, opened_are_kept=kept))
     learned_s = (peers - 1) * LAG * 0.1 + 3
@@ -80,9 +78,7 @@ async def test_with_room_for_the_lag_nothing_is_fetched_twice(nursery, autojump_
     assert node.slices.counts.misses == 1
 
 
-async def test_when_a_peer_ends_its_share_of_the_budget_goes_back_to_reading_ahead(
-    nursery, autojump_clock, world
-):
+async def test_when_a_peer_ends_its_share_of_the_budget_goes_back_to_reading_ahead(nursery, autojump_clock, world):
     node = await at_work(nursery, Node(world, 48 * MIB))
     async with trio.open_nursery() as readers:
         readers.start_soon(node.train, range(STEPS))

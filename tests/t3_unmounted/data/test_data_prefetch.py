@@ -93,9 +93,9 @@ async def test_told_slices_are_there_before_the_first_open(nursery, autojump_clo
     world = world_of(10, *[64 * KIB] * 8)
     node = await at_work(nursery, Node(world, hinted=indices(2, 3), start=Step(4), window=3))
     await quiet()
-    assert [node.slices.facts.holds(Step(step), SliceIndex(2)) for step in range(8)] == [False] * 4 + [
-        True
-    ] * 3 + [False]
+    assert [node.slices.facts.holds(Step(step), SliceIndex(2)) for step in range(8)] == [False] * 4 + [True] * 3 + [
+        False
+    ]
     assert len(world.store.requests) == 3
 
 
@@ -110,9 +110,7 @@ async def test_steps_committed_later_are_fetched_when_they_come(nursery, autojum
     assert node.slices.facts.holds(Step(1), SliceIndex(0))
 
 
-async def test_ranks_that_open_one_after_another_are_learned_before_they_are_planned_for(
-    nursery, autojump_clock
-):
+async def test_ranks_that_open_one_after_another_are_learned_before_they_are_planned_for(nursery, autojump_clock):
     world = world_of(3, *[16 * KIB] * 64)
     node = await at_work(nursery, Node(world))
     for rank in range(64):

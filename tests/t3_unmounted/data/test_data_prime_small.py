@@ -44,15 +44,11 @@ async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nu
     assert {"0-24", "0-25"} <= set(looked[8:])
 
 
-async def test_of_many_small_files_no_more_are_checked_while_readers_work_through_them(
-    nursery, tmp_path, monkeypatch
-):
+async def test_of_many_small_files_no_more_are_checked_while_readers_work_through_them(nursery, tmp_path, monkeypatch):
     world, entry = world_with([8192] * 64)
     (tmp_path / "mount").mkdir()
     looked = []
-    monkeypatch.setattr(
-        prime_module, "resident_bytes", lambda path, length: looked.append(path.name) or length
-    )
+    monkeypatch.setattr(prime_module, "resident_bytes", lambda path, length: looked.append(path.name) or length)
     slices = Slices(world.store, memory_bytes=64 * MIB)
     primer = Primer(slices, Pages(tmp_path / "mount", world))
     await nursery.start(slices.run)

@@ -40,10 +40,7 @@ async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     start = BLOCK_BYTES - 5
-    assert (
-        bytes(await handle.read(start, BLOCK_BYTES + 10))
-        == world.payloads[0][0][start : start + BLOCK_BYTES + 10]
-    )
+    assert bytes(await handle.read(start, BLOCK_BYTES + 10)) == world.payloads[0][0][start : start + BLOCK_BYTES + 10]
 
 
 async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery, autojump_clock, monkeypatch):
@@ -103,9 +100,7 @@ async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_cl
     world, entry = world_with([8 * BLOCK_BYTES])
     base = entry.tgb.slice(SliceIndex(0)).offset
     world.store.behave = lambda *_: 1.0
-    slices = await at_work(
-        nursery, Slices(world.store, memory_bytes=128 * MIB, concurrency=ConcurrencyLimit(1))
-    )
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=128 * MIB, concurrency=ConcurrencyLimit(1)))
     handle = slices.reads.open(entry, SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     await handle.read(6 * BLOCK_BYTES, 1)

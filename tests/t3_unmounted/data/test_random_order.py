@@ -58,9 +58,7 @@ async def test_random_order_is_planned_for_at_each_eighth_step(nursery, autojump
     node = await at_work(nursery, Node(lake(3000, 2)))
     plans = []
     replace = node.slices.requests.replace
-    monkeypatch.setattr(
-        node.slices.requests, "replace", lambda wanted: replace(plans.append(wanted) or wanted)
-    )
+    monkeypatch.setattr(node.slices.requests, "replace", lambda wanted: replace(plans.append(wanted) or wanted))
     await read_all(node, random.Random(5).sample(range(3000), 400), slices=(0, 1))
     assert len(plans) <= 400 / 8 + 16, "some steps go on from another by chance"
     plans.clear()
@@ -166,9 +164,7 @@ def test_random_steps_are_hardly_ever_taken_for_order(steps):
             position.note(Step(step), SliceIndex(0))
             frontier = Step(steps - 1)
             runs = ordered_runs(position.runs(), position.order, first=Step(0), frontier=frontier)
-            ahead = plan_ahead(
-                runs, position.opened, hinted=frozenset(), window=64, first=Step(0), frontier=frontier
-            )
+            ahead = plan_ahead(runs, position.opened, hinted=frozenset(), window=64, first=Step(0), frontier=frontier)
             fetched |= {step for step, _ in ahead}
         wasted += len(fetched - set(order))
         read += len(order)

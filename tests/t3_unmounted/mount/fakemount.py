@@ -122,9 +122,7 @@ async def mounted(
     tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
     changes, meter, known, files, fake = Changes(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
-    waits = Waits(
-        tree, table, changes, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled
-    )
+    waits = Waits(tree, table, changes, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled)
 
     async def describe(entry):
         return f"step {entry.step}\n"

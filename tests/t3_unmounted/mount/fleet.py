@@ -91,9 +91,7 @@ class LeanStore:
         await self._ask("put", key)
         self._server.store(key, b"".join(parts))
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> Listing:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> Listing:
         del limit
         await self._ask("list", prefix)
         found = self._server.listed_with_ages(prefix) if ages else self._server.listed(prefix)

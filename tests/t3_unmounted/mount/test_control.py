@@ -102,13 +102,9 @@ def test_counters_are_prometheus_text():
     for seconds in (0.0004, 0.02, 1000.0):
         lag.observe(seconds)
     data.fetch_seconds.observe(0.003)
-    collector = metrics.MountCollector(
-        meter, Counts(get=3), data, lambda: gauges, waits, lag, {"lake_id": "0" * 32}
-    )
+    collector = metrics.MountCollector(meter, Counts(get=3), data, lambda: gauges, waits, lag, {"lake_id": "0" * 32})
     text = metrics.render(metrics.registry_of(collector))
-    samples = {
-        (s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples
-    }
+    samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
     assert samples["stepfs_requests_total", "lookup"] == 2
     assert samples["stepfs_request_seconds_sum", "lookup"] == 0.75
     assert samples["stepfs_request_seconds_count", "lookup"] == 2
@@ -197,9 +193,7 @@ def test_sizes(text, bytes_):
     assert parse_size(text) == bytes_
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("100ms", 0.1), ("5", 5), ("2.5s", 2.5), ("2m", 120), ("1h", 3600)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("5", 5), ("2.5s", 2.5), ("2m", 120), ("1h", 3600)])
 def test_durations(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)
 

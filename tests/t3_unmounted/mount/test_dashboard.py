@@ -52,9 +52,7 @@ def registry_of_a_run():
         loaders={"code": loader}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
     )
     return plan_metrics.registry_of(
-        plan_metrics.PlanMetrics(
-            {}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1), 1
-        )
+        plan_metrics.PlanMetrics({}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1), 1)
     )
 
 
@@ -81,9 +79,7 @@ def test_a_panel_asks_for_what_exists(panel):
         for name, labels in wanted.items():
             assert name in known, f"{panel['title']}: nothing exports {name}"
             assert labels <= known[name] | SCRAPED
-        grouped = {
-            label.strip() for by in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in by.split(",")
-        }
+        grouped = {label.strip() for by in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in by.split(",")}
         available = set.union(*(known[name] for name in wanted))
         assert grouped <= available | SCRAPED
         shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -117,9 +113,7 @@ def test_the_variables_of_the_dashboard_exist():
 def test_panels_have_their_own_places_and_numbers():
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    taken = [
-        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
-    ]
+    taken = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
 

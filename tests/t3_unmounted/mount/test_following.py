@@ -128,9 +128,7 @@ async def test_a_steady_stream_is_seen_within_an_eighth_of_its_pace(autojump_clo
     late = [min(c for c in changes if c >= at) - at for at in due[10:19]]
     assert max(late) <= max(0.11, min(INTERVAL_S_MAX, every_s / 8 * 1.2))
     if every_s >= 2:
-        assert (
-            len(table.polls) / (every_s * 20) <= max(8.0 / every_s, 0.5) * 2.5
-        )  # far fewer than ten a second
+        assert len(table.polls) / (every_s * 20) <= max(8.0 / every_s, 0.5) * 2.5  # far fewer than ten a second
 
 
 def test_a_stream_that_stopped_is_not_polled_at_its_old_pace():

@@ -205,9 +205,7 @@ ALL, CONTAINER = "000001ffffffffff", "00000000a80425fb"  # what Docker leaves to
 )
 def test_who_may_mount_is_what_the_kernel_says(tmp_path, is_root, effective, bounding, level):
     (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/status").write_text(
-        f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t{bounding}\nSeccomp:\t0\n"
-    )
+    (tmp_path / "proc/self/status").write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t{bounding}\nSeccomp:\t0\n")
     found = environment.check_rights(is_root=is_root, root=tmp_path)
     assert found.level is level
     assert ("may not mount" in found.detail) == (level is Level.FAIL)

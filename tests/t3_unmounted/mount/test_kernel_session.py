@@ -48,8 +48,7 @@ async def test_an_error_of_a_handler_is_a_fault(monkeypatch, error):
 
 OURS = "90 22 0:53 / /mnt/a ro,nosuid shared:1 - fuse.stepfs s3://b/p ro\n"
 OTHERS = "".join(
-    f"{number} 22 0:{number} / /mnt/{number} rw shared:{number} - tmpfs 0:53 rw\n"
-    for number in range(100, 5100)
+    f"{number} 22 0:{number} / /mnt/{number} rw shared:{number} - tmpfs 0:53 rw\n" for number in range(100, 5100)
 )
 
 

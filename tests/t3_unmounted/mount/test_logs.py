@@ -32,9 +32,7 @@ def record(message, *args, exc_info=None, **facts):
 
 
 def test_a_line_for_people_carries_its_facts():
-    line = logs.Text(logs._TEXT).format(
-        record("cannot read %s", "it", step=7, rank=1, group="a b", other="no")
-    )
+    line = logs.Text(logs._TEXT).format(record("cannot read %s", "it", step=7, rank=1, group="a b", other="no"))
     assert line.endswith(' WARNING stepfs.mount: cannot read it  step=7 rank=1 group="a b"')
     assert logs.Text(logs._TEXT).format(record("plain")).endswith("stepfs.mount: plain")
 
@@ -43,9 +41,7 @@ def test_a_line_for_machines_is_one_object_whatever_it_says():
     try:
         raise CorruptError("two\nlines")  # noqa: TRY301 (a traceback is wanted)
     except CorruptError:
-        line = logs.Json(Path("/m")).format(
-            record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3)
-        )
+        line = logs.Json(Path("/m")).format(record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3))
     assert "\n" not in line
     body = json.loads(line)
     assert body.pop("traceback").endswith("CorruptError: two\nlines")

@@ -53,9 +53,7 @@ class Shelf:
     async def commit(self, *sizes: int) -> None:
         """One step for each size, its second slice and the following a byte longer each."""
         store = FaultyStore(self.shared, actor="tok-0")
-        async with AsyncProducer(
-            "memory://", producer_id="tok-0", store=store, clock=TrioClock()
-        ) as producer:
+        async with AsyncProducer("memory://", producer_id="tok-0", store=store, clock=TrioClock()) as producer:
             for size in sizes:
                 lengths = [size + index for index in range(self.identity.slices)]
                 step = len(self.sizes)

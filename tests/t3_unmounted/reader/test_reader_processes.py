@@ -63,9 +63,7 @@ def test_a_child_of_a_fork_opens_the_lake_for_itself_and_leaves_the_parents_alon
             lake_here = reads_all(lake)
             lake.close()
             names = [thread.name for thread in threading.enumerate()]
-            return (
-                lake_here and grandchild == 0 and not any(name.startswith("stepfs-reader") for name in names)
-            )
+            return lake_here and grandchild == 0 and not any(name.startswith("stepfs-reader") for name in names)
 
         assert in_child(child) == 0
         assert lake._running() is parents
@@ -189,9 +187,7 @@ def test_without_pyfuse3_and_never_closed_it_reads_and_ends_with_the_interpreter
 
 def test_ctrl_c_ends_a_program_that_waits(url):
     program = "import sys\nfrom stepfs.reader import Lake\nlake = Lake(sys.argv[1])\nprint(1, flush=True)\nnext(lake.follow(99))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"1\n"
     process.send_signal(signal.SIGINT)

@@ -139,9 +139,7 @@ def write_corpus(directory: Path, name: str, records: int, *, bad: Sequence[int]
     directory.joinpath(name, "b.jsonl").write_text("".join(line + "\n" for line in lines[half:]))
 
 
-def sources_in(
-    directory: Path, weights: Mapping[str, int], *, epochs: int | None = None
-) -> tuple[LoadedSource, ...]:
+def sources_in(directory: Path, weights: Mapping[str, int], *, epochs: int | None = None) -> tuple[LoadedSource, ...]:
     found = []
     for name in sorted(weights):
         spec = SourceSpec(

@@ -186,9 +186,7 @@ def wait_for(path: str) -> None:
 
 def workers_of_this_process() -> int:
     """Running or starting."""
-    children = [
-        pid for listed in Path("/proc/self/task").glob("*/children") for pid in listed.read_text().split()
-    ]
+    children = [pid for listed in Path("/proc/self/task").glob("*/children") for pid in listed.read_text().split()]
     return sum(b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
 
 

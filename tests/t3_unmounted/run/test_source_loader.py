@@ -60,9 +60,7 @@ async def test_a_source_that_hangs_is_named_with_what_it_does(tmp_path, patient_
         write_corpus(tmp_path, name, 40)
     weights = {"code": 1, "prose": 1}
     producer = NotedProducer()
-    await run(
-        HangingEngine("prose", seconds), producer, rules(weights), sources_in(tmp_path, weights), steps_max=1
-    )
+    await run(HangingEngine("prose", seconds), producer, rules(weights), sources_in(tmp_path, weights), steps_max=1)
     lines = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert {line.split(":")[0].removeprefix("source ") for line in lines} == told
     assert all("still transforming records" in line and "of block (" in line for line in lines)

@@ -172,9 +172,7 @@ async def test_a_run_goes_on_from_the_last_step_that_was_certain(corpus, tmp_pat
     whole = await expected(corpus)
     tickets = Tickets(tmp_path)
     position = read_position(whole[4][1]).position()
-    await run(
-        HereEngine(1), tickets.sink(), RULES, sources_in(corpus, MIX), steps_max=STEPS, position=position
-    )
+    await run(HereEngine(1), tickets.sink(), RULES, sources_in(corpus, MIX), steps_max=STEPS, position=position)
     assert tickets.steps() == whole[5:]
 
 

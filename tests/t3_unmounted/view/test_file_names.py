@@ -64,9 +64,7 @@ def test_a_name_leads_to_its_slice_and_a_slice_to_its_first_name(drawn):
         assert names.slice_of(name) == index
         firsts.setdefault(index, name)
     assert len({name for name, _ in listed}) == len(listed)
-    assert {
-        index: names.name_of(index) for index in map(grid.slice_of, range(grid.units))
-    }.items() <= firsts.items()
+    assert {index: names.name_of(index) for index in map(grid.slice_of, range(grid.units))}.items() <= firsts.items()
     assert len(firsts) == grid.slices
 
 
