@@ -121,9 +121,7 @@ def test_what_lies_before_the_cursor_is_let_go_and_nothing_else(blocks, group, d
 
 
 @given(BLOCKS, st.integers(1, 5), st.data())
-def test_the_planner_sees_as_many_records_from_the_cursor_on_as_hold_the_tokens_it_asked_for(
-    blocks, group, data
-) -> None:
+def test_the_planner_sees_as_many_records_from_the_cursor_on_as_hold_the_tokens_it_asked_for(blocks, group, data):
     held, _ = held_of(blocks, group, masked=False)
     number = data.draw(st.integers(0, len(blocks) - 1))
     taken = data.draw(st.integers(0, max(len(blocks[number]) - 1, 0)))

@@ -49,9 +49,7 @@ def named(request: Request) -> str:
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=named)
 @scenario(small, on=grow)
-async def test_a_create_that_lands_a_day_late_changes_nothing_that_was_said_since(
-    world: World, request_: Request
-) -> None:
+async def test_a_create_that_lands_a_day_late_changes_nothing_that_was_said_since(world: World, request_: Request):
     await checkpoint(world, "run", NEED + 1, keep=None)
     said = world.ledger.control
     await trio.sleep(DAY_S)

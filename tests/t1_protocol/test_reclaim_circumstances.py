@@ -133,9 +133,7 @@ async def test_a_segment_that_is_missing_above_the_floor_is_damage(world: World)
 
 
 @scenario(small, on=grow)
-async def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_next_reclaim(
-    world: World,
-) -> None:
+async def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_next_reclaim(world: World):
     """Torture found one: the writer was killed between the two creates and its successor finished after a reclaim."""
     reclaimer = Reclaimer(process(world, "reclaimer"), world.identity)
     await move_on(world)

@@ -53,9 +53,7 @@ def state(version: int, steps: int = 0) -> LogState:
         (state(1024), state(1025), False), (state(-1), state(0), False),
     ],
 )  # fmt: skip
-def test_a_snapshot_is_due_after_each_segment_and_each_1024_versions(
-    before: LogState, after: LogState, is_due: bool
-) -> None:
+def test_a_snapshot_is_due_after_each_segment_and_each_1024_versions(before: LogState, after: LogState, is_due):
     assert snapshot_due(before, after) is is_due
 
 

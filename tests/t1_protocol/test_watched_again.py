@@ -182,9 +182,7 @@ async def test_a_change_without_an_answer_that_has_landed_is_mended_by_the_next_
     assert await kept(group) == (26, 27)
 
 
-async def test_an_old_checkpoint_is_not_brought_back_by_a_request_of_a_node_that_has_seen_it_go(
-    patient_clock,
-):
+async def test_an_old_checkpoint_is_not_brought_back_by_a_request_of_a_node_that_has_seen_it_go(patient_clock):
     """The request says: 5 is there, 6 is not. No answer comes; 6 is back, 5 has gone, and so the record says."""
     group = await group_of(5, 6, 7)
     late, other = Node(group), Node(group)
@@ -231,9 +229,7 @@ async def test_a_checkpoint_dropped_by_hand_stays_away_until_something_else_goes
     assert await kept(group) == (5, 7)
 
 
-async def test_a_change_without_an_answer_does_not_bring_back_a_group_that_is_retired_meanwhile(
-    patient_clock,
-):
+async def test_a_change_without_an_answer_does_not_bring_back_a_group_that_is_retired_meanwhile(patient_clock):
     group = await group_of(5, 6)
     node = Node(group)
     await node.looks(5, 6)

@@ -64,9 +64,7 @@ def test_a_run_records_its_arrays_and_says_of_its_own_that_they_are(file_url: st
 
 
 @pytest.mark.parametrize("command", ["run", "text"])
-def test_a_lake_that_promises_other_arrays_is_refused_before_anybody_is_fenced(
-    file_url: str, plan: Path, corpus: Path, command: str
-) -> None:
+def test_a_lake_that_promises_other_arrays_is_refused_before_anybody_is_fenced(file_url, plan, corpus, command):
     given = json.dumps({"arrays": {"array": {"dtype": "int32", "shape": [4, None]}}})
     assert stepfs("init", file_url, "--slices", 2, "--ext", ".npy", "--payload-schema", given).code == 0
     name = "plan" if command == "run" else "text-0-of-1"
