@@ -238,8 +238,5 @@ def test_an_advance_is_damaged_wherever_its_reclaimer_was_killed() -> None:
         await group(world, "run").add(Step(LAST), keep=1)
         assert (await clean(world)).first_live_step == LAST
 
-    async def cleans(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    assert killed_everywhere(grow, cleans, after) > 50
+    assert killed_everywhere(grow, clean, after) > 50
     assert firsts >= {0, NEED}

@@ -12,7 +12,6 @@ import pytest
 from crc32c import crc32c
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
-from process_store import ProcessStore
 from producer_world import World, feed
 from scenarios import scenario
 from small_world import (
@@ -164,10 +163,7 @@ def test_two_are_left_whatever_another_reclaimer_does_at_any_await() -> None:
         await checkpoint(world, "run", STEPS - 1)
         await clean(world)
 
-    async def clean_beside(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    assert inside_everywhere(grow, clean_beside, further, reclaimed_again) > 50
+    assert inside_everywhere(grow, clean, further, reclaimed_again) > 50
 
 
 @UNREADABLE

@@ -81,10 +81,6 @@ async def follows_up(world: World) -> None:
     await audited(world)
 
 
-async def clean_beside(world: World, store: ProcessStore) -> None:
-    await clean(world, store)
-
-
 _BOTH = {"withdrawn", "kept"}
 every_change = pytest.mark.parametrize(
     ("change", "expected"),
@@ -100,7 +96,7 @@ every_change = pytest.mark.parametrize(
 @every_change
 def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(change, expected: Outcomes):
     outcomes: Outcomes = set()
-    assert inside_everywhere(grow, clean_beside, partial(change, outcomes), follows_up) > 50
+    assert inside_everywhere(grow, clean, partial(change, outcomes), follows_up) > 50
     assert outcomes == expected, "both sides of the race were seen"
 
 
@@ -182,7 +178,7 @@ def test_a_checkpoint_beyond_the_log_is_refused_unless_the_log_was_read_too_earl
         assert world.ledger.first_live_step == len(world.ledger.steps)
 
     small(is_refused, on=grow)
-    inside_everywhere(grow, clean_beside, overtakes, done)
+    inside_everywhere(grow, clean, overtakes, done)
 
 
 @scenario(small, on=grow)
@@ -210,5 +206,5 @@ async def lands_late_and_is_tried_again(outcomes: Outcomes, world: World, store:
 
 def test_hazard_10_a_record_that_lands_unseen_protects_or_does_not_land() -> None:
     outcomes: Outcomes = set()
-    assert inside_everywhere(grow, clean_beside, partial(lands_late_and_is_tried_again, outcomes), follows_up) > 50
+    assert inside_everywhere(grow, clean, partial(lands_late_and_is_tried_again, outcomes), follows_up) > 50
     assert outcomes == _BOTH | {"landed", "lost"}

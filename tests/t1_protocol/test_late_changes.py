@@ -87,10 +87,7 @@ def test_a_create_lands_late_inside_any_await_of_a_reclaim(request_: Request) ->
         else:
             landed.add(False)
 
-    async def cleans(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    inside_everywhere(grow, cleans, lands, follows_up)
+    inside_everywhere(grow, clean, lands, follows_up)
     assert landed == {True, False}
 
 
@@ -115,10 +112,7 @@ async def a_day_passes(world: World) -> None:
 
 
 def test_a_reclaimer_that_sleeps_for_a_day_at_any_await() -> None:
-    async def cleans(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    assert inside_everywhere(grow, cleans, a_day_passes, follows_up) > 50
+    assert inside_everywhere(grow, clean, a_day_passes, follows_up) > 50
 
 
 @pytest.mark.parametrize("step", [3, NEED + 1])

@@ -89,13 +89,9 @@ def test_a_group_writer_killed_at_any_await_never_loses_steps() -> None:
     killed_everywhere(given_up, goes_back, raised)
 
 
-async def clean_beside(world: World, store: ProcessStore) -> None:
-    await clean(world, store)
-
-
 def test_another_reclaimer_at_any_await() -> None:
     """All of a second reclaim happens inside each await of the first."""
-    assert inside_everywhere(grown_and_littered, clean_beside, clean, cleaned) > 60
+    assert inside_everywhere(grown_and_littered, clean, clean, cleaned) > 60
 
 
 def test_a_reclaimer_that_is_further_at_any_await() -> None:
@@ -110,4 +106,4 @@ def test_a_reclaimer_that_is_further_at_any_await() -> None:
         await audited(world)
         assert world.ledger.first_live_step == STEPS - 1
 
-    inside_everywhere(grown_and_littered, clean_beside, further, at_the_end)
+    inside_everywhere(grown_and_littered, clean, further, at_the_end)

@@ -14,7 +14,6 @@ from process_store import ProcessStore
 from producer_world import World, append
 from small_world import STEPS, audited, checkpoint, clean, grow, inside_everywhere
 from test_groups_and_reclaim import (
-    clean_beside,
     comes_too_early,
     follows_up,
     joins,
@@ -137,7 +136,7 @@ def no_orphans(patch: pytest.MonkeyPatch) -> None:
 
 
 def reclaim_meets(change: Callable[..., Awaitable[None]]) -> int:
-    return inside_everywhere(grow, clean_beside, partial(change, set()), follows_up)
+    return inside_everywhere(grow, clean, partial(change, set()), follows_up)
 
 
 def change_meets_reclaim(change: Callable[..., Awaitable[None]]) -> int:
@@ -149,7 +148,7 @@ def reclaim_meets_a_faster_one() -> int:
         await checkpoint(world, "run", STEPS - 1)
         await clean(world)
 
-    return inside_everywhere(grown_and_littered, clean_beside, further, audited)
+    return inside_everywhere(grown_and_littered, clean, further, audited)
 
 
 def producer_meets_reclaim() -> int:
@@ -167,7 +166,7 @@ async def follows_up_after_one_more(world: World) -> None:
 
 
 def one_reclaim(of: Callable[[World], Awaitable[None]]) -> int:
-    return inside_everywhere(of, clean_beside, _nothing, audited)
+    return inside_everywhere(of, clean, _nothing, audited)
 
 
 async def _nothing(world: World) -> None:
