@@ -67,10 +67,6 @@ class Result:
         """When the last of those that started together had its first commit."""
         return max(node.started_s for node in self.nodes)
 
-    @property
-    def attempts_per_s(self) -> float:
-        return sum(node.commits + node.lost for node in self.nodes) / self.measured_s
-
     def wait_s(self, share: float) -> float:
         """A quantile of all waits from append to commit; batches that still wait at the end count as if committed then."""
         end_s = open_s(self.seconds)
