@@ -1,7 +1,5 @@
-"""The house as its page describes it: every folder says what lives there, and the page names every room.
-What the documents and the tools' comments say of where tests are, can be found there.
-Every import contract of pyproject.toml fails when it is breached: shown on a copy of both packages.
-A contract with a wrong module name, or one too lenient exception, would be kept for ever.
+"""The house as its pages describe it: rooms, their sizes, the paths that pages name, and import contracts that fail
+when they are breached.
 """
 
 from __future__ import annotations

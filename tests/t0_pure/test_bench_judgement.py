@@ -1,6 +1,5 @@
-"""The judgement of `bench_train --peers`: pace and stalls from a journal, and what a resume did to the samples.
-What the rows of a sleeping trainer are made of: the judgement of its waits, and the token bucket before its store.
-What `bench_ingest --peers` counts with: payloads that show damage, messages put together again, what a kill took.
+"""What benchmarks judge by: pace and stalls from a journal, waits of a sleeping trainer, and what a kill took of a
+broker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The systemd units: sandboxed as far as a mount that others must see can be, and a timer for reclaim.
-The manifest of a plan run by a Ray of its own: its shape, its image, and that its commands are ones that exist.
-"""
+"""The systemd units and Ray's manifest: sandboxed where they can be, in shape, and of commands that exist."""
 
 from __future__ import annotations
 

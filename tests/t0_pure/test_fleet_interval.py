@@ -1,6 +1,4 @@
-"""How often one mount of many asks: nothing changes in a small fleet, a large one asks no more than its store bears.
-trio's clock for a daemon that may be suspended.
-"""
+"""How often one mount of many asks, and trio's clock for a daemon that may be suspended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Running totals of any size: written so that every reader takes them, or refused before they are written.
-What the limits of a lake promise: at all of them, every object that is written can be read again.
-"""
+"""Totals of any size and the limits of a lake: every object that is written can be read again, or is refused before."""
 
 from __future__ import annotations
 

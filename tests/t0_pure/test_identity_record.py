@@ -1,5 +1,5 @@
-"""The identity with a payload schema, and what a stepfs that knows no schemas makes of it.
-The record of a mount in the fleet view: older readers and older writers take it for what they know.
+"""Records of other versions: the identity with a payload schema, and that of a mount, as older readers and writers
+take them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What each worker of a loader reads: the parts are the whole, once, in the order in which the loader gives them out.
-A trainer's device mesh as data rank and data ranks.
+"""What each rank and each worker of its loader reads: the parts are the whole, once, in order; a mesh is data rank
+and data ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Costs are exact or refused, and what a user's function returns is checked.
-How much memory a run asks for: what a refusal names is enough, and what may be used adds up.
+"""What a plan costs: exact or refused costs, checked results of functions, and memory that a refusal names and that
+is enough.
 """
 
 from __future__ import annotations

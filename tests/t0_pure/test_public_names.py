@@ -1,5 +1,5 @@
-"""The public faces of both packages: every name comes with one import, and only when it is asked for.
-The reference can be made from the docstrings, and names every public name.
+"""The public faces of both packages: every name comes with one import, only when it is asked for, and is in the
+reference.
 """
 
 from __future__ import annotations

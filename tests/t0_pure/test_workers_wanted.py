@@ -1,5 +1,5 @@
-"""`--workers MIN:MAX`: more at once, fewer by one per ten seconds after a minute, and never beyond the bounds.
-The options of a run, from the command and from Python alike.
+"""Options of a run, and `--workers MIN:MAX`: more at once, fewer by one per ten seconds after a minute, never beyond
+the bounds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Producers on a store that fails in every way, and through outages: records are in the log exactly once.
-What a producer says about an outage: one line when it begins, however many uploads it meets, and none by mistake.
+"""Producers on a store that fails in every way, and through outages: records are in the log exactly once, and an
+outage is a line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A reclaimer whose clock is a day wrong, that may not delete, or whose lake was dropped and made again.
-A reader that nobody promised anything asks for a step whose index has just been reclaimed.
-What a plan keeps in a lake is nobody's orphan: reclaiming, verifying and forking leave it alone.
+"""Reclaim in unusual circumstances: wrong clocks, missing rights, a lake made again, readers without a promise,
+objects of plans.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The loop of virtual time against trio's own: whatever tasks do, they do it at the same times and in the same order.
-Virtual time and worker threads: how long a thread takes must not decide what a test sees.
-"""
+"""The loop of virtual time against trio's own, and beside worker threads: the same times in the same order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How old a listed object is, by the store's own clock: what a reclaimer's second chance is measured with.
-The store's clock behind gs:// and az://, by which objects age.
+"""How old a listed object is, by the store's own clock: what a reclaimer's second chance is measured with, on each
+kind of store.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The servers the tests stand on come up, and go.
-Ports of test servers: no two processes that run tests are given the same one.
-"""
+"""The servers the tests stand on come up, and go, on ports that nobody else is given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How long a store may be silent, in virtual time: said after a while, given up later, counted over all requests.
-Answers that ask for fewer requests are counted, also those that a retry makes good: a fleet slows down by them.
+"""How long a store may be silent, in virtual time: said after a while, given up later; and answers that ask for fewer
+requests are counted.
 """
 
 from __future__ import annotations

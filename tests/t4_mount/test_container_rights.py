@@ -1,5 +1,5 @@
-"""A container without /dev/fuse: one line that says what to add. (Without the capability: test_unit_sandbox.py.)
-A daemon in a container whose root file system is read-only, /tmp included.
+"""A container without /dev/fuse or with a read-only root: one line that says what to add, or a daemon that works.
+(Without the capability: test_unit_sandbox.py.)
 """
 
 from __future__ import annotations

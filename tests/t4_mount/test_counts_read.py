@@ -1,5 +1,5 @@
-"""What reading costs, as counts on a real mount: nobody is asked for primed bytes, and nothing is fetched twice.
-Files that are mapped and not read: they cost nothing, take no room from what is read, and are there when touched.
+"""What reading costs, as counts on a real mount: primed bytes ask nobody, mapped files cost nothing, and nothing is
+fetched twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""kill -9 of a daemon whose own threads are inside its own mount: readers get errors, the process goes, nothing hangs.
-A thread of the daemon that waits in the kernel for the daemon's own answer keeps the process, and with it /dev/fuse:
-without the guardian 3 to 5 kills of 20 left readers hanging for good.
-A guardian that is killed takes priming along, and nothing else: nobody could free the readers of a primed mount.
+"""kill -9 of a daemon, or of its guardian, whose own threads are inside its mount: readers get errors, and nothing is
+left.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""`stepfs lineage` of a file of a mount: its inode says which slice it is, under whatever name a rank has for it.
-File handles as an NFS export uses them: name_to_handle_at, and open_by_handle_at where the inode is not known yet.
-"""
+"""The inode of a file says which slice it is: for `stepfs lineage`, and for file handles as an NFS export uses them."""
 
 from __future__ import annotations
 

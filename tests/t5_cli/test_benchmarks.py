@@ -1,8 +1,5 @@
-"""The benchmark runs: its smallest setting ends with a table and JSON of the shape that others read.
-The benchmark of the planner runs: a quick part ends with a table and JSON.
-The reading benchmarks run: every row at its smallest, in seconds. Their figures mean nothing here.
-`bench_train --peers` from end to end at its smallest: ours alone, killed and resumed, into table and JSON.
-A peer that cannot be installed is a row with pip's reason, and is tried again by the next run.
+"""The benchmarks at their smallest: each ends with a table and JSON, kills and resumes included; a peer without a
+package is a row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What holds for every command: environment variables, help, versions, completion.
-Shell completion: commands and options of both programs.
-"""
+"""What holds for every command: environment variables, help, versions, completion."""
 
 from __future__ import annotations
 

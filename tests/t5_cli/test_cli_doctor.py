@@ -1,6 +1,4 @@
-"""doctor on real stores and directories: what it says of them, and how it ends.
-`init` and `doctor` on a bucket that keeps versions: one line, and the exit code is what it was.
-"""
+"""doctor on real stores, directories and buckets that keep versions: what it says of them, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A store that accepts connections and says nothing: every command says so soon and ends in bounded time.
-Commands that would wait for ever, or never wait at all.
-Ctrl-C before a command's own code runs: the process ends by the signal and prints nothing.
-`stepfs reclaim --every` as a service: it outlives a store that is away, also when it starts.
+"""Commands beside a store that is silent or away, and Ctrl-C before they run: a line soon, and an end in bounded
+time.
 """
 
 from __future__ import annotations

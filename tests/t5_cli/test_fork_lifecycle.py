@@ -1,5 +1,5 @@
-"""A fork through the CLI, seen through mounts: it reads every byte after its parent let go, and lets go of it in turn.
-`--endpoint-url` means the lake of the command line: the parent of a fork lies where its own profile says.
+"""A fork through the CLI: it reads every byte after its parent let go, lets go of it in turn, and finds it at its own
+endpoint.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A lake whose texts somebody chose with care: nothing of them steers a terminal or leaves the view.
-Times that no calendar has: a producer whose clock is wrong breaks no command that shows when it committed.
+"""A lake whose texts somebody chose with care, or whose times no calendar has: no command breaks, and no terminal is
+steered.
 """
 
 from __future__ import annotations

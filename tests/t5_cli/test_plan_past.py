@@ -1,5 +1,5 @@
-"""A planned lake, asked for its past: `lineage`, `find`, `replay` agree with an audit of all spans.
-What a lake says of the plan that fills it: `stepfs status`, and the page of JSON documents.
+"""A planned lake, asked for its past and its plan: `lineage`, `find`, `replay`, `status` agree with an audit of all
+spans.
 """
 
 from __future__ import annotations

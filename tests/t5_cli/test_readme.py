@@ -1,6 +1,5 @@
-"""The README as a program: its blocks run in order, in one directory, against real lakes. The pages name what exists.
-Nothing in the README that is saved under the name shown shadows a module of Python, or reads a step twice; every bound
-of a producer has its row.
+"""The README as a program: its blocks run in order against real lakes, the pages name what exists, and no name
+shadows a module.
 """
 
 from __future__ import annotations

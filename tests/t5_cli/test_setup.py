@@ -1,6 +1,4 @@
-"""scripts/setup, with a Python that only notes what it is asked for: two of them in one checkout take turns.
-The quickstart as CI sees it: it ends well only if every check in its table held.
-"""
+"""scripts/setup with a Python that only notes what it is asked for, and the quickstart as CI sees it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Who leaves memory for whom: a table of slices and blocks, without a store.
-The roles of a slice one by one: what may follow each, and the one that takes a slice larger than the budget.
-"""
+"""Who leaves memory for whom: a table of slices and blocks, and the roles of a slice one by one, without a store."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a mount stands on: the mount table, the mount point, the cache directory, kernel settings.
-doctor tells root without CAP_SYS_ADMIN from root, and its bundle holds the logs of mounts that are not there.
+"""What a mount stands on: the mount table, the mount point, the cache directory, kernel settings, rights as doctor
+tells them.
 """
 
 from __future__ import annotations

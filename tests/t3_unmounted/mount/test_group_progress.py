@@ -1,5 +1,5 @@
-"""How far the readers of a group are: kept in its record, so that another mount, or the next one, can judge by it.
-The newest control record is damaged under a mount: it shows what it has, says so once, and goes on after the repair.
+"""How far the readers of a group are, kept in its record; and a mount beside a damaged record says so once and goes
+on.
 """
 
 from __future__ import annotations

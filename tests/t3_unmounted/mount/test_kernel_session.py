@@ -1,6 +1,4 @@
-"""The end of a mount, as the event loop of pyfuse3 reports it.
-The daemon notices that its mount is detached, and other mounts of the machine cost its loop nothing.
-"""
+"""The end of a mount as the event loop of pyfuse3 reports it, and as the daemon notices that its mount is detached."""
 
 from __future__ import annotations
 

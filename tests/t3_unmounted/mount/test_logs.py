@@ -1,5 +1,5 @@
-"""The daemon's log: facts as fields, one line per event in JSON, and no credential whoever wrote it.
-SIGUSR1 shows what every thread and task waits for, and never ends the daemon.
+"""The daemon's log: facts as fields, one line per event in JSON, no credential whoever wrote it, and stacks on
+SIGUSR1.
 """
 
 from __future__ import annotations

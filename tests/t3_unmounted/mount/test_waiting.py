@@ -1,5 +1,5 @@
-"""Waiting for steps to come: pending directories, deadlines, signals, seals. Virtual time.
-A reader in another pid namespace shows as pid 0: its signals cannot be seen, and the daemon says so once.
+"""Waiting for steps to come: pending directories, deadlines, signals, seals, callers that cannot be seen. Virtual
+time.
 """
 
 from __future__ import annotations
