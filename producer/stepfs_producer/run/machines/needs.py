@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import RefusedError, StepfsError
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import data_key
 from stepfs.lake.identity import open_lake
@@ -49,7 +49,10 @@ def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) 
 
 
 def lacking(needs: Needs) -> list[str]:
-    """What this machine lacks, each as the end of a sentence about it."""
+    """What this machine lacks, each as the end of a sentence about it.
+
+    `StoreUnreachableError`: a store is away, which says nothing about the machine.
+    """
     here = libraries()
     lines = [
         f"has {name} {here[name] or 'not'}, the command {version}; install the same"
@@ -66,10 +69,14 @@ def lacking(needs: Needs) -> list[str]:
                 file = open_file(spec, first.location, first.size, etag=first.etag, head=first.head)
                 file.read(0, min(first.size, 1))
                 file.close()
+        except StoreUnreachableError:
+            raise
         except (StepfsError, OSError) as error:
             lines.append(f"cannot work for source {spec.name}: {error}")
     try:
         trio.run(_put, needs)
+    except StoreUnreachableError:
+        raise
     except (StepfsError, OSError) as error:
         lines.append(f"cannot put into the lake {needs.options.lake}: {error}")
     return list(dict.fromkeys(line.replace("\n", " ") for line in lines))
