@@ -19,7 +19,7 @@ from typing import Any
 import json_schemas
 import pytest
 import trio
-from programs import ran
+from finished import ran
 
 from stepfs.format.grid.record import Grid
 from stepfs.lake.identity import create_lake

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import programs
+import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 _PATH = (ROOT / "scripts/lib", ROOT / "tests/support", ROOT / "tests/simulator")  # as in scripts/lib/run
@@ -25,4 +25,4 @@ def environment(**more: str) -> dict[str, str]:
 
 def ran(tool: str, *arguments: str, timeout: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:
     """How it ended. The test's own time is the bound unless one is given."""
-    return programs.ran(command(tool, *arguments), env=environment(**more), timeout=timeout)
+    return finished.ran(command(tool, *arguments), env=environment(**more), timeout=timeout)

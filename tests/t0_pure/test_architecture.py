@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from programs import ran
+from finished import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "fs/ARCHITECTURE.md").read_text()

@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
-from programs import ran
+from finished import ran
 
 from stepfs.cli.app import app
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from programs import ran
+from finished import ran
 from test_deploy import variables
 
 from stepfs import __version__

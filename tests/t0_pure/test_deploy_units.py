@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
-from programs import ran
+from finished import ran
 
 from stepfs import __version__, errors
 from stepfs_producer.cli.app import app

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import tools
-from programs import ran
+from finished import ran
 
 from release.build import build
 from release_checks.wheel import readme_blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from programs import ran
+from finished import ran
 
 HEAVY = {"torch", "boto3", "botocore", "pyfuse3", "numpy", "tokenizers", "safetensors", "ray", "obstore"}
 

@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+from finished import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import rules
-from programs import ran
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.plan.balance.deal import Over, deal

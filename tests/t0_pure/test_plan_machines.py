@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from finished import ran
 from planned import small_plan, steps
-from programs import ran
 
 TESTS = Path(__file__).parent
 # A step whose costs and lengths are long enough for numpy's vector code, beside the small plan.

@@ -15,8 +15,8 @@ import safetensors.numpy
 import step_tasks
 import torch
 import webdataset
+from finished import ran
 from hypothesis import given, settings
-from programs import ran
 from step_tasks import EXAMPLE, tasks
 
 from stepfs.errors import UsageError

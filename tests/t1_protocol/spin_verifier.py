@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from programs import ran
+from finished import ran
 
 MODELS = Path(__file__).parent / "model"
 DEPTH_MAX = 20_000

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 from committed import committed
-from programs import ran
+from finished import ran
 
 
 def steps_of(url: str) -> list[tuple[str, bytes]]:

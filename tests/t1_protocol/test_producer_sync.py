@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import trio
 from committed import committed
-from programs import ran
+from finished import ran
 
 from stepfs.errors import AbsentError, FencedError, UsageError
 from stepfs.lake.identity import create_lake

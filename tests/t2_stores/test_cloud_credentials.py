@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 import servers
-from programs import ran
+from finished import ran
 from stubs3 import stub_s3, xml_error
 
 from stepfs.errors import RefusedError

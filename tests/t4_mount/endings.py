@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import trio
-from programs import ran
+from finished import ran
 from realmount import PATIENCE_S, gone, mounted, stepfs, until
 
 from stepfs.lake.fleet import list_nodes

@@ -10,7 +10,7 @@ import time
 
 import json_schemas
 import pytest
-from programs import ran
+from finished import ran
 from realmount import lake_with, mounted, payload
 
 from stepfs import CheckpointHook, ShuffledSteps

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from programs import ran
+from finished import ran
 from realmount import STEPFS, lake_with, make_lake, payload
 
 HIDE = """

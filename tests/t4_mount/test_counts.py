@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import ran
+from finished import ran
 from realmount import change_constants, lake_with, mounted, stepfs, until
 
 LONG_LAKE = Path(__file__).parents[2] / "scripts" / "make_long_lake"

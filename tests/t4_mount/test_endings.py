@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from endings import ENDINGS, assert_nothing_is_left
-from programs import ran
+from finished import ran
 from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, stepfs, until
 
 from stepfs.mount.daemon import LOG_BYTES_MAX

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from programs import ran
+from finished import ran
 from realmount import PATIENCE_S, gone, mounted, payload
 
 from stepfs.mount.host import mountinfo

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import ran
+from finished import ran
 from rawmount import mount_with_descriptor
 from realmount import PATIENCE_S, STEPFS, gone, payload, stepfs
 

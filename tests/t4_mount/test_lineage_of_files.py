@@ -15,7 +15,7 @@ from typing import Any
 
 import json_schemas
 import pytest
-from programs import ran
+from finished import ran
 from realmount import lake_with, mounted, stepfs, until
 
 PLAN = """\

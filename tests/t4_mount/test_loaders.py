@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from programs import ran
+from finished import ran
 from realmount import make_lake, mounted
 from safetensors import safe_open
 from safetensors.torch import save

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from programs import ran
+from finished import ran
 from realmount import PATIENCE_S, lake_with, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer

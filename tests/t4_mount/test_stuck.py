@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from programs import ran
+from finished import ran
 from realmount import PATIENCE_S, clear, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer

@@ -11,7 +11,7 @@ import tarfile
 
 import json_schemas
 import pytest
-from programs import ran
+from finished import ran
 from realmount import lake_with, make_lake, mounted, produce
 
 from stepfs.format.grid.record import Grid

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import ran
+from finished import ran
 from realmount import STEPFS, clear, lake_with, stepfs
 
 UNIT = Path(__file__).parents[2] / "scripts/deploy/stepfs@.service"

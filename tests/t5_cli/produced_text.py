@@ -16,7 +16,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 from committed import committed
-from programs import ran
+from finished import ran
 
 PROGRAM = str(Path(sysconfig.get_path("scripts")) / "stepfs-produce")
 END, PADDING = 256, 257

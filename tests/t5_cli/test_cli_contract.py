@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from finished import ran
 from lakes import stepfs
-from programs import ran
 
 from stepfs.cli.app import app
 from stepfs_producer.cli.app import app as produce

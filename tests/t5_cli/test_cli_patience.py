@@ -13,8 +13,8 @@ import time
 
 import pytest
 import servers
+from finished import ran
 from lakes import stepfs
-from programs import ran
 
 from stepfs import control_files
 from stepfs.store import silence

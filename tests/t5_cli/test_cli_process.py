@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import servers
+from finished import ran
 from lakes import SLICES, commit, stepfs
-from programs import ran
 
 STEPFS = Path(sysconfig.get_path("scripts")) / "stepfs"
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import tools
+from finished import ran
 from lakes import produce, stepfs
-from programs import ran
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 
 

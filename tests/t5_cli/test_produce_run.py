@@ -16,10 +16,10 @@ import json_schemas
 import numpy as np
 import pytest
 from committed import committed
+from finished import ran
 from lakes import Ended, produce
 from payload_samples import npy
 from produced_text import PROGRAM
-from programs import ran
 
 from stepfs_producer import Producer
 

@@ -8,8 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from finished import ran
 from produced_text import PROGRAM
-from programs import ran
 
 PLAN = """\
 version: 1

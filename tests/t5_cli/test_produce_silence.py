@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 from faultproxy import FaultProxy
-from programs import ran
+from finished import ran
 from test_cli_patience import LAKE, mute
 
 __all__ = ["mute"]  # fixtures

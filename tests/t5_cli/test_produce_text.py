@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 from committed import committed
+from finished import ran
 from produced_text import (
     END,
     PROGRAM,
@@ -24,7 +25,6 @@ from produced_text import (
     text_in,
     texts_of,
 )
-from programs import ran
 
 
 @pytest.mark.parametrize("ext", [".pt", ".safetensors", ".npy", ".tar", ".bin"])

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import servers
 from committed import committed
+from finished import ran
 from produced_text import PROGRAM
-from programs import ran
 
 RAY_PYTHON = Path(sys.prefix) / "ray/bin/python"  # scripts/setup makes it
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from committed import committed
-from programs import ran
+from finished import ran
 from test_ray import PLAN, RAY_PYTHON, ROOT, cluster, ray_is_there  # noqa: F401 - a fixture
 
 SUPPORT = str(ROOT / "tests/support")

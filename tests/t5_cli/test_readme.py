@@ -15,7 +15,7 @@ from pathlib import Path
 
 import boto3
 import pytest
-from programs import ran
+from finished import ran
 
 from stepfs import errors
 from stepfs_producer import Producer

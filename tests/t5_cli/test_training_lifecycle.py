@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import trio
+from finished import ran
 from lakes import stepfs
-from programs import ran
 from realmount import STEPFS, mounted, payload, until
 
 from stepfs.format.ids import Step

@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 from fakemount import Caller, fails, mounted
-from programs import ran
+from finished import ran
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.mount import logs

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from programs import ran
+from finished import ran
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 
 from stepfs import Lake, background
