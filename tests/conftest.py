@@ -29,9 +29,7 @@ _CI = bool(os.environ.get("CI"))
 settings.register_profile("stepfs", deadline=None, derandomize=_CI, max_examples=50 if _CI else 100)
 settings.load_profile("stepfs")
 
-os.environ["STEPFS_GRACE"] = (
-    "0"  # a reclaim in a test deletes at once, unless the test is about second chances
-)
+os.environ["STEPFS_GRACE"] = "0"  # a reclaim in a test deletes at once, unless the test is about second chances
 
 # torch's threads wait for each other in loops, which the tests beside them pay.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -36,24 +36,17 @@ class Layers:
         self.seconds[layer] += report.duration
         self.tests[layer] += report.when == "call"
         self.test_s[report.nodeid] += report.duration
-        self.cpu_s[report.nodeid] += sum(
-            float(str(value)) for name, value in report.user_properties if name == _CPU
-        )
+        self.cpu_s[report.nodeid] += sum(float(str(value)) for name, value in report.user_properties if name == _CPU)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.costs is not None:
-            lines = [
-                f"{self.cpu_s[test]:.3f}\t{spent:.3f}\t{test}\n"
-                for test, spent in sorted(self.test_s.items())
-            ]
+            lines = [f"{self.cpu_s[test]:.3f}\t{spent:.3f}\t{test}\n" for test, spent in sorted(self.test_s.items())]
             self.costs.write_text(f"cpu_s\tseconds\ttest\n{''.join(lines)}")
         longest = sorted(self.test_s, key=self.test_s.__getitem__, reverse=True)[:SHOWN]
         share = sum(map(self.test_s.__getitem__, longest)) / max(sum(self.test_s.values()), 1e-9)
         terminalreporter.section(f"the {len(longest)} longest tests: {share:.0%} of all seconds")
         for test in longest:
-            terminalreporter.write_line(
-                f"{self.test_s[test]:7.1f} s {self.cpu_s[test]:7.1f} s of CPU  {test}"
-            )
+            terminalreporter.write_line(f"{self.test_s[test]:7.1f} s {self.cpu_s[test]:7.1f} s of CPU  {test}")
         terminalreporter.section("layers")
         for layer in sorted(self.seconds):
             cpu_s = sum(spent for test, spent in self.cpu_s.items() if test.startswith(f"{layer}/"))

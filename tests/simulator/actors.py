@@ -67,9 +67,7 @@ class ProducerActor:
                 if plan.retire:
                     await producer.retire()
                     # A successor may have started since, and lives: what counts is that the log says goodbye.
-                    ledger.require(
-                        (plan.name, producer.epoch + 1) in ledger.farewells, f"{plan.name} did not retire"
-                    )
+                    ledger.require((plan.name, producer.epoch + 1) in ledger.farewells, f"{plan.name} did not retire")
         except StoreUnreachableError:
             return False
         except FencedError:
@@ -130,13 +128,9 @@ class ProducerActor:
     def _image(self, producer: AsyncProducer, ticket: Ticket, number: int) -> TgbImage:
         batch = self._batch(number)
         return build(
-            lake_id=producer.lake.lake_id,
-            producer_id=producer.producer_id,
-            epoch=Epoch(producer.epoch),
-            seq=ticket.seq,
-            payloads=batch,
-            records=[1] * len(batch),
-        )
+            lake_id=producer.lake.lake_id, producer_id=producer.producer_id, epoch=Epoch(producer.epoch),
+            seq=ticket.seq, payloads=batch, records=[1] * len(batch),
+        )  # fmt: skip
 
     def _batch(self, number: int) -> list[bytes]:
         return [payload(self.plan.name, number, i) for i in range(self.world.ledger.identity.slices)]

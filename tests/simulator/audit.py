@@ -28,9 +28,7 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
         ledger.published == {n: t for n, t in totals.items() if t},
         f"published {ledger.published} of {totals}",
     )
-    ledger.require(
-        reader.state.digest == ledger.state.digest, "a fresh reader ends at another digest than the log"
-    )
+    ledger.require(reader.state.digest == ledger.state.digest, "a fresh reader ends at another digest than the log")
     ledger.require(
         (reader.state.next_step, dict(reader.state.producers))
         == (ledger.state.next_step, dict(ledger.state.producers)),
@@ -49,9 +47,7 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
     )
     alone = {segment_of(entries_prefix(lake_id), key) for key in _names(shared, entries_prefix(lake_id))}
     ledger.require(alone <= segments, f"entries of segments {alone} are kept; segments {segments} are there")
-    numbers = [
-        number_of(control_prefix(lake_id), key) for key in sorted(_names(shared, control_prefix(lake_id)))
-    ]
+    numbers = [number_of(control_prefix(lake_id), key) for key in sorted(_names(shared, control_prefix(lake_id)))]
     ledger.require(numbers == list(range(len(numbers))), f"control records {numbers} are not dense")
     known = {key for key in shared.objects if key.startswith(f"{lake_id}/")} | {LAKE}
     strays = {key for key in shared.objects if key not in known and not key.startswith("probe/")}

@@ -106,21 +106,15 @@ class _Cluster:
             if limit.cancelled_caught:
                 self.ledger.blame(f"not done after {_VIRTUAL_S_MAX:.0f} virtual seconds")
         return Outcome(
-            seed=self.plan.seed,
-            broken=self.ledger.broken,
-            digest=self.shared.digest(),
-            counts=self.ledger.counts,
-            trace=self.shared.trace,
-            virtual_s=trio.current_time(),
-        )
+            seed=self.plan.seed, broken=self.ledger.broken, digest=self.shared.digest(), counts=self.ledger.counts,
+            trace=self.shared.trace, virtual_s=trio.current_time(),
+        )  # fmt: skip
 
     async def _lifetime(self) -> None:
         """Until every producer and trainer has reached its goal."""
         async with trio.open_nursery() as background:
             for reclaimer in self.plan.reclaimers:
-                background.start_soon(
-                    self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0
-                )
+                background.start_soon(self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0)
             for follower in self.plan.followers:
                 background.start_soon(self._process, FollowerActor(self.world, follower), follower.lives, 0.0)
             async with trio.open_nursery() as nursery:
@@ -163,18 +157,12 @@ class _Cluster:
                 if not done.is_set():
                     await trio.sleep(life.restart_s)
 
-    async def _live(
-        self, actor: Actor, number: int, life: Life, successor_due: trio.Event, done: trio.Event
-    ) -> None:
+    async def _live(self, actor: Actor, number: int, life: Life, successor_due: trio.Event, done: trio.Event) -> None:
         self.world.set_wall_clock(f"{actor.name}.{number}", skewed=self.plan.skewed)
         store = ProcessStore(
-            self.shared,
-            actor=f"{actor.name}.{number}",
-            seed=self.plan.seed,
-            plan=self.faults,
-            page=self.plan.page,
+            self.shared, actor=f"{actor.name}.{number}", seed=self.plan.seed, plan=self.faults, page=self.plan.page,
             times=self.plan.far.get(actor.name, 1.0),
-        )
+        )  # fmt: skip
         with trio.CancelScope() as scope:
             store.kill_at, store.kill = life.kill_at, scope.cancel
             store.freeze_at, store.freeze_s = life.freeze_at, life.freeze_s

@@ -20,14 +20,13 @@ from stepfs.format.codec import Kind, decode
 from stepfs.format.ids import Version
 from stepfs.format.keys import LAKE, control_prefix, index_prefix, log_prefix, number_of, snapshot_prefix
 
-_HEARD_LATER_S: Final = 360.0  # what was read before the repair may be reported so much after it: the longest freeze, and a time-out
+_HEARD_LATER_S: Final = (
+    360.0  # what was read before the repair may be reported so much after it: the longest freeze, and a time-out
+)
 _PREFIXES: Final[dict[str, Callable[[str], str]]] = {
-    "control": control_prefix,
-    "log": log_prefix,
-    "index": index_prefix,
-    "snapshot": snapshot_prefix,
+    "control": control_prefix, "log": log_prefix, "index": index_prefix, "snapshot": snapshot_prefix,
     "lake": lambda _: LAKE,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

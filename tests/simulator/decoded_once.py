@@ -17,15 +17,9 @@ from stepfs.format import commit, control, keys, snapshot
 from stepfs.store import names
 
 _PURE: Final[tuple[Callable[..., Any], ...]] = (
-    commit.decode_commit,
-    control.decode_control,
-    snapshot.decode_segment,
-    snapshot.decode_snapshot,
-    keys.number_of,
-    keys.numbered,
-    names.check_key,
-    names.check_prefix,
-)
+    commit.decode_commit, control.decode_control, snapshot.decode_segment, snapshot.decode_snapshot, keys.number_of,
+    keys.numbered, names.check_key, names.check_prefix,
+)  # fmt: skip
 
 
 @functools.cache

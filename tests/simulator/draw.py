@@ -50,23 +50,10 @@ from scenario import (
 _LIES: tuple[Fault, ...] = (stale_list(1.0), stale_list(30.0), STALE_404)
 
 _KINDS: tuple[Fault, ...] = (
-    LOST_REQUEST,
-    LOST_RESPONSE,
-    RESET_BEFORE,
-    RESET_AFTER,
-    ERROR_500,
-    ERROR_500_APPLIED,
-    THROTTLED_503,
-    CONFLICT_409,
-    FALSE_412,
-    OWN_412,
-    SHORT_BODY,
-    PROXY_404,
-    HALF_DELETED,
-    delayed(0.05),
-    delayed(3.0, wait_s=0.5),
+    LOST_REQUEST, LOST_RESPONSE, RESET_BEFORE, RESET_AFTER, ERROR_500, ERROR_500_APPLIED, THROTTLED_503, CONFLICT_409,
+    FALSE_412, OWN_412, SHORT_BODY, PROXY_404, HALF_DELETED, delayed(0.05), delayed(3.0, wait_s=0.5),
     delayed(40.0, wait_s=15.0),
-)
+)  # fmt: skip
 
 
 _STORM_S = 2 * 3600.0
@@ -156,9 +143,7 @@ def _rot(rng: random.Random) -> Rot:
     )
 
 
-def _lives(
-    rng: random.Random, *, most: int, reach: int, freeze: float, replaced: bool = False
-) -> tuple[Life, ...]:
+def _lives(rng: random.Random, *, most: int, reach: int, freeze: float, replaced: bool = False) -> tuple[Life, ...]:
     """Some disturbed lives; after them a process lives undisturbed."""
     lives = []
     for _ in range(rng.choice((0, 0, 1, 1, most))):
@@ -166,9 +151,7 @@ def _lives(
         restart_s = rng.choice((0.0, 0.1, 2.0, 30.0))
         if rng.random() < 0.1:
             since_s = rng.choice((0.0, 0.5, 5.0))
-            lives.append(
-                Life(locked_out_s=(since_s, since_s + rng.choice((1.0, 20.0, 90.0))), restart_s=restart_s)
-            )
+            lives.append(Life(locked_out_s=(since_s, since_s + rng.choice((1.0, 20.0, 90.0))), restart_s=restart_s))
         elif rng.random() < freeze:
             freeze_s = rng.choice((1.0, 20.0, 120.0, 300.0))
             lives.append(
@@ -196,31 +179,20 @@ def _producers(rng: random.Random) -> tuple[ProducerPlan, ...]:
 
 def _producer(rng: random.Random, number: int, records: tuple[int, int]) -> ProducerPlan:
     return ProducerPlan(
-        name=f"p{number}",
-        total=rng.randint(*records),
-        gap_s=rng.choice((0.0, 0.01, 0.1, 1.0)),
-        max_delay_s=rng.choice((0.0, 0.2, 5.0)),
-        retire=rng.random() < 0.2,
-        begins_s=rng.choice((0.0, 0.0, 0.5, 20.0)),
-        lives=_lives(rng, most=3, reach=60, freeze=0.4, replaced=True),
-        constructors=rng.choice((0, 0, 1, 3)),
-        lost=rng.choice((0.0, 0.3)),
-    )
+        name=f"p{number}", total=rng.randint(*records), gap_s=rng.choice((0.0, 0.01, 0.1, 1.0)),
+        max_delay_s=rng.choice((0.0, 0.2, 5.0)), retire=rng.random() < 0.2,
+        begins_s=rng.choice((0.0, 0.0, 0.5, 20.0)), lives=_lives(rng, most=3, reach=60, freeze=0.4, replaced=True),
+        constructors=rng.choice((0, 0, 1, 3)), lost=rng.choice((0.0, 0.3)),
+    )  # fmt: skip
 
 
 def _trainer(rng: random.Random, name: str) -> TrainerPlan:
     return TrainerPlan(
-        name=name,
-        every=rng.randint(1, 5),
-        keep=rng.randint(1, 3),
-        rollback=rng.choice((0.0, 0.2)),
-        behind=rng.choice((0.0, 0.2)),
-        begins_s=rng.choice((0.0, 0.0, 3.0, 40.0)),
-        step_s=rng.choice((0.0, 0.05, 0.5)),
-        one_by_one=rng.random() < 0.5,
-        lives=_lives(rng, most=2, reach=120, freeze=0.3),
-        retires=rng.choice((0.0, 0.0, 0.0, 0.2)),
-    )
+        name=name, every=rng.randint(1, 5), keep=rng.randint(1, 3), rollback=rng.choice((0.0, 0.2)),
+        behind=rng.choice((0.0, 0.2)), begins_s=rng.choice((0.0, 0.0, 3.0, 40.0)),
+        step_s=rng.choice((0.0, 0.05, 0.5)), one_by_one=rng.random() < 0.5,
+        lives=_lives(rng, most=2, reach=120, freeze=0.3), retires=rng.choice((0.0, 0.0, 0.0, 0.2)),
+    )  # fmt: skip
 
 
 def _watched(rng: random.Random, name: str) -> WatchedPlan:
@@ -246,21 +218,14 @@ def _node(rng: random.Random, name: str) -> NodePlan:
 
 def _fork(rng: random.Random) -> ForkPlan:
     return ForkPlan(
-        name="f0",
-        every=rng.randint(1, 5),
-        step_s=rng.choice((0.0, 0.05, 0.5)),
-        begins_s=rng.choice((0.5, 3.0, 20.0)),
-        lives=_lives(rng, most=2, reach=80, freeze=0.3),
-        again=rng.random() < 0.3,
-        until_damage=rng.random() < 0.5,
-    )
+        name="f0", every=rng.randint(1, 5), step_s=rng.choice((0.0, 0.05, 0.5)),
+        begins_s=rng.choice((0.5, 3.0, 20.0)), lives=_lives(rng, most=2, reach=80, freeze=0.3),
+        again=rng.random() < 0.3, until_damage=rng.random() < 0.5,
+    )  # fmt: skip
 
 
 def _reclaimer(rng: random.Random, name: str) -> ReclaimerPlan:
     return ReclaimerPlan(
-        name=name,
-        every_s=rng.choice((0.5, 2.0, 10.0)),
-        lives=_lives(rng, most=4, reach=120, freeze=0.3),
-        grace_s=rng.choice((0.0, 0.0, 1.0, 10.0)),
-        timer=rng.random() < 0.5,
-    )
+        name=name, every_s=rng.choice((0.5, 2.0, 10.0)), lives=_lives(rng, most=4, reach=120, freeze=0.3),
+        grace_s=rng.choice((0.0, 0.0, 1.0, 10.0)), timer=rng.random() < 0.5,
+    )  # fmt: skip

@@ -27,9 +27,7 @@ class Flavour(enum.Enum):
     RUSH = "rush"  # starved reclaimers run all the time, and trainers want back what is just going
     SLEEPERS = "sleepers"  # readers start again and again and doze off on the way, and so do producers at their creates
     WRITERS = "writers"  # of one group, many, each dozing off while the others go on
-    LATE = (
-        "late"  # a trainer is killed again and again, and its changes land while the next life makes its own
-    )
+    LATE = "late"  # a trainer is killed again and again, and its changes land while the next life makes its own
 
 
 def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
@@ -43,8 +41,7 @@ def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
                 producers=tuple(replace(producer, max_lead=None) for producer in plan.producers),
                 trainers=tuple(replace(trainer, behind=0.5) for trainer in plan.trainers),
                 reclaimers=tuple(
-                    replace(one, every_s=0.05, lives=(*one.lives, Life(stalls=0.1)))
-                    for one in plan.reclaimers
+                    replace(one, every_s=0.05, lives=(*one.lives, Life(stalls=0.1))) for one in plan.reclaimers
                 ),
             )
         case Flavour.SLEEPERS:
@@ -60,12 +57,8 @@ def _sleepers(plan: Scenario, rng: random.Random) -> Scenario:
     reader that wakes finds it in its LIST, right after the snapshot it began with."""
     at_create = Life(stalls=0.35, stall_s=_DOZE_S, stalls_before=("create", "/log/"))
     at_list = Life(
-        stalls=0.8,
-        stall_s=_DOZE_S,
-        stalls_before=("list", "/log/"),
-        kill_at=30,
-        restart_s=rng.choice((0.1, 1.0)),
-    )
+        stalls=0.8, stall_s=_DOZE_S, stalls_before=("list", "/log/"), kill_at=30, restart_s=rng.choice((0.1, 1.0)),
+    )  # fmt: skip
     return replace(
         plan,
         versions_max=1,
@@ -98,22 +91,11 @@ def _writers(plan: Scenario, rng: random.Random) -> Scenario:
 def _late(plan: Scenario, rng: random.Random) -> Scenario:
     """A run is ended and begun again, and killed in between: what was sent lands while its next life registers. Another
     run goes on, so that nothing but the first one's promise keeps the steps."""
-    lives = tuple(
-        Life(killed_sending=("create", "/control/", rng.choice((1, 2, 3))), restart_s=0.0) for _ in range(10)
-    )
+    lives = tuple(Life(killed_sending=("create", "/control/", rng.choice((1, 2, 3))), restart_s=0.0) for _ in range(10))
     dies = TrainerPlan("g0", 2, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=lives, retires=0.7)
     lives_on = TrainerPlan("g1", 4, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=())
     return replace(
-        plan,
-        faults={},
-        lying=False,
-        rots=(),
-        forks=(),
-        watched=(),
-        watchers=(),
-        followers=(),
-        seal=False,
-        producers=tuple(_steady(f"p{n}", Life(), rng) for n in range(2)),
-        trainers=(dies, lives_on),
+        plan, faults={}, lying=False, rots=(), forks=(), watched=(), watchers=(), followers=(), seal=False,
+        producers=tuple(_steady(f"p{n}", Life(), rng) for n in range(2)), trainers=(dies, lives_on),
         reclaimers=(ReclaimerPlan("r0", every_s=0.3, lives=()),),
-    )
+    )  # fmt: skip

@@ -62,13 +62,10 @@ async def read_step(
         size = await store.read_into(entry.tgb.key, ref.offset, memoryview(buffer))
         if size is None and may_go and step < ledger.first_live_step:
             return
-        ledger.require(
-            size == ref.length, f"{name} lost step {step} slice {index}: {entry.tgb.key} gave {size}"
-        )
+        ledger.require(size == ref.length, f"{name} lost step {step} slice {index}: {entry.tgb.key} gave {size}")
         if size != ref.length:
             return
         ledger.require(
-            crc32c(bytes(buffer)) == ref.crc32c
-            and bytes(buffer) == payload(entry.producer_id, number, index),
+            crc32c(bytes(buffer)) == ref.crc32c and bytes(buffer) == payload(entry.producer_id, number, index),
             f"{name} read other bytes at step {step} slice {index}",
         )

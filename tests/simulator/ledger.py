@@ -58,9 +58,7 @@ class Ledger:
     promises: dict[str, int] = field(default_factory=dict)  # group → first step that was promised to it
     controls: list[ControlRecord] = field(default_factory=list)  # by number
     control_times_s: list[float] = field(default_factory=list)  # when each was created
-    said: set[tuple[str, GroupRecord]] = field(
-        default_factory=set
-    )  # what a control record has said of a group
+    said: set[tuple[str, GroupRecord]] = field(default_factory=set)  # what a control record has said of a group
     graces_s: dict[str, float] = field(default_factory=dict)  # of reclaimers, by name
 
     def __post_init__(self) -> None:
@@ -136,9 +134,7 @@ class Ledger:
             assert version is not None
             if version <= self.state.version:
                 self.counts["zombie slots"] += 1
-                self.require(
-                    version < self.floor_version, f"{key} was free at or above the floor and is taken again"
-                )
+                self.require(version < self.floor_version, f"{key} was free at or above the floor and is taken again")
             else:
                 self._committed(key)
         elif key.startswith(control_prefix(lake_id)):
@@ -166,13 +162,9 @@ class Ledger:
                 self.farewells.add((commit.producer_id, commit.epoch))
         for number, tgb in enumerate(commit.tgbs):
             entry = StepEntry(
-                type(commit.first_step)(commit.first_step + number),
-                commit.version,
-                commit.time_ms,
-                commit.producer_id,
-                commit.epoch,
-                tgb,
-            )
+                type(commit.first_step)(commit.first_step + number), commit.version, commit.time_ms,
+                commit.producer_id, commit.epoch, tgb,
+            )  # fmt: skip
             self.steps.append(entry)
             self._step_of_key[tgb.key] = entry.step
             self._published(key, entry)
@@ -189,9 +181,7 @@ class Ledger:
         for index in range(entry.tgb.slices):
             ref = entry.tgb.slice(SliceIndex(index))
             found = stored[ref.offset : ref.offset + ref.length]
-            self.require(
-                crc32c(found) == ref.crc32c, f"{key}: step {entry.step} slice {index} has another checksum"
-            )
+            self.require(crc32c(found) == ref.crc32c, f"{key}: step {entry.step} slice {index} has another checksum")
             self.require(
                 found == payload(entry.producer_id, number, index),
                 f"{key}: step {entry.step} slice {index} is {found!r}, but record {number} of {entry.producer_id} comes "
@@ -221,14 +211,10 @@ class Ledger:
         if record.first_live_step > former.first_live_step:
             self.counts["reclaims"] += 1
             self._gives_up(key, record, event)
-        self.require(
-            record.floor <= max(self.state.version, 0), f"{key}: floor {record.floor} above the head"
-        )
+        self.require(record.floor <= max(self.state.version, 0), f"{key}: floor {record.floor} above the head")
         if self.steps and record.first_live_step < len(self.steps):
             version = self.steps[record.first_live_step].version
-            self.require(
-                record.floor <= version, f"{key}: floor {record.floor} passes live version {version}"
-            )
+            self.require(record.floor <= version, f"{key}: floor {record.floor} passes live version {version}")
 
     def _gives_up(self, key: str, record: ControlRecord, event: Event) -> None:
         """Nothing that anybody was promised, nor anything that a group needed within the reclaimer's grace."""
@@ -259,30 +245,22 @@ class Ledger:
         for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):
             number = number_of(prefix, key)
             if number is not None:
-                self.require(
-                    number < self.floor_version, f"{key} was deleted; the floor is {self.floor_version}"
-                )
+                self.require(number < self.floor_version, f"{key} was deleted; the floor is {self.floor_version}")
                 return
         segment = segment_of(index_prefix(lake_id), key)
         if segment is None:
             segment = segment_of(entries_prefix(lake_id), key)
         if segment is not None:
-            self.require(
-                (segment + 1) * self.segment_steps <= self.first_live_step, f"{key} holds live steps"
-            )
+            self.require((segment + 1) * self.segment_steps <= self.first_live_step, f"{key} holds live steps")
         else:
             self.require(key.startswith("probe/") or "/nodes/" in key, f"{key} was deleted")
             self.require(key != LAKE, "the lake's identity was deleted")
 
     def check_reader(self, who: str, state: LogState, first_live_step: int) -> None:
         """A published state of any reader is a state of the one history, at one of its versions."""
-        known = state.version < len(self.digests) and (
-            state.version < 0 or self.digests[state.version] == state.digest
-        )
+        known = state.version < len(self.digests) and (state.version < 0 or self.digests[state.version] == state.digest)
         self.require(known, f"{who} publishes version {state.version} of another history")
-        self.require(
-            first_live_step <= self.first_live_step, f"{who} says {first_live_step} is the first live step"
-        )
+        self.require(first_live_step <= self.first_live_step, f"{who} says {first_live_step} is the first live step")
 
     def check_entry(self, who: str, entry: StepEntry) -> None:
         """Every reader sees the same TGB at a step."""

@@ -29,13 +29,9 @@ class ReclaimerActor:
         while not self.world.over.is_set():
             try:
                 if reclaimer is None or self.plan.timer:
-                    reclaimer = Reclaimer(
-                        store, ledger.identity, clock=self.world.clock, grace_s=self.plan.grace_s
-                    )
+                    reclaimer = Reclaimer(store, ledger.identity, clock=self.world.clock, grace_s=self.plan.grace_s)
                 report = await reclaimer.run()
-                every_s = (
-                    self.plan.every_s if report.deleted_objects else min(2 * every_s, _IDLE_RECLAIM_S_MAX)
-                )
+                every_s = self.plan.every_s if report.deleted_objects else min(2 * every_s, _IDLE_RECLAIM_S_MAX)
             except StoreUnreachableError:
                 ledger.counts["reclaims cut short"] += 1
             except RefusedError as error:
@@ -59,9 +55,7 @@ class SealerActor:
         try:
             await seal(await LogReader.open(store, ledger.identity), self.world.clock)
             ledger.require(ledger.state.sealed, "seal() returned, but the log is not sealed")
-            async with AsyncProducer(
-                "memory://lake", producer_id="late", store=store, clock=self.world.clock
-            ):
+            async with AsyncProducer("memory://lake", producer_id="late", store=store, clock=self.world.clock):
                 ledger.blame("a producer started on a sealed lake")
         except StoreUnreachableError:
             return False

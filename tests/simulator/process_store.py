@@ -66,11 +66,7 @@ class ProcessStore(FaultyStore):
             time_us = round(trio.current_time() * 1e6)
             self.shared.note(Event(time_us, self._actor, verb, keys, "not applied", "credentials expired"))
             raise StoreUnreachableError(f"{self.url}: the credentials have expired; renew them")
-        if (
-            self.stalls_before is not None
-            and verb == self.stalls_before[0]
-            and self.stalls_before[1] in keys[0]
-        ):
+        if self.stalls_before is not None and verb == self.stalls_before[0] and self.stalls_before[1] in keys[0]:
             self._maybe_stall()
         if self.killed_sending is not None:
             kind, part, nth = self.killed_sending

@@ -19,9 +19,7 @@ class Life:
     replaced: bool = False  # a successor starts while this one is frozen
     stalls: float = 0.0  # chance that an await takes so much longer:
     stall_s: float = 1.0
-    stalls_before: tuple[str, str] | None = (
-        None  # only before requests of this verb for keys that contain this
-    )
+    stalls_before: tuple[str, str] | None = None  # only before requests of this verb for keys that contain this
     killed_sending: tuple[str, str, int] | None = None  # its nth request of this verb for such a key
     locked_out_s: tuple[float, float] | None = None  # from when to when after its start it has no credentials
     restart_s: float = 1.0

@@ -34,9 +34,7 @@ class Summary:
 def summary(seed: int) -> Summary:
     """Simulate one seed."""
     outcome = simulate(seed)
-    return Summary(
-        seed, outcome.broken, outcome.digest, len(outcome.trace), outcome.virtual_s, outcome.counts
-    )
+    return Summary(seed, outcome.broken, outcome.digest, len(outcome.trace), outcome.virtual_s, outcome.counts)
 
 
 def sweep(seeds: range, *, processes: int | None = None) -> Iterator[Summary]:

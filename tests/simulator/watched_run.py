@@ -117,12 +117,8 @@ class NodeActor:
         run, world = self.run, self.run.world
         group = Group.of(store, world.ledger.identity, run.plan.name, world.clock)
         watch = Watch(
-            group,
-            _UNUSED,
-            NextStep("N"),
-            changed=self._changed,
-            look_at=lambda: run.directory.seen(self.plan.lag_s),
-        )
+            group, _UNUSED, NextStep("N"), changed=self._changed, look_at=lambda: run.directory.seen(self.plan.lag_s),
+        )  # fmt: skip
         last = False
         while True:
             try:

@@ -46,9 +46,7 @@ class FakeTable:
     def unload(self, segments: int) -> None:
         """The first so many segments are sealed and not in memory."""
         self.unloaded = set(range(segments * SEGMENT_STEPS))
-        self.state = replace(
-            self.state, first_segment=SegmentIndex(0), segment_refs=bytes(segments * REF_BYTES)
-        )
+        self.state = replace(self.state, first_segment=SegmentIndex(0), segment_refs=bytes(segments * REF_BYTES))
 
     def seal(self) -> None:
         self.state = replace(self.state, version=Version(self.state.version + 1), sealed=True)

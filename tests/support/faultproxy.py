@@ -50,24 +50,13 @@ ERROR_500_APPLIED = Trouble("500 after apply", status=500)
 SLOW_DOWN_503 = Trouble("503", forwarded=False, status=503)
 SHORT_BODY = Trouble("short body", keep_share=0.5)
 KNOWN = [
-    LOST_REQUEST,
-    LOST_RESPONSE,
-    RESET_BEFORE,
-    RESET_AFTER,
-    CONFLICT_409,
-    ERROR_500,
-    ERROR_500_APPLIED,
-    SLOW_DOWN_503,
+    LOST_REQUEST, LOST_RESPONSE, RESET_BEFORE, RESET_AFTER, CONFLICT_409, ERROR_500, ERROR_500_APPLIED, SLOW_DOWN_503,
     SHORT_BODY,
-]
+]  # fmt: skip
 _CODES = {
-    403: "RequestTimeTooSkewed",
-    409: "ConditionalRequestConflict",
-    412: "PreconditionFailed",
-    429: "TooManyRequests",
-    500: "InternalError",
-    503: "SlowDown",
-}
+    403: "RequestTimeTooSkewed", 409: "ConditionalRequestConflict", 412: "PreconditionFailed", 429: "TooManyRequests",
+    500: "InternalError", 503: "SlowDown",
+}  # fmt: skip
 
 
 def delayed(late_s: float) -> Trouble:
@@ -121,9 +110,7 @@ class FaultProxy:
     def release(self) -> None:
         self._open.set()
 
-    async def serve(
-        self, *, port: int = 0, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def serve(self, *, port: int = 0, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
         self.port = int(listeners[0].socket.getsockname()[1])
         async with trio.open_nursery() as nursery:

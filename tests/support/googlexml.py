@@ -48,9 +48,7 @@ class Double(BaseHTTPRequestHandler):
 
     def _get(self, name: str, asked: dict[str, str], _body: bytes) -> None:
         if not name:
-            self._list(
-                asked.get("prefix", ""), asked.get("continuation-token") or asked.get("start-after", "")
-            )
+            self._list(asked.get("prefix", ""), asked.get("continuation-token") or asked.get("start-after", ""))
         elif name not in self.objects:
             self._refuse(404, "NoSuchKey")
         else:
@@ -89,13 +87,9 @@ class Double(BaseHTTPRequestHandler):
     def _post(self, name: str, asked: dict[str, str], _body: bytes) -> None:
         if "uploads" in asked:
             self.pieces[name] = {}
-            said = (
-                f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"
-            )
+            said = f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"
         else:
-            self._keep(
-                name, b"".join(piece for _, piece in sorted(self.pieces.pop(asked["uploadId"]).items()))
-            )
+            self._keep(name, b"".join(piece for _, piece in sorted(self.pieces.pop(asked["uploadId"]).items())))
             said = "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
         self._answer(200, said.encode())
 

@@ -38,9 +38,7 @@ class Reader:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         return Message(head, first.split(" ", 2), headers)
 
-    async def relay(
-        self, size: int, sink: trio.SocketStream | bytearray, *, bytes_per_s: float | None = None
-    ) -> None:
+    async def relay(self, size: int, sink: trio.SocketStream | bytearray, *, bytes_per_s: float | None = None) -> None:
         """Pass on exactly `size` bytes."""
         while size > 0:
             if not self._buffer:

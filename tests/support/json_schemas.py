@@ -59,6 +59,4 @@ def _undescribed(part: Any) -> set[str]:
         return set()
     properties = part.get("properties")
     own = properties if isinstance(properties, dict) else {}
-    return {key for key, field in own.items() if not field.get("description")}.union(
-        *map(_undescribed, part.values())
-    )
+    return {key for key, field in own.items() if not field.get("description")}.union(*map(_undescribed, part.values()))

@@ -26,9 +26,7 @@ async def reclaim(
     orphans: bool = False,
 ) -> Report:
     """One run of a `Reclaimer`."""
-    reclaimer = Reclaimer(
-        store, identity, origins=origins, max_percent=max_percent, clock=clock, grace_s=grace_s
-    )
+    reclaimer = Reclaimer(store, identity, origins=origins, max_percent=max_percent, clock=clock, grace_s=grace_s)
     return await reclaimer.run(dry_run=dry_run, orphans=orphans)
 
 

@@ -67,10 +67,6 @@ class Result:
         """When the last of those that started together had its first commit."""
         return max(node.started_s for node in self.nodes)
 
-    @property
-    def attempts_per_s(self) -> float:
-        return sum(node.commits + node.lost for node in self.nodes) / self.measured_s
-
     def wait_s(self, share: float) -> float:
         """A quantile of all waits from append to commit; batches that still wait at the end count as if committed then."""
         end_s = open_s(self.seconds)
@@ -165,9 +161,7 @@ class Model:
         node.pacer.note(now, self.head, contenders(others), node.last_version)
         node.pacer.quiet.note(now, self.head, round(self.head_s * 1000))
 
-    def create(
-        self, now: float, node: Node, started_s: float, exposed_s: float, head: int, count: int
-    ) -> None:
+    def create(self, now: float, node: Node, started_s: float, exposed_s: float, head: int, count: int) -> None:
         won = head == self.head
         if won:
             self.head += 1

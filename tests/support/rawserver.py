@@ -29,9 +29,7 @@ def wanted(head: bytes) -> bytes:
     return BODY[int(found[1]) : int(found[2]) + 1] if found else BODY
 
 
-def part(
-    head: bytes, *more: bytes, status: bytes = b"206 Partial Content", length: int | None = None
-) -> bytes:
+def part(head: bytes, *more: bytes, status: bytes = b"206 Partial Content", length: int | None = None) -> bytes:
     """The head of a good answer to a ranged GET, with `more` header lines."""
     found = _RANGE.search(head)
     assert found is not None
@@ -48,9 +46,7 @@ def well(head: bytes) -> Reply:
 
 
 def said(status: bytes, body: bytes, *more: bytes) -> Reply:
-    return Reply(
-        b"\r\n".join([b"HTTP/1.1 " + status, b"Content-Length: %d" % len(body), *more, b"\r\n"]) + body
-    )
+    return Reply(b"\r\n".join([b"HTTP/1.1 " + status, b"Content-Length: %d" % len(body), *more, b"\r\n"]) + body)
 
 
 @dataclass

@@ -121,9 +121,7 @@ async def life() -> dict[str, object]:
             found["overwritten"] = str(error)
         deaths = [await engine.submit(die) for _ in range(engine.workers + engine.spares)]
         found["died"] = [isinstance(one, WorkerDied) for one in deaths]
-        found["without their machine"] = [
-            not one.with_machine for one in deaths if isinstance(one, WorkerDied)
-        ]
+        found["without their machine"] = [not one.with_machine for one in deaths if isinstance(one, WorkerDied)]
         found["total after them"] = await engine.submit(total, *references)
         with trio.move_on_after(0.5):
             await engine.submit(time.sleep, 600)

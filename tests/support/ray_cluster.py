@@ -18,11 +18,8 @@ def settings(text: str) -> dict[str, object]:
     cpus, *variables = text.split(",")
     environment = {**os.environ, **dict(one.split("=", 1) for one in variables)}
     return {
-        "num_cpus": int(cpus),
-        "object_store_memory": 80 << 20,
-        "include_dashboard": False,
-        "env_vars": environment,
-    }
+        "num_cpus": int(cpus), "object_store_memory": 80 << 20, "include_dashboard": False, "env_vars": environment,
+    }  # fmt: skip
 
 
 def main(directory: str, *nodes: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import json_schemas
 import pytest
 import trio
+from finished import ran
 
 from stepfs.format.grid.record import Grid
 from stepfs.lake.identity import create_lake
@@ -56,9 +57,7 @@ def payload(step: int, index: int, size: int = 3000) -> bytes:
     return (seed * (length // 32 + 1))[:length]
 
 
-def produce(
-    url: str, steps: int, *, slices: int = 2, size: int = 3000, producer: str = "p0"
-) -> list[list[bytes]]:
+def produce(url: str, steps: int, *, slices: int = 2, size: int = 3000, producer: str = "p0") -> list[list[bytes]]:
     """Commit `steps` steps; returns their payloads. Start with an empty lake."""
     batches = [[payload(step, index, size) for index in range(slices)] for step in range(steps)]
     with Producer(url, producer_id=producer) as writer:
@@ -67,11 +66,15 @@ def produce(
     return batches
 
 
+def lake_with(url: str, steps: int, *, slices: int = 2, ext: str = ".bin", size: int = 3000) -> list[list[bytes]]:
+    """A new lake and so many steps of it; returns their payloads."""
+    make_lake(url, slices=slices, ext=ext)
+    return produce(url, steps, slices=slices, size=size)
+
+
 def stepfs(*arguments: str | Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run the command line, in an interpreter of its own."""
-    return subprocess.run(
-        [*STEPFS, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    return ran([*STEPFS, *map(str, arguments)], timeout=timeout_s)
 
 
 def change_constants(patch: pytest.MonkeyPatch, constants: Mapping[str, float]) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def scenario(
-    run: Callable[..., object], **options: Any
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def scenario(run: Callable[..., object], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """`run(test, **options)` calls the test, with a `world` if it makes one; the other arguments are pytest's."""
 
     def decorate(test: Callable[..., Any]) -> Callable[..., None]:

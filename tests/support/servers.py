@@ -57,14 +57,11 @@ class S3Server:
     def environment(self, endpoint_url: str | None = None) -> dict[str, str]:
         """The variables with which a client process reaches this server, or a proxy before it, and no others."""
         return {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_ENDPOINT_URL_S3": endpoint_url or self.endpoint_url,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_ENDPOINT_URL_S3": endpoint_url or self.endpoint_url, "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        }
+        }  # fmt: skip
 
 
 def free_ports(count: int) -> list[int]:
@@ -119,15 +116,10 @@ def rclone_s3(directory: Path) -> Iterator[S3Server]:
     buckets.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
     command = [
-        program("rclone"),
-        "serve",
-        "s3",
-        str(buckets),
-        f"--addr=127.0.0.1:{port}",
-        f"--auth-key={ACCESS_KEY},{SECRET_KEY}",
-        f"--config={directory / 'rclone.conf'}",
+        program("rclone"), "serve", "s3", str(buckets), f"--addr=127.0.0.1:{port}",
+        f"--auth-key={ACCESS_KEY},{SECRET_KEY}", f"--config={directory / 'rclone.conf'}",
         f"--cache-dir={directory / 'cache'}",
-    ]
+    ]  # fmt: skip
     with _running(command, directory, f"http://127.0.0.1:{port}", {}) as server:
         yield server
 

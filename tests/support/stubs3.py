@@ -79,10 +79,7 @@ def calls(store: Store, where: str = "x/log/1") -> dict[str, Callable[[], Awaita
     """One call of each verb."""
     prefix = where.rpartition("/")[0] + "/"
     return {
-        "get": lambda: store.get(where),
-        "read": lambda: store.read_into(where, 0, memoryview(bytearray(1))),
-        "create": lambda: store.create(where, b"x"),
-        "put": lambda: store.put(where, [b"x"]),
-        "list": lambda: store.list(prefix),
-        "delete": lambda: store.delete([where]),
-    }
+        "get": lambda: store.get(where), "read": lambda: store.read_into(where, 0, memoryview(bytearray(1))),
+        "create": lambda: store.create(where, b"x"), "put": lambda: store.put(where, [b"x"]),
+        "list": lambda: store.list(prefix), "delete": lambda: store.delete([where]),
+    }  # fmt: skip

@@ -34,9 +34,7 @@ def qwen() -> str:
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     model.decoder = decoders.ByteLevel()
-    model.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=BYTES, show_progress=False)
-    )
+    model.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=BYTES, show_progress=False))
     model.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     model.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
     model.enable_truncation(8)
@@ -62,9 +60,7 @@ def llama() -> str:
     pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz<>/", "th", "the", "▁the", "</", "s>"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("<", "/"), ("s", ">"), ("</", "s>")]
     model = Tokenizer(
-        models.BPE(
-            {p: n for n, p in enumerate(pieces)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True
-        )
+        models.BPE({p: n for n, p in enumerate(pieces)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
     model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     model.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

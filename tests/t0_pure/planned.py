@@ -108,13 +108,9 @@ def steps(rules: Rules, corpora: Mapping[str, Corpus], count: int, **how) -> lis
 def small_plan() -> tuple[Rules, dict[str, Corpus]]:
     """A plan with a stage, a ramp, long documents, and a source that ends in the fifth step."""
     chosen = rules(
-        {"code": 20, "prose": 70, "chats": 10},
-        lengths={0: 64, 5: 128},
-        ramp_to={"code": 60, "prose": 30, "chats": 10},
-        ranks=4,
-        micro_batches=2,
-        micro_batch_tokens=256,
-    )
+        {"code": 20, "prose": 70, "chats": 10}, lengths={0: 64, 5: 128},
+        ramp_to={"code": 60, "prose": 30, "chats": 10}, ranks=4, micro_batches=2, micro_batch_tokens=256,
+    )  # fmt: skip
     corpora = {
         "code": Corpus("code", longest=200),
         "prose": Corpus("prose", longest=90),

@@ -46,9 +46,7 @@ def values(found: list[Block]) -> list[bytes]:
 def addresses(found: list[Block]) -> list[tuple[int, int]]:
     """(file, offset) of every record, in block order."""
     return [
-        pair
-        for one in found
-        for pair in zip(one.records.files.tolist(), one.records.offsets.tolist(), strict=True)
+        pair for one in found for pair in zip(one.records.files.tolist(), one.records.offsets.tolist(), strict=True)
     ]
 
 

@@ -18,20 +18,14 @@ payload_lists = st.lists(st.binary(max_size=300), min_size=1, max_size=6)
 @st.composite
 def descriptors(draw: st.DrawFn, slices: int | None = None) -> Descriptor:
     payloads = draw(
-        payload_lists
-        if slices is None
-        else st.lists(st.binary(max_size=99), min_size=slices, max_size=slices)
+        payload_lists if slices is None else st.lists(st.binary(max_size=99), min_size=slices, max_size=slices)
     )
     lake_id, producer_id = new_lake_id(), draw(ids)
     epoch, seq = Epoch(draw(st.integers(1, 10**6))), draw(st.integers(0, 10**9))
     image = tgb_format.build(
-        lake_id=lake_id,
-        producer_id=producer_id,
-        epoch=epoch,
-        seq=seq,
-        payloads=payloads,
+        lake_id=lake_id, producer_id=producer_id, epoch=epoch, seq=seq, payloads=payloads,
         records=[draw(st.integers(0, 99)) for _ in payloads],
-    )
+    )  # fmt: skip
     key = data_key(lake_id, producer_id, epoch, seq)
     return Descriptor(draw(st.integers(0, 3)), key, image.size, seq, image.packed_slices, image.packed_blocks)
 
@@ -57,7 +51,5 @@ def commits(draw: st.DrawFn) -> Commit:
         total_bytes=draw(numbers),
         total_records=draw(numbers),
         retired=draw(st.booleans()),
-        origin=Origin(draw(ids), new_lake_id(), Step(3), Step(5), Step(9))
-        if kind is CommitKind.ORIGIN
-        else None,
+        origin=Origin(draw(ids), new_lake_id(), Step(3), Step(5), Step(9)) if kind is CommitKind.ORIGIN else None,
     )

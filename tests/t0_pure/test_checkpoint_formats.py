@@ -107,22 +107,11 @@ def test_the_next_step_is_what_the_user_says(text: str, counter: int, step: int)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "M",
-        "N**9",
-        "N/2",
-        "__import__('os')",
-        "N//0",
-        "N(1)",
-        "-N",
-        "9" * 65,
-        "N if N else 1",
-        "True",
-        "N-2",
+    "text", [
+        "", "M", "N**9", "N/2", "__import__('os')", "N//0", "N(1)", "-N", "9" * 65, "N if N else 1",
+        "True", "N-2",
     ],
-)
+)  # fmt: skip
 def test_anything_but_simple_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         NextStep(text)
@@ -130,9 +119,7 @@ def test_anything_but_simple_arithmetic_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("layout", ["hugging face", "lightning", "torch dcp", "a pattern", "the directory"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.EMFILE])
-def test_what_cannot_be_read_is_an_error_and_not_a_deleted_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, number: int
-) -> None:
+def test_what_cannot_be_read_is_an_error_and_not_a_deleted_checkpoint(tmp_path, monkeypatch, layout, number):
     """Else one hiccup of a network file system drops a checkpoint, and the steps it needs may be deleted."""
     for step in (5, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -155,9 +142,7 @@ def test_what_cannot_be_read_is_an_error_and_not_a_deleted_checkpoint(
         monkeypatch.setattr(Path, name, fails)
     if number == errno.EACCES and layout != "the directory":  # a neighbour's, perhaps
         found = looked(tmp_path, pattern)
-        complete = {"hugging face": {5, 10}, "lightning": {5, 10}}.get(
-            layout, set()
-        )  # in another layout as well
+        complete = {"hugging face": {5, 10}, "lightning": {5, 10}}.get(layout, set())  # in another layout as well
         if layout == "torch dcp":
             complete = {5, 10}
         assert (found.complete, found.barred) == (complete, {5, 10} - complete)

@@ -207,14 +207,10 @@ def test_a_tar_has_them_in_each_sample(own) -> None:
         with tarfile.open(fileobj=io.BytesIO(payload)) as archive:
             names = [name for name in archive.getnames() if name.split(".")[1] in {"pixels", "grid_counts"}]
             members = {name: np.load(io.BytesIO(archive.extractfile(name).read())).tolist() for name in names}
-            read.append(
-                {name.split(".", 1)[1]: value for name, value in members.items() if "padding" not in name}
-            )
+            read.append({name.split(".", 1)[1]: value for name, value in members.items() if "padding" not in name})
     if own:
         assert read[0].keys() == {"grid_counts.npy"}
-        assert read[1] == {
-            "pixels.npy": [[1] * 6]
-        }  # of the third micro-batch; the first has none, of the same key
+        assert read[1] == {"pixels.npy": [[1] * 6]}  # of the third micro-batch; the first has none, of the same key
     else:
         assert read[0] == {"grid_counts.npy": [1], "pixels.npy": [[1] * 6]}
     assert len(read) == (4 if own else 2)

@@ -29,24 +29,18 @@ def by_hand(source: str) -> Iterator[str]:
             text = "".join(map(str, values))
             if _BY_HAND.search(text):
                 yield text.replace(_VALUE, "{}")
-        elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and _BY_PERCENT.search(node.value)
-        ):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _BY_PERCENT.search(node.value):
             yield node.value
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
+    "message", [
         'f"{a}: unmount it with `stepfs unmount {a}`"',
-        'f"run `fusermount3 -uz {a}` as its owner"',
-        'f"mkdir -p {a}"',
-        'f"as root: chmod u+s {a}"',
+        'f"run `fusermount3 -uz {a}` as its owner"', 'f"mkdir -p {a}"', 'f"as root: chmod u+s {a}"',
         'f"`umount -f {a} || umount -l {a}`"',
-        'f"do this: stepfs fork {a}@{b} NEW --skip {c}"',
-        'log("`stepfs checkpoint %s 4`", a)',
+        'f"do this: stepfs fork {a}@{b} NEW --skip {c}"', 'log("`stepfs checkpoint %s 4`", a)',
     ],
-)
+)  # fmt: skip
 def test_the_search_finds_what_it_is_for(message: str) -> None:
     assert list(by_hand(message))
 

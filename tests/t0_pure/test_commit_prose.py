@@ -138,9 +138,7 @@ def test_every_section_has_tests_and_they_exist() -> None:
     titles = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
     assert titles == [*HELD_BY, "Rejected"]
     assert all(HELD_BY.values())
-    named = {test for tests in HELD_BY.values() for test in tests} | set(
-        re.findall(r"`(test_\w+)\.py`", TEXT)
-    )
+    named = {test for tests in HELD_BY.values() for test in tests} | set(re.findall(r"`(test_\w+)\.py`", TEXT))
     assert named <= written(), sorted(named - written())
 
 
@@ -155,10 +153,8 @@ def test_every_hazard_has_a_scenario_of_its_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "sentence",
-    [
-        f"again every {IDENTITY_CHECK_S:g} s while committing",
-        f"and {COMMIT_ID_BYTES} random bytes",
+    "sentence", [
+        f"again every {IDENTITY_CHECK_S:g} s while committing", f"and {COMMIT_ID_BYTES} random bytes",
         f"({COMMIT_TGBS_MAX} batches, {COMMIT_DESCRIPTOR_BYTES_MAX >> 20} MiB of descriptors)",
         f"while all positions together exceed {POSITIONS_BYTES_MAX >> 20} MiB",
         f"a lake takes {PRODUCERS_MAX:,} producer ids",
@@ -179,6 +175,6 @@ def test_every_hazard_has_a_scenario_of_its_number() -> None:
         f"({SEGMENT_STEPS} steps), or crosses a multiple of {_VERSIONS_MAX} versions",
         f"waits up to {SETTLE_S_MAX:g} s for a snapshot",
     ],
-)
+)  # fmt: skip
 def test_the_numbers_of_the_prose_are_those_of_the_code(sentence: str) -> None:
     assert sentence in PROSE

@@ -67,9 +67,7 @@ def records_of(history: list[Request]) -> list[ControlRecord]:
     for request in history:
         number, record = len(records) - 1, records[-1] if records else NOTHING_YET
         try:
-            following = decide(
-                number, record, replace(request, on=number) if isinstance(request, Advance) else request
-            )
+            following = decide(number, record, replace(request, on=number) if isinstance(request, Advance) else request)
         except StepfsError:
             continue
         if following is not None:
@@ -104,11 +102,7 @@ def test_the_minima_are_those_of_all_records_within_the_grace(history, grace, da
     if not records:
         return
     newest = records[-1]
-    counts = [
-        record
-        for number, record in enumerate(records)
-        if number + 1 == len(records) or ages[number + 1] < grace
-    ]
+    counts = [record for number, record in enumerate(records) if number + 1 == len(records) or ages[number + 1] < grace]
     # Before record 0 every step was needed.
     needs = [record.need for record in counts] + ([Step(0)] if ages[0] < grace else [])
     assert least_need(newest, ages, grace) == max(min(needs), newest.first_live_step)
@@ -134,10 +128,7 @@ def test_minima_that_pile_up_are_merged_so_that_none_counts_shorter():
         record = successor(number - 1, record, groups={"a": GroupRecord(start=Step(number))})
         ended[number] = 0.0
     assert len(record.minima) == MINIMA_MAX
-    assert (
-        decode_control(encode_control(LAKE, replace(record, record_id=bytes(16))), "x")[1].minima
-        == record.minima
-    )
+    assert decode_control(encode_control(LAKE, replace(record, record_id=bytes(16))), "x")[1].minima == record.minima
     assert least_need(record, {}, 1.0) == 0
     for young in (2 * MINIMA_MAX - 5, 5):
         ages = {number: 0.0 if number >= young else 9.0 for number in ended}
@@ -163,26 +154,18 @@ def test_a_group_that_keeps_nothing_any_more_needs_what_it_did():
 
 
 @pytest.mark.parametrize(
-    ("request_", "refusal"),
-    [
+    ("request_", "refusal"), [
         (Add("a", Step(4)), WithdrawnError),
-        (Add("new", Step(4), 1), WithdrawnError),
-        (Resume("a", Step(4)), WithdrawnError),
-        (Revise("a", lambda kept: kept | {Step(4)}), WithdrawnError),
-        (Drop("a", Step(6)), AbsentError),
+        (Add("new", Step(4), 1), WithdrawnError), (Resume("a", Step(4)), WithdrawnError),
+        (Revise("a", lambda kept: kept | {Step(4)}), WithdrawnError), (Drop("a", Step(6)), AbsentError),
         (Drop("new", Step(5)), AbsentError),
-        (NoteOpened("new", Step(5)), AbsentError),
-        (Retire("new"), AbsentError),
-        (
-            Revise("a", lambda _: frozenset(Step(5 + number) for number in range(KEPT_CHECKPOINTS_MAX + 1))),
-            UsageError,
-        ),
+        (NoteOpened("new", Step(5)), AbsentError), (Retire("new"), AbsentError),
+        (Revise("a", lambda _: frozenset(Step(5 + number) for number in range(KEPT_CHECKPOINTS_MAX + 1))),
+         UsageError),
     ],
-)
+)  # fmt: skip
 def test_refusals(request_, refusal):
-    record = successor(
-        6, NOTHING_YET, first_live_step=Step(5), groups={"a": GroupRecord(Step(0), (Step(5), Step(7)))}
-    )
+    record = successor(6, NOTHING_YET, first_live_step=Step(5), groups={"a": GroupRecord(Step(0), (Step(5), Step(7)))})
     with pytest.raises(refusal):
         decide(7, record, request_)
 

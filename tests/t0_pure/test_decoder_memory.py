@@ -25,18 +25,10 @@ MIB = 1 << 20
 BOUND_PER_BYTE = WEIGHT_PER_BYTE + 2  # msgpack's values, the strings in them, one copy
 SLACK = WEIGHT_FREE + 2 * MIB  # and the list of `Fields` of the widest array
 WASTE = {
-    "empty maps": b"\x80",
-    "empty lists": b"\x90",
-    "lists of one": b"\x91\xc0",
-    "maps of one": b"\x81\xc0\xc0",
-    "short texts": b"\xa2xy",
-    "short binaries": b"\xc4\x02xy",
-    "integers": b"\xcd\x12\x34",
-    "floats": b"\xca1234",
-    "extensions": b"\xd4\x01x",
-    "counted extensions": b"\xc7\x01\x01x",
-    "timestamps": b"\xd6\xff1234",
-}
+    "empty maps": b"\x80", "empty lists": b"\x90", "lists of one": b"\x91\xc0", "maps of one": b"\x81\xc0\xc0",
+    "short texts": b"\xa2xy", "short binaries": b"\xc4\x02xy", "integers": b"\xcd\x12\x34", "floats": b"\xca1234",
+    "extensions": b"\xd4\x01x", "counted extensions": b"\xc7\x01\x01x", "timestamps": b"\xd6\xff1234",
+}  # fmt: skip
 
 
 def peak_of(decoder: Callable[[bytes], object], data: bytes) -> int:
@@ -132,8 +124,6 @@ def test_a_position_of_nested_announcements_is_refused_in_little_memory() -> Non
 
 
 def test_the_lightest_steps_are_far_from_the_bound() -> None:
-    entries = tuple(
-        StepEntry(Step(n), Version(n), n, "p", Epoch(1), durable(n % 10).tgb) for n in range(SEGMENT_STEPS)
-    )
+    entries = tuple(StepEntry(Step(n), Version(n), n, "p", Epoch(1), durable(n % 10).tgb) for n in range(SEGMENT_STEPS))
     stored = encode_segment("0" * 32, Segment(SegmentIndex(0), b"d" * 32, entries))
     assert peak_of(lambda data: decode_segment(data, "x"), stored) < WEIGHT_PER_BYTE * len(stored)

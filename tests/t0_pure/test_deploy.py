@@ -15,6 +15,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from finished import ran
 from programs import commands_of
 
 from stepfs.cli.app import app
@@ -52,12 +53,8 @@ def test_the_unit_passes_systemds_own_check(tmp_path):
     stepfs = shutil.which("stepfs", path=sysconfig.get_path("scripts"))
     installed = tmp_path / "stepfs@node.service"
     installed.write_text(UNIT.read_text().replace(program, str(stepfs)))
-    done = subprocess.run(
+    done = ran(
         ["systemd-analyze", "verify", "--man=no", str(installed)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
         env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
     )
     said = [line for line in done.stderr.splitlines() if "stepfs@" in line]
@@ -81,12 +78,8 @@ def test_the_unit_does_not_restart_what_a_restart_cannot_help():
     from stepfs import errors  # noqa: PLC0415
 
     kinds = [
-        errors.UsageError,
-        errors.AbsentError,
-        errors.RefusedError,
-        errors.CorruptError,
-        errors.FencedError,
-    ]
+        errors.UsageError, errors.AbsentError, errors.RefusedError, errors.CorruptError, errors.FencedError,
+    ]  # fmt: skip
     (listed,) = unit()["RestartPreventExitStatus"]
     assert {int(code) for code in listed.split()} == {kind.exit_code for kind in kinds}
     assert errors.StoreUnreachableError.exit_code not in {int(code) for code in listed.split()}
@@ -100,9 +93,7 @@ def test_a_manifest_has_the_shape_kubernetes_wants(manifest):
 
 def test_the_shape_check_can_fail():
     document = yaml.safe_load(MANIFESTS[0].read_text())
-    document["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPropagtion"] = (
-        "Bidirectional"
-    )
+    document["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPropagtion"] = "Bidirectional"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, "1.30", strict=True)
 
@@ -175,15 +166,11 @@ def test_the_mount_helper_translates(arguments, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["l"], 1),
-        (["l", "/m", "-x"], 1),
-        (["l", "/m", "-o", 'ranks="0,1'], 1),
-        (["l", "/m", "-f"], 0),
+    ("arguments", "code"), [
+        (["l"], 1), (["l", "/m", "-x"], 1), (["l", "/m", "-o", 'ranks="0,1'], 1), (["l", "/m", "-f"], 0),
         (["l", "/m"], 32),
     ],
-)
+)  # fmt: skip
 def test_the_mount_helpers_exit_status_is_mount_8s(arguments, code, tmp_path):
     stand_in = tmp_path / "stepfs"
     stand_in.write_text("#!/bin/sh\nexit 4\n")
@@ -192,14 +179,7 @@ def test_the_mount_helpers_exit_status_is_mount_8s(arguments, code, tmp_path):
 
 
 def helper(arguments, stand_in):
-    return subprocess.run(
-        [str(DEPLOY / "mount.stepfs"), *arguments],
-        env={"STEPFS": str(stand_in), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+    return ran([str(DEPLOY / "mount.stepfs"), *arguments], env={"STEPFS": str(stand_in), "PATH": "/usr/bin:/bin"})
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)

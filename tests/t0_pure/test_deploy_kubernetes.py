@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
+from finished import ran
 from test_deploy import variables
 
 from stepfs import __version__
@@ -92,9 +92,7 @@ def test_only_what_mounts_has_privileges():
     assert manifests()["reclaim.yaml"]["spec"]["concurrencyPolicy"] == "Forbid"
     for name in ("daemonset.yaml", "sidecar.yaml"):
         (mount,) = [c for c in containers(manifests()[name]) if c["name"] == "stepfs"]
-        assert mount["securityContext"]["runAsUser"] == 0, (
-            "the image has another user, who may not allow others"
-        )
+        assert mount["securityContext"]["runAsUser"] == 0, "the image has another user, who may not allow others"
 
 
 @pytest.mark.parametrize("directory", [BASE, EXAMPLE], ids=["base", "example"])
@@ -102,9 +100,7 @@ def test_kubernetes_accepts_what_kustomize_builds(directory):
     """By kubectl where it is installed; the manifests that it would join, everywhere."""
     documents = list(manifests().values())
     if shutil.which("kubectl"):
-        done = subprocess.run(
-            ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True, timeout=60
-        )
+        done = ran(["kubectl", "kustomize", str(directory)], check=True)
         documents = list(yaml.safe_load_all(done.stdout))
     assert {"CronJob", "DaemonSet"} < {document["kind"] for document in documents}
     for document in documents:

@@ -1,4 +1,4 @@
-"""The systemd units: sandboxed as far as a mount that others must see can be, and a timer for reclaim."""
+"""The systemd units and Ray's manifest: sandboxed where they can be, in shape, and of commands that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
+import typer
+import yaml
+from finished import ran
+
+from stepfs import __version__, errors
+from stepfs_producer.cli.app import app
 
 DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
 MOUNT, RECLAIM, TIMER = "stepfs@.service", "stepfs-reclaim@.service", "stepfs-reclaim@.timer"
@@ -41,14 +48,7 @@ def sections(unit: str) -> dict[str, list[tuple[str, str]]]:
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     assert shutil.which("systemd-analyze"), "scripts/setup installs it"
-    return subprocess.run(
-        ["systemd-analyze", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-    )
+    return ran(["systemd-analyze", *map(str, arguments)], env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"})
 
 
 def test_nothing_gives_the_mount_a_namespace_of_its_own():
@@ -82,3 +82,47 @@ def test_reclaim_runs_once_with_credentials_of_its_own():
     assert service["CapabilityBoundingSet"] == ""
     timer = dict(sections(TIMER)["Timer"])
     assert {"OnBootSec", "OnUnitInactiveSec"} <= set(timer), "runs never overlap, however long one takes"
+
+
+MANIFEST = Path(__file__).parents[2] / "scripts/deploy/ray.yaml"
+SERVICE, JOB, NODES = yaml.safe_load_all(MANIFEST.read_text())
+
+
+def container(document: dict) -> dict:
+    (found,) = document["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_it_has_the_shape_kubernetes_wants() -> None:
+    for document in (SERVICE, JOB, NODES):
+        kubernetes_validate.validate(document, "1.30", strict=True)
+
+
+def test_all_run_one_image_and_know_one_token() -> None:
+    assert {container(one)["image"] for one in (JOB, NODES)} == {f"registry.example/stepfs:{__version__}"}
+    assert container(JOB)["envFrom"] == container(NODES)["envFrom"]
+
+
+def test_the_command_has_the_options_that_it_is_given() -> None:
+    line = container(JOB)["command"][2].rpartition("exec ")[2]
+    words = shlex.split(line.replace("$STEPFS_LAKE", "file:///lake").replace("$POD_IP", "10.0.0.4"))
+    assert words[:2] == ["stepfs-produce", "run"]
+    command = typer.main.get_group(app).commands["run"]
+    given = command.make_context("run", words[2:]).params
+    assert (given["engine"], given["ray_address"], given["workers"]) == ("ray", "10.0.0.4:6379", "2:16")
+
+
+def test_nodes_look_for_the_head_where_it_is() -> None:
+    port = re.search(r"--head --port=(\d+)", str(container(JOB)["command"]))
+    assert port is not None
+    assert f"--address={SERVICE['metadata']['name']}:{port[1]} " in str(container(NODES)["command"])
+    assert SERVICE["spec"]["selector"].items() <= JOB["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_an_ending_that_another_start_cannot_mend_is_final() -> None:
+    kinds = [
+        errors.UsageError, errors.AbsentError, errors.RefusedError, errors.CorruptError, errors.FencedError,
+    ]  # fmt: skip
+    (rule,) = JOB["spec"]["podFailurePolicy"]["rules"]
+    assert set(rule["onExitCodes"]["values"]) == {kind.exit_code for kind in kinds}
+    assert rule["onExitCodes"]["containerName"] == container(JOB)["name"]

@@ -59,9 +59,7 @@ def test_a_shape_that_never_changes_is_a_promise(ext, vocabulary):
 @given(tasks())
 @settings(max_examples=30)
 def test_any_planned_step_is(task):
-    payloads, _ = construct(
-        PayloadSpec(".safetensors", labels_shifted=False, padding=0, vocabulary=999), task[0]
-    )
+    payloads, _ = construct(PayloadSpec(".safetensors", labels_shifted=False, padding=0, vocabulary=999), task[0])
     for payload in payloads:
         assert problem(".safetensors", planned_schema(".safetensors", {}, vocabulary=999), payload) is None
 
@@ -77,12 +75,8 @@ def test_a_tokenizer_is_named_with_what_a_reader_needs():
     assert facts() == {"kind": "bytes", "identity": "bytes", "vocabulary": 258, "eos": 256, "pad": 257}
     plan = open_tokenizer(TokenizerSpec(eos="none"))
     assert tokenizer_facts(plan, "ab" * 32, eos=plan.eos, bos=plan.bos, pad=plan.pad) == {
-        "kind": "bytes",
-        "identity": "bytes",
-        "vocabulary": 258,
-        "pad": 257,
-        "file_sha256": "ab" * 32,
-    }
+        "kind": "bytes", "identity": "bytes", "vocabulary": 258, "pad": 257, "file_sha256": "ab" * 32,
+    }  # fmt: skip
 
 
 def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():

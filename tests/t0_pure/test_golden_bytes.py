@@ -43,66 +43,24 @@ from stepfs.lake.reclaim.progress import Progress, decode_progress, encode_progr
 
 LAKE = "0123456789abcdef" * 2
 IMAGE = build(
-    lake_id=LAKE,
-    producer_id="p",
-    epoch=Epoch(1),
-    seq=7,
-    payloads=[b"slice zero", b"one"],
-    records=[2, 1],
-)
+    lake_id=LAKE, producer_id="p", epoch=Epoch(1), seq=7, payloads=[b"slice zero", b"one"], records=[2, 1],
+)  # fmt: skip
 TGB = Descriptor(0, f"{LAKE}/data/x/y.tgb", IMAGE.size, 7, IMAGE.packed_slices, IMAGE.packed_blocks)
 COMMIT = Commit(
-    version=Version(5),
-    lake_id=LAKE,
-    kind=CommitKind.DATA,
-    commit_id=b"i" * 16,
-    prev_digest=b"d" * 32,
-    producer_id="p",
-    epoch=Epoch(1),
-    incarnation=b"n" * 16,
-    next_seq=8,
-    position=b"\x07",
-    first_step=Step(7),
-    tgbs=(TGB,),
-    time_ms=1_700_000_000_000,
-    total_bytes=1 << 60,
-    total_records=24,
-    control=3,
-)
+    version=Version(5), lake_id=LAKE, kind=CommitKind.DATA, commit_id=b"i" * 16, prev_digest=b"d" * 32,
+    producer_id="p", epoch=Epoch(1), incarnation=b"n" * 16, next_seq=8, position=b"\x07", first_step=Step(7),
+    tgbs=(TGB,), time_ms=1_700_000_000_000, total_bytes=1 << 60, total_records=24, control=3,
+)  # fmt: skip
 EPOCH = replace(
-    COMMIT,
-    version=Version(6),
-    kind=CommitKind.EPOCH,
-    epoch=Epoch(2),
-    incarnation=b"m" * 16,
-    position=b"",
-    first_step=Step(8),
-    tgbs=(),
-    time_ms=1_700_000_000_001,
-    total_bytes=13,
-    total_records=3,
-    control=0,
-    retired=True,
-)
+    COMMIT, version=Version(6), kind=CommitKind.EPOCH, epoch=Epoch(2), incarnation=b"m" * 16, position=b"",
+    first_step=Step(8), tgbs=(), time_ms=1_700_000_000_001, total_bytes=13, total_records=3, control=0, retired=True,
+)  # fmt: skip
 ORIGIN = Origin("s3://b/parent", "f" * 32, Step(4), Step(6), Step(9))
 ORIGIN_COMMIT = Commit(
-    version=Version(1),
-    lake_id=LAKE,
-    kind=CommitKind.ORIGIN,
-    commit_id=b"i" * 16,
-    prev_digest=b"d" * 32,
-    producer_id="",
-    epoch=Epoch(0),
-    incarnation=bytes(16),
-    next_seq=0,
-    position=b"",
-    first_step=Step(9),
-    tgbs=(),
-    time_ms=1,
-    total_bytes=13,
-    total_records=3,
-    origin=ORIGIN,
-)
+    version=Version(1), lake_id=LAKE, kind=CommitKind.ORIGIN, commit_id=b"i" * 16, prev_digest=b"d" * 32,
+    producer_id="", epoch=Epoch(0), incarnation=bytes(16), next_seq=0, position=b"", first_step=Step(9), tgbs=(),
+    time_ms=1, total_bytes=13, total_records=3, origin=ORIGIN,
+)  # fmt: skip
 CONTROL = ControlRecord(
     record_id=b"r" * 16,
     time_ms=1_700_000_000_000,
@@ -110,9 +68,7 @@ CONTROL = ControlRecord(
     floor=Version(4),
     deleted_bytes=1 << 60,
     groups={
-        "run": GroupRecord(
-            start=Step(10), kept=(Step(20), Step(30)), recorded=(Step(30), Step(20)), opened=Step(33)
-        ),
+        "run": GroupRecord(start=Step(10), kept=(Step(20), Step(30)), recorded=(Step(30), Step(20)), opened=Step(33)),
         "fork:" + "e" * 32: GroupRecord(
             start=Step(10), fork=ForkMark("file:///new", Cut(Step(12), Step(12), Step(14)))
         ),
@@ -137,9 +93,7 @@ STATE = LogState(
     total_records=3,
     control=3,
     sealed=False,
-    producers={
-        "p": ProducerState("p", Epoch(1), b"n" * 16, 8, b"\x07", False, Version(5), 1_700_000_000_000)
-    },
+    producers={"p": ProducerState("p", Epoch(1), b"n" * 16, 8, b"\x07", False, Version(5), 1_700_000_000_000)},
     origins=(ORIGIN,),
     first_segment=SegmentIndex(1),
     segment_refs=pack_ref(SEGMENT),

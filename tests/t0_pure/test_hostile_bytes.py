@@ -38,12 +38,9 @@ FIELDS = [
     "host", "directory", "pid", "stepfs", "read_to", "waited",
 ]  # fmt: skip
 LAKE_BODY = {
-    "lake": "0" * 32,
-    "slices": 1,
-    "grid": {"ranks": 1, "micro": 1, "cp": 1, "files": [""]},
-    "ext": ".pt",
+    "lake": "0" * 32, "slices": 1, "grid": {"ranks": 1, "micro": 1, "cp": 1, "files": [""]}, "ext": ".pt",
     "created": 0,
-}
+}  # fmt: skip
 leaves = (
     st.none()
     | st.booleans()
@@ -54,9 +51,7 @@ leaves = (
 )
 values = st.recursive(
     leaves,
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | leaves, inner, max_size=9)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | leaves, inner, max_size=9),
     max_leaves=30,
 )
 maps = st.dictionaries(st.sampled_from(FIELDS), values, max_size=30)
@@ -149,8 +144,7 @@ def test_unknown_keys_are_ignored_and_unknown_kinds_and_versions_stop_the_reader
         b"\xdf\xff\xff\xff\xff",  # map that claims 2³² items
         b"\xc6\xff\xff\xff\xff",  # binary that claims 4 GiB
         b"\x91" * 100_000,  # nested beyond any stack
-        (b"\xdd" + struct.pack(">I", 16_000)) * 2_000
-        + b"\xc0" * 16_000,  # each level claims room for all that follows
+        (b"\xdd" + struct.pack(">I", 16_000)) * 2_000 + b"\xc0" * 16_000,  # each level claims room for all that follows
     ],
     ids=["array", "map", "binary", "depth", "depth times width"],
 )

@@ -1,4 +1,6 @@
-"""The identity with a payload schema, and what a stepfs that knows no schemas makes of it."""
+"""Records of other versions: the identity with a payload schema, and that of a mount, as older readers and writers
+take them.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError
-from stepfs.format.codec import HEADER_BYTES, Kind, encode
+from stepfs.format.codec import HEADER_BYTES, Kind, decode, encode
 from stepfs.format.grid.record import Grid
-from stepfs.format.ids import SliceIndex
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.node import NodeRecord, decode_node, encode_node
 from stepfs.format.payload.schema import SCHEMA_BYTES_MAX
 from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 
@@ -45,9 +48,9 @@ def test_a_schema_is_one_more_key_which_older_readers_ignore():
         st.integers(1, 8),
         st.integers(1, 8),
         st.integers(1, 8),
-        st.lists(
-            st.from_regex(r"([a-z][a-z0-9_]{0,31})?", fullmatch=True), min_size=1, max_size=4, unique=True
-        ).map(tuple),
+        st.lists(st.from_regex(r"([a-z][a-z0-9_]{0,31})?", fullmatch=True), min_size=1, max_size=4, unique=True).map(
+            tuple
+        ),
     )
 )
 def test_a_grid_survives_its_journey_and_numbers_each_slice_once(grid):
@@ -87,3 +90,17 @@ def test_another_type_or_size_is_corrupt(value):
 def test_a_text_that_is_no_schema_is_still_a_lake_that_can_be_mounted():
     odd = LakeIdentity("a" * 32, Grid(2), ".npy", 7, payload_schema="no schema at all")
     assert decode_lake(encode_lake(odd), "x") == odd
+
+
+LAKE = "a" * 32
+RECORD = NodeRecord("run", "gpu-7", "/mnt/run", 12, "1.0", Step(5), Step(0), 1000, 99, interval_ms=50_000)
+
+
+def test_the_interval_comes_back() -> None:
+    assert decode_node(encode_node(LAKE, RECORD), "x") == (LAKE, RECORD)
+
+
+def test_readers_go_by_name() -> None:
+    encoded = encode_node(LAKE, RECORD)
+    assert encoded[7] == 1
+    assert decode(Kind.NODE, encoded, "x").integer("time") == 99  # they read by name and ignore the rest

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import tools
+from finished import ran
 
 from release.build import build
 from release_checks.wheel import readme_blocks
@@ -101,9 +102,7 @@ def checkout(tmp_path):
 
 def image(checkout, *arguments):
     command = [checkout / "bin/bash", checkout / "scripts/image", *arguments]
-    return subprocess.run(
-        command, env={"PATH": str(checkout / "bin")}, capture_output=True, text=True, check=False
-    )
+    return ran(command, env={"PATH": str(checkout / "bin")})
 
 
 def test_what_is_missing_is_said(checkout):
@@ -114,9 +113,7 @@ def test_what_is_missing_is_said(checkout):
     assert (done.returncode, "none of buildah, podman and docker" in done.stderr) == (4, True)
 
 
-@pytest.mark.parametrize(
-    ("given", "tag"), [([], f"stepfs:{__version__}"), (["r.example/s:1"], "r.example/s:1")]
-)
+@pytest.mark.parametrize(("given", "tag"), [([], f"stepfs:{__version__}"), (["r.example/s:1"], "r.example/s:1")])
 def test_the_first_builder_there_is_gets_the_containerfile(checkout, given, tag):
     (checkout / f"dist/stepfs-{__version__}-py3-none-any.whl").touch()
     for name in ("podman", "docker"):
@@ -129,10 +126,7 @@ def test_the_first_builder_there_is_gets_the_containerfile(checkout, given, tag)
 def runtime() -> str | None:
     """A program that can build here and run what it built."""
     for name in ("podman", "docker"):
-        if (
-            shutil.which(name)
-            and subprocess.run([name, "info"], capture_output=True, check=False).returncode == 0
-        ):
+        if shutil.which(name) and subprocess.run([name, "info"], capture_output=True, check=False).returncode == 0:
             return name
     return None
 
@@ -151,25 +145,13 @@ def test_where_there_is_a_builder_the_image_mounts_produces_and_reclaims(tmp_pat
     try:
         fuse = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN", "--security-opt", "apparmor=unconfined"]
         command = [
-            program,
-            "run",
-            "--rm",
-            *fuse,
-            "--entrypoint",
-            "/usr/bin/tini",
-            tag,
-            "--",
-            "sh",
-            "-c",
-            USED,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+            program, "run", "--rm", *fuse, "--entrypoint", "/usr/bin/tini", tag, "--", "sh", "-c", USED,
+        ]  # fmt: skip
+        done = ran(command, check=True, timeout=None)
         lines = done.stdout.splitlines()
         assert str(sum(range(8192))) in lines
         assert lines[-3:] == [f"step-00000000{step}" for step in (5, 6, 7)]
-        done = subprocess.run(
-            [program, "run", "--rm", tag, "version"], capture_output=True, text=True, check=True
-        )
+        done = ran([program, "run", "--rm", tag, "version"], check=True)
         assert re.search(rf"^stepfs +{re.escape(__version__)}", done.stdout)
     finally:
         subprocess.run([program, "rmi", tag], capture_output=True, check=False)

@@ -97,17 +97,12 @@ def png_of(width: int, height: int) -> bytes:
 
 
 BAD_IMAGES = {
-    "truncated JPEG": plain(400, 400)[:-300],
-    "truncated PNG": encoded(Pillow.effect_noise((64, 64), 50))[:-900],
-    "a bomb": png_of(30_000, 30_000),
-    "half a bomb, which Pillow only warns of": png_of(10_000, 10_000),
-    "no pixel": png_of(0, 5),
-    "no pixel in a row": png_of(5, 0),
-    "empty": b"",
-    "another format": encoded(Pillow.new("RGB", (8, 8)), "GIF"),
-    "noise": bytes(range(256)),
+    "truncated JPEG": plain(400, 400)[:-300], "truncated PNG": encoded(Pillow.effect_noise((64, 64), 50))[:-900],
+    "a bomb": png_of(30_000, 30_000), "half a bomb, which Pillow only warns of": png_of(10_000, 10_000),
+    "no pixel": png_of(0, 5), "no pixel in a row": png_of(5, 0), "empty": b"",
+    "another format": encoded(Pillow.new("RGB", (8, 8)), "GIF"), "noise": bytes(range(256)),
     "a damaged chunk": plain(64, 64, "PNG").replace(b"IDAT", b"IDAX"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_IMAGES)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from finished import ran
 
 HEAVY = {"torch", "boto3", "botocore", "pyfuse3", "numpy", "tokenizers", "safetensors", "ray", "obstore"}
 
@@ -17,26 +17,16 @@ def modules_after(script: str) -> set[str]:
 
 def all_modules_after(script: str) -> set[str]:
     program = f"import sys\n{script}\nprint(' '.join(sys.modules), file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = ran([sys.executable, "-c", program], check=True)
     return set(done.stderr.split())
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "stepfs",
-        "stepfs.errors",
-        "stepfs.training",
-        "stepfs.shuffled_steps",
-        "stepfs.lake.identity",
-        "stepfs.lake.log.reader",
-        "stepfs.view.tree",
-        "stepfs.lake.verify.lake",
-        "stepfs_producer",
+    "module", [
+        "stepfs", "stepfs.errors", "stepfs.training", "stepfs.shuffled_steps", "stepfs.lake.identity",
+        "stepfs.lake.log.reader", "stepfs.view.tree", "stepfs.lake.verify.lake", "stepfs_producer",
     ],
-)
+)  # fmt: skip
 def test_the_core_imports_nothing_heavy(module):
     assert not modules_after(f"import {module}") & HEAVY
 
@@ -49,14 +39,10 @@ def test_help_of_stepfs_loads_not_even_the_event_loop(arguments):
     script = f"import stepfs.cli\nsys.argv = ['x', *{arguments!r}]\n" + HELP.format(module="stepfs.cli")
     loaded = modules_after(script)
     assert not loaded & (HEAVY | {"trio", "msgpack", "rich"})
-    assert len(loaded) < 200, (
-        "help takes 0.2 s with about 110 top-level modules, most of them the interpreter's"
-    )
+    assert len(loaded) < 200, "help takes 0.2 s with about 110 top-level modules, most of them the interpreter's"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["text", "--help"], ["check", "--help"], ["simulate", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["text", "--help"], ["check", "--help"], ["simulate", "--help"]])
 def test_help_of_stepfs_produce_is_light(arguments):
     script = f"import stepfs_producer.cli\nsys.argv = ['x', *{arguments!r}]\n"
     assert not modules_after(script + HELP.format(module="stepfs_producer.cli")) & (HEAVY | {"rich", "yaml"})
@@ -64,9 +50,7 @@ def test_help_of_stepfs_produce_is_light(arguments):
 
 @pytest.mark.parametrize("command", ["init", "ls", "status", "verify", "doctor", "mount", "unmount"])
 def test_help_of_a_command_is_as_light(command):
-    script = f"import stepfs.cli\nsys.argv = ['stepfs', {command!r}, '--help']\n" + HELP.format(
-        module="stepfs.cli"
-    )
+    script = f"import stepfs.cli\nsys.argv = ['stepfs', {command!r}, '--help']\n" + HELP.format(module="stepfs.cli")
     assert not modules_after(script) & (HEAVY | {"trio"})
 
 

@@ -66,9 +66,7 @@ def test_other_files_of_micro_batches_are_the_parts_of_a_ranks_file(drawn):
     stacked = np.concatenate([np.load(io.BytesIO(payload)) for payload in whole], axis=1)
     assert (stacked == np.concatenate([np.load(io.BytesIO(payload)) for payload in parts], axis=1)).all()
     whole, parts = made(".tar", drawn[0])
-    assert [tar_members(whole, "padding"), tar_members(parts, "padding")] == [
-        tar_members(whole, "padding")
-    ] * 2
+    assert [tar_members(whole, "padding"), tar_members(parts, "padding")] == [tar_members(whole, "padding")] * 2
 
 
 def tar_members(payloads: list[bytes], apart: str) -> list[tuple[str, bytes]]:
@@ -96,20 +94,15 @@ def test_tokens_are_not_copied_and_the_file_stays_as_it_was():
         assert {name: value.tolist() for name, value in batch.items()} == before
 
 
-@pytest.mark.parametrize(
-    "batch", [{}, {"input_ids": torch.zeros(2, 4)}, [1], b"x", torch.zeros(4, 2, 8), None]
-)
+@pytest.mark.parametrize("batch", [{}, {"input_ids": torch.zeros(2, 4)}, [1], b"x", torch.zeros(4, 2, 8), None])
 def test_what_no_plan_made_is_refused_with_the_other_way(batch):
-    with pytest.raises(
-        WrongTypeError, match=r"no decoded .pt or .safetensors of a plan.*output.files: micro_batches"
-    ):
+    with pytest.raises(WrongTypeError, match=r"no decoded .pt or .safetensors of a plan.*output.files: micro_batches"):
         micro_batches(batch)
 
 
 def test_default_plans_write_the_bytes_that_they_always_wrote():
     digests = {
-        ext: hashlib.sha256(b"".join(made(ext)[0])).hexdigest()[:16]
-        for ext in (".safetensors", ".npy", ".tar", ".bin")
+        ext: hashlib.sha256(b"".join(made(ext)[0])).hexdigest()[:16] for ext in (".safetensors", ".npy", ".tar", ".bin")
     }
     assert digests == {
         ".safetensors": "b82dd600628186f4",

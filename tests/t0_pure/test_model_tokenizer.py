@@ -107,9 +107,7 @@ def test_an_end_that_is_not_clear_or_not_there_is_refused() -> None:
     both["added_tokens"].append(both["added_tokens"][1] | {"id": 12, "content": "<|endoftext|>"})
     with pytest.raises(UsageError, match=r"'<\|endoftext\|>', '</s>'"):
         open_tokenizer(TokenizerSpec(HF, "t5.json"), json.dumps(both))
-    with pytest.raises(
-        UsageError, match=r"qwen\.json: the eos token '<\|endoftxt\|>'.*did you mean '<\|endoftext\|>'"
-    ):
+    with pytest.raises(UsageError, match=r"qwen\.json: the eos token '<\|endoftxt\|>'.*did you mean '<\|endoftext\|>'"):
         of("qwen", eos="<|endoftxt|>")
     with pytest.raises(UsageError, match=r"the pad token '日本語日本語' is not in its vocabulary$"):
         of("qwen", pad="日本語日本語")

@@ -84,21 +84,13 @@ def test_any_name_is_a_hint_or_refused(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "1-shuffle-1-0-0-10-0-1",
-        "1-shuffle-1-0-10-10-0-1-0",
-        "1-shuffle-1-0-0-10-1-1-0",
-        "1-shuffle-1-0-0-10-0-1-11",
-        "1-shuffle-01-0-0-10-0-1-0",
-        "2-shuffle-1-0-0-10-0-1-0",
-        "1-shuffle-1-0-0-9999999999999999-0-1-0",
-        "1-steps-0-",
-        "1-steps-0-gA",
-        "1-steps-0-AQ",
+    "name", [
+        "1-shuffle-1-0-0-10-0-1", "1-shuffle-1-0-10-10-0-1-0", "1-shuffle-1-0-0-10-1-1-0",
+        "1-shuffle-1-0-0-10-0-1-11", "1-shuffle-01-0-0-10-0-1-0", "2-shuffle-1-0-0-10-0-1-0",
+        "1-shuffle-1-0-0-9999999999999999-0-1-0", "1-steps-0-", "1-steps-0-gA", "1-steps-0-AQ",
         "1-none-1",
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused(name):
     with pytest.raises(UsageError):
         parse_hint(name)
@@ -110,12 +102,8 @@ def shuffled(count=1000, *, epoch=0, at=0):
 
 def planned(streams, *, window=4, now=0.0, first=0, frontier=ALL, told=()):
     plan = streams.plan(
-        hinted=frozenset(told),
-        window_of=lambda _: window,
-        first=Step(first),
-        frontier=Step(frontier),
-        now=now,
-    )
+        hinted=frozenset(told), window_of=lambda _: window, first=Step(first), frontier=Step(frontier), now=now,
+    )  # fmt: skip
     return [step for step, _ in plan]
 
 
@@ -224,9 +212,7 @@ def test_the_last_steps_of_an_epoch_are_fetched_while_the_next_begins():
     opened(streams, hint, range(290))
     streams.accept(following, 0.0)
     assert planned(streams) == [
-        order.step_at(place)
-        for k in range(4)
-        for order, place in ((hint.order, 290 + k), (following.order, k))
+        order.step_at(place) for k in range(4) for order, place in ((hint.order, 290 + k), (following.order, k))
     ]
 
 

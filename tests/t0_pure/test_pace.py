@@ -32,9 +32,7 @@ def head(
     last_versions: dict[str, int], *, version: int, time_ms: int = 0, times: dict[str, int] | None = None
 ) -> LogState:
     producers = {
-        name: ProducerState(
-            name, Epoch(1), b"i" * 16, 0, b"", False, Version(last), (times or {}).get(name, time_ms)
-        )
+        name: ProducerState(name, Epoch(1), b"i" * 16, 0, b"", False, Version(last), (times or {}).get(name, time_ms))
         for name, last in last_versions.items()
     }
     return replace(genesis("0" * 32, 1), version=Version(version), producers=producers, time_ms=time_ms)
@@ -67,11 +65,8 @@ def test_never_more_than_there_are_and_never_fewer_by_one_more(found: list[int])
 
 def test_retired_long_silent_and_oneself_do_not_count() -> None:
     state = head(
-        {"me": 9, "a": 8, "b": 7, "old": 6, "bye": 5},
-        version=9,
-        time_ms=RECENT_MS * 2,
-        times={"old": 1},
-    )
+        {"me": 9, "a": 8, "b": 7, "old": 6, "bye": 5}, version=9, time_ms=RECENT_MS * 2, times={"old": 1},
+    )  # fmt: skip
     producers = dict(state.producers)
     producers["bye"] = replace(producers["bye"], retired=True)
     assert sorted(ages(replace(state, producers=producers), "me")) == [1, 2]
@@ -134,9 +129,7 @@ def test_of_two_exposures_the_shorter_is_believed() -> None:
     assert pacer.interval_s == pytest.approx(interval_s(3, 0.01))
 
 
-def test_an_outage_is_forgotten_after_two_attempts_and_never_lasts_longer_in_the_pace_than_in_the_store() -> (
-    None
-):
+def test_an_outage_is_forgotten_after_two_attempts_and_never_lasts_longer_in_the_pace_than_in_the_store():
     pacer = paced(100, exposure_s=0.05)
     waited_s, outage_s, usual_s = 0.0, 600.0, pacer.interval_s
     while waited_s < outage_s:
@@ -168,9 +161,7 @@ def test_a_start_that_was_frozen_for_minutes_waits_for_a_minute_and_not_for_hour
 def test_a_long_pace_does_not_hide_the_others() -> None:
     """1,000 producers at 50 ms commit every 250 s: who committed a minute ago is still one of them."""
     state = head({"me": 1000, **{f"p{n}": n for n in range(1000)}}, version=1000, time_ms=250_000)
-    producers = {
-        name: replace(producer, time_ms=producer.version * 250) for name, producer in state.producers.items()
-    }
+    producers = {name: replace(producer, time_ms=producer.version * 250) for name, producer in state.producers.items()}
     pacer = paced(0, exposure_s=0.05)
     for _ in range(5):
         pacer.note_head(replace(state, producers=producers), "me", 0.0, followed_s=0.0)
@@ -218,9 +209,7 @@ def test_pauses_after_losses_double_from_four_exposures_up_to_the_interval() -> 
     pacer.others = 99
     for _ in range(9):
         pacer.lost(ended_s=0.0, exposure_s=0.01)
-    assert draws == pytest.approx(
-        [0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 99 * 0.01 / LOAD, 99 * 0.01 / LOAD]
-    )
+    assert draws == pytest.approx([0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 99 * 0.01 / LOAD, 99 * 0.01 / LOAD])
 
 
 def busy_log(pacer: Pacer, *, others: int, age: int) -> None:
@@ -263,9 +252,7 @@ def test_racing_starts_are_pulled_apart_though_nobody_is_in_view() -> None:
     st.floats(0.0, 10.0),
     st.lists(st.booleans(), max_size=40),
 )
-def test_due_is_bounded_whatever_happened(
-    others: int, exposure_s: float, delay_max_s: float, wins: list[bool]
-) -> None:
+def test_due_is_bounded_whatever_happened(others, exposure_s, delay_max_s, wins):
     pacer = Pacer(delay_max_s=delay_max_s, draw=lambda _low, high: high)
     last_s = 0.0
     for number, won in enumerate(wins):

@@ -19,18 +19,12 @@ def simulate(count: int, *, seconds: float, period_s: float = 0.3) -> Result:
     return Model([period_s] * count, TEN_MS, delay_max_s=60.0, seed=count).run(seconds)
 
 
-def fleet(
-    count: int, exposure_s: float, *, turns: int, crowded_at: int | None = None
-) -> tuple[Result, float]:
+def fleet(count: int, exposure_s: float, *, turns: int, crowded_at: int | None = None) -> tuple[Result, float]:
     """Producers that start together with the default `max_delay` and never run out of batches; T."""
     natural_s = interval_s(count - 1, exposure_s)
     model = Model(
-        [natural_s / 4] * count,
-        around(exposure_s),
-        seed=count,
-        start_together=True,
-        crowded_at=crowded_at,
-    )
+        [natural_s / 4] * count, around(exposure_s), seed=count, start_together=True, crowded_at=crowded_at,
+    )  # fmt: skip
     return model.run(turns * natural_s), natural_s
 
 
@@ -53,9 +47,7 @@ SIZES = [
 
 @pytest.mark.parametrize("exposure_s", [0.01, 0.05, 0.1])
 @pytest.mark.parametrize(("count", "turns"), SIZES)
-def test_nobody_starves_among_producers_that_start_together(
-    count: int, turns: int, exposure_s: float
-) -> None:
+def test_nobody_starves_among_producers_that_start_together(count, turns, exposure_s):
     result, natural_s = fleet(count, exposure_s, turns=turns)
     assert result.lost_share <= 0.25
     assert result.spread <= 2.0

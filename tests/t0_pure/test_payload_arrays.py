@@ -28,18 +28,14 @@ def shown(format_name, payload):
 
 
 @pytest.mark.parametrize(
-    ("array", "dtype"),
-    [
-        (np.zeros((2, 3), np.int32), "int32"),
-        (np.zeros(0, np.uint16), "uint16"),
-        (np.zeros((), np.float64), "float64"),
-        (np.zeros((4, 1), np.bool_), "bool"),
+    ("array", "dtype"), [
+        (np.zeros((2, 3), np.int32), "int32"), (np.zeros(0, np.uint16), "uint16"),
+        (np.zeros((), np.float64), "float64"), (np.zeros((4, 1), np.bool_), "bool"),
         (np.zeros(3, np.complex64), "complex64"),
-        (np.zeros(2, ">i4"), "big-endian int32"),
-        (np.zeros(2, "<U3"), "<U3"),
+        (np.zeros(2, ">i4"), "big-endian int32"), (np.zeros(2, "<U3"), "<U3"),
         (np.zeros(2, [("a", "i4")]), "a structured dtype"),
     ],
-)
+)  # fmt: skip
 def test_npy_files_say_dtype_and_shape(array, dtype):
     assert shown("npy", npy(array)) == [("array", dtype, array.shape)]
 
@@ -102,9 +98,7 @@ def test_a_hostile_header_takes_little_memory():
 def test_the_ends_are_enough_for_a_payload_of_any_length():
     rows = np.zeros(HEAD_BYTES_MAX, np.int32)
     for format_name, payload in (("npy", npy(rows)), ("safetensors", safetensors(a=rows))):
-        ends = Excerpt(
-            memoryview(payload[:HEAD_BYTES_MAX]), memoryview(payload[-TAIL_BYTES_MAX:]), len(payload)
-        )
+        ends = Excerpt(memoryview(payload[:HEAD_BYTES_MAX]), memoryview(payload[-TAIL_BYTES_MAX:]), len(payload))
         assert read_arrays(format_name, ends) == read(format_name, payload)
 
 

@@ -76,27 +76,19 @@ def test_safetensors_that_the_library_loads_are_read(payload):
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [
-        headed(PLAIN, version=b"\x09\x00"),
-        headed(PLAIN, version=b"\x01\x07"),
-        headed(PLAIN, version=b"\x00\x00"),
+    "payload", [
+        headed(PLAIN, version=b"\x09\x00"), headed(PLAIN, version=b"\x01\x07"), headed(PLAIN, version=b"\x00\x00"),
         headed(PLAIN.replace("}", "'more': 1}")),
-        headed("garbage 'descr': '<i8' 'shape': (1,) 'fortran_order': True"),
-        headed(PLAIN + "garbage"),
-        headed(PLAIN[:-1] + "'x': __import__('os')}"),
-        headed(PLAIN.replace("False", "0")),
-        headed(PLAIN.replace("(1,)", "[1]")),
-        headed(PLAIN.replace("(1,)", "(1)")),
-        headed(PLAIN.replace("(1,)", "(-1,)")),
-        headed(PLAIN.replace("'<i8'", "8")),
+        headed("garbage 'descr': '<i8' 'shape': (1,) 'fortran_order': True"), headed(PLAIN + "garbage"),
+        headed(PLAIN[:-1] + "'x': __import__('os')}"), headed(PLAIN.replace("False", "0")),
+        headed(PLAIN.replace("(1,)", "[1]")), headed(PLAIN.replace("(1,)", "(1)")),
+        headed(PLAIN.replace("(1,)", "(-1,)")), headed(PLAIN.replace("'<i8'", "8")),
         headed(PLAIN.replace("'<i8'", "'bfloat16'").replace("1,", "4,")),
         headed(PLAIN.replace("'descr'", "b'descr'")),
-        headed(PLAIN.encode("utf-8") + b"\xff", version=b"\x03\x00"),
-        headed("(" * 9000),
+        headed(PLAIN.encode("utf-8") + b"\xff", version=b"\x03\x00"), headed("(" * 9000),
         headed("[1]" * 3000),
     ],
-)
+)  # fmt: skip
 def test_npy_files_that_numpy_refuses_are_refused_without_a_warning(payload):
     with (
         pytest.raises((ValueError, TypeError, SyntaxError, MemoryError, TokenError, RecursionError)),
@@ -108,9 +100,7 @@ def test_npy_files_that_numpy_refuses_are_refused_without_a_warning(payload):
         read("npy", payload)
 
 
-@pytest.mark.parametrize(
-    "text", ["1" * 9000 + "!", "1" * 9000, "'" + "a" * 9000, "[" * 9000, "1," * 4500 + "!"]
-)
+@pytest.mark.parametrize("text", ["1" * 9000 + "!", "1" * 9000, "'" + "a" * 9000, "[" * 9000, "1," * 4500 + "!"])
 def test_a_long_header_that_is_none_is_refused_at_once(text):
     """A pattern that tries every division of it into tokens would take longer than the universe has."""
     with pytest.raises(UnreadablePayloadError):
@@ -157,15 +147,12 @@ def test_an_npy_header_of_hostile_text_takes_little_memory():
 
 
 @pytest.mark.parametrize(
-    ("array", "name"),
-    [
+    ("array", "name"), [
         (np.zeros(2, "<M8[ns]"), "datetime64[ns]"),
         (np.zeros(2, ">M8[25s]"), "big-endian datetime64[25s]"),
-        (np.zeros(2, "<m8[D]"), "timedelta64[D]"),
-        (np.zeros(2, "<m8"), "timedelta64"),
-        (np.zeros(2, "V3"), "|V3"),
+        (np.zeros(2, "<m8[D]"), "timedelta64[D]"), (np.zeros(2, "<m8"), "timedelta64"), (np.zeros(2, "V3"), "|V3"),
     ],
-)
+)  # fmt: skip
 def test_npy_files_name_dtypes_that_a_schema_cannot(array, name):
     assert [each.dtype for each in read("npy", npy(array)).arrays] == [name]
 

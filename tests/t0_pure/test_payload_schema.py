@@ -127,12 +127,8 @@ def test_a_newer_version_asks_for_a_newer_stepfs_wherever_it_stands():
 
 
 def test_a_stored_schema_may_have_keys_of_a_later_stepfs_and_no_damage():
-    later = changed(
-        colour="red", arrays={"ids": {"dtype": "int64", "shape": [1], "unit": "tokens"}}, tokenizer=None
-    )
-    assert stored_schema(json.dumps(later), "lake").document()["arrays"] == {
-        "ids": {"dtype": "int64", "shape": [1]}
-    }
+    later = changed(colour="red", arrays={"ids": {"dtype": "int64", "shape": [1], "unit": "tokens"}}, tokenizer=None)
+    assert stored_schema(json.dumps(later), "lake").document()["arrays"] == {"ids": {"dtype": "int64", "shape": [1]}}
     for damaged in (
         "",
         "null",
@@ -198,8 +194,7 @@ def test_other_formats_are_held_against_the_schema_too():
     raw = {"arrays": {"ids": {"dtype": "uint16", "shape": ["rows", 8]}}}
     assert problem(raw, bytes(2 * 8 * 3), ".bin") is None
     assert (
-        problem(raw, bytes(2 * 8 * 3 - 1), ".bin")
-        == "has 47 bytes, the lake's schema says 'ids' is uint16 [rows, 8]"
+        problem(raw, bytes(2 * 8 * 3 - 1), ".bin") == "has 47 bytes, the lake's schema says 'ids' is uint16 [rows, 8]"
     )
     older = '{"version": 1, "format": "bin", "arrays": {"ids": {"dtype": "uint16", "shape": [8, 0, null]}}}'
     assert PayloadCheck(".bin", stored_schema(older, "x")).problem(Excerpt.of(b"")) is not None

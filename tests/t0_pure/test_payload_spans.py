@@ -42,14 +42,11 @@ def test_spans_and_tokens_of_any_step_are_read_back(ext, drawn) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ext", "payload"),
-    [
-        (".npy", npy(np.zeros((4, 1, 8), np.int32))),
-        (".bin", b"\0" * 8),
-        (".safetensors", safetensors(input_ids=np.zeros((1, 8), np.int64))),
-        (".pt", pt({"x": 1})),
+    ("ext", "payload"), [
+        (".npy", npy(np.zeros((4, 1, 8), np.int32))), (".bin", b"\0" * 8),
+        (".safetensors", safetensors(input_ids=np.zeros((1, 8), np.int64))), (".pt", pt({"x": 1})),
     ],
-)
+)  # fmt: skip
 def test_a_payload_without_spans_is_said_to_have_none(ext, payload) -> None:
     with pytest.raises(NoSpansError, match=r"no room for spans|has no spans"):
         read_spans(ext, payload, torch_arrays)
@@ -67,21 +64,13 @@ GOOD = [0, 0, 8, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [
-        planned([[1, *GOOD[1:]]]),
-        planned([[0, 1, *GOOD[2:]]]),
-        planned([[0, 1 << 62, 1 << 62, *GOOD[3:]]]),
-        planned([[*GOOD[:3], 1, *GOOD[4:]]]),
-        planned([[*GOOD[:4], -1, *GOOD[5:]]]),
-        planned([GOOD[:-1]]),
-        planned(GOOD),
-        planned([GOOD], ids=[0, 1]),
-        planned([GOOD], sources="{"),
-        planned([GOOD], sources="7"),
-        planned(np.zeros((1, 8), np.float32)),
+    "payload", [
+        planned([[1, *GOOD[1:]]]), planned([[0, 1, *GOOD[2:]]]),
+        planned([[0, 1 << 62, 1 << 62, *GOOD[3:]]]), planned([[*GOOD[:3], 1, *GOOD[4:]]]),
+        planned([[*GOOD[:4], -1, *GOOD[5:]]]), planned([GOOD[:-1]]), planned(GOOD), planned([GOOD], ids=[0, 1]),
+        planned([GOOD], sources="{"), planned([GOOD], sources="7"), planned(np.zeros((1, 8), np.float32)),
     ],
-)
+)  # fmt: skip
 def test_spans_that_do_not_fit_are_damage(payload) -> None:
     assert len(read_spans(".safetensors", planned([GOOD]), torch_arrays).table) == 1
     with pytest.raises(UnreadablePayloadError) as caught:
@@ -98,9 +87,7 @@ def test_flipped_bytes_are_read_or_refused(ext) -> None:
         for _ in range(draw.randrange(1, 4)):
             damaged[draw.randrange(min(len(damaged), 3000))] ^= 1 << draw.randrange(8)
         try:
-            spans = read_spans(
-                ext, bytes(damaged[: draw.choice([len(damaged), len(damaged) // 2])]), torch_arrays
-            )
+            spans = read_spans(ext, bytes(damaged[: draw.choice([len(damaged), len(damaged) // 2])]), torch_arrays)
         except UnreadablePayloadError:
             continue
         assert spans.table.shape[1] == len(COLUMNS)

@@ -87,9 +87,7 @@ def test_the_books_balance(sizes: list[int], rng: random.Random) -> None:
             item = flying.pop(rng.randrange(len(flying)))
             pending.made_durable(item, tgb(item), 0.0)
         ready = pending.ready()
-        assert [item.tgb.seq for item in ready] == list(
-            range(pending.first_seq, pending.first_seq + len(ready))
-        )
+        assert [item.tgb.seq for item in ready] == list(range(pending.first_seq, pending.first_seq + len(ready)))
         if ready and rng.random() < 0.4:
             pending.committed_below(ready[rng.randrange(len(ready))].tgb.seq + 1)
     assert pending.memory_bytes == sum(item.payload_bytes for item in flying)

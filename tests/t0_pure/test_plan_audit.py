@@ -101,19 +101,16 @@ SECOND = [(2, 0, 2, b"ree\n", None), (2, 6, 0, b"more\n", None)]
 
 
 @pytest.mark.parametrize(
-    ("steps", "fault"),
-    [
+    ("steps", "fault"), [
         ({0: FIRST, 1: SECOND}, None),
-        ({0: FIRST, 2: SECOND}, "step 1 is missing"),
-        ({0: FIRST}, "tokens missing or twice"),
+        ({0: FIRST, 2: SECOND}, "step 1 is missing"), ({0: FIRST}, "tokens missing or twice"),
         ({0: FIRST, 1: [*SECOND, SECOND[0]]}, "tokens missing or twice"),
         ({0: FIRST, 1: SECOND[:1]}, "ends at byte 6 of 11"),
         ({0: [(0, 0, 0, b"two\n", None), FIRST[1]], 1: SECOND}, "other bytes than in the source"),
         ({0: [*FIRST, (3, 0, 0, b"x", None)], 1: SECOND}, "not among the sources"),
         ({0: [*FIRST, (1, 0, 0, b"\0", None)], 1: SECOND}, "ends at byte 1 of 0"),
-    ],
-    ids=["whole", "step", "end", "twice", "record", "bytes", "elsewhere", "no text"],
-)
+    ], ids=["whole", "step", "end", "twice", "record", "bytes", "elsewhere", "no text"],
+)  # fmt: skip
 def test_the_audit_of_text_sees_every_way_in_which_a_byte_can_fail(tmp_path, steps, fault):
     corpus = [tmp_path / "b", tmp_path / "a"]
     for directory in corpus:

@@ -62,15 +62,10 @@ def test_greedy_and_differencing_exactly() -> None:
 def reference(costs: list[int], bins: int) -> list[list[int]]:
     """Differencing by lists, whose sort is stable everywhere."""
     order = sorted(range(len(costs)), key=lambda item: -costs[item])
-    made = [
-        [(costs[item], [item]) for item in order[first : first + bins]]
-        for first in range(0, len(costs), bins)
-    ]
+    made = [[(costs[item], [item]) for item in order[first : first + bins]] for first in range(0, len(costs), bins)]
     states = dict(enumerate(made))
     while len(states) > 1:
-        one, other = sorted(
-            states, key=lambda number: (states[number][-1][0] - states[number][0][0], number)
-        )[:2]
+        one, other = sorted(states, key=lambda number: (states[number][-1][0] - states[number][0][0], number))[:2]
         pairs = zip(states.pop(one), reversed(states.pop(other)), strict=True)
         summed = [(a + b, items + more) for (a, items), (b, more) in pairs]
         states[len(made)] = sorted(summed, key=lambda load: -load[0])
@@ -89,9 +84,7 @@ def test_equal_loads_are_ordered_as_a_stable_sort_orders_them(distinct: int) -> 
 def rows(count: int, length: int) -> np.ndarray:
     """Costs of packed rows: most documents are short, a few fill a row; not a float on the way."""
     bits = np.random.Philox(key=1, counter=0).random_raw(count * 16)
-    tokens = (
-        1 + (length >> (bits >> np.uint64(32)).astype(np.int64) % 7) * (bits % 1000).astype(np.int64) // 1001
-    )
+    tokens = 1 + (length >> (bits >> np.uint64(32)).astype(np.int64) % 7) * (bits % 1000).astype(np.int64) // 1001
     total = np.cumsum(tokens)
     tokens = tokens[total <= count * length]
     row = best_fit(tokens.tolist(), rows=count, sequence_length=length)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from finished import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import rules
@@ -28,9 +28,7 @@ from stepfs_producer.plan.step import SPAN_COLUMNS, End, StepPlan
 from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of
 
 
-def piece(
-    tokens: list[int], rows: list[list[int]] | None, first: int = 0, records: int | None = None
-) -> Piece:
+def piece(tokens, rows, first: int = 0, records: int | None = None) -> Piece:
     table = None if rows is None else np.array(rows, np.int64)
     count = len(tokens) if records is None else records
     return Piece(0, 0, 0, count, first, np.array(tokens, np.int64), (0, 1, 0), table)
@@ -61,9 +59,8 @@ def test_a_source_of_which_nothing_ever_fits_is_refused_and_not_read_for_ever(lo
 
     assert len(samples(2, 8).tokens) == 0
     assert len(samples(3, 20).tokens) == 3
-    with pytest.raises(
-        RefusedError, match="source s: a whole epoch of it gives no sample, because all are longer than 8"
-    ):
+    why = "source s: a whole epoch of it gives no sample, because all are longer than 8"
+    with pytest.raises(RefusedError, match=why):
         samples(3, 8)
 
 
@@ -98,9 +95,8 @@ def planned(**more) -> tuple[StepPlan, list[int], list[list[int]]]:
 def test_a_plan_that_ends_because_nothing_fits_says_so() -> None:
     planner = Planner(rules({"s": 1}, columns=("pixels",), lengths={0: 16}, ranks=1, micro_batch_tokens=16))
     ended = planner.next(planner.begin(), {"s": Ahead([piece([20, 30], [[1], [2]])], ended=True)})
-    assert ended == End(
-        "every source is exhausted; its last 50 tokens were of records longer than a row, and dropped"
-    )
+    lost = "its last 50 tokens were of records longer than a row, and dropped"
+    assert ended == End(f"every source is exhausted; {lost}")
 
 
 def test_spans_carry_the_rows_of_their_records_and_a_record_with_rows_is_one_span() -> None:
@@ -134,6 +130,10 @@ def test_prices_that_overflow_are_refused_with_a_divisor() -> None:
         planned(cost=Cost(1, 0, prices=(("pixels", 1 << 50),)))
 
 
+def dealt(loads: np.ndarray, ranks: int, over: Over, micro_batches: int = 1) -> np.ndarray:
+    return deal(loads, ranks=ranks, micro_batches=micro_batches, method=Method.AUTO, over=over)
+
+
 def slowest(load: np.ndarray) -> float:
     """Where ranks meet at every micro-batch."""
     return float(load.max(axis=0).sum() * len(load) / load.sum())
@@ -156,9 +156,9 @@ def test_two_loads_are_both_more_even_than_by_their_sum() -> None:
 LOADS = st.integers(1, 4).flatmap(
     lambda bins: st.tuples(
         st.just(bins),
-        st.lists(
-            st.tuples(st.integers(0, 1 << 53), st.integers(0, 50)), min_size=bins, max_size=8 * bins
-        ).map(lambda rows: np.array(rows[: len(rows) // bins * bins], np.int64)),
+        st.lists(st.tuples(st.integers(0, 1 << 53), st.integers(0, 50)), min_size=bins, max_size=8 * bins).map(
+            lambda rows: np.array(rows[: len(rows) // bins * bins], np.int64)
+        ),
     )
 )
 
@@ -184,17 +184,13 @@ def test_the_larger_load_is_no_worse_than_dealing_rows_heaviest_first_in_turn(dr
     worst = int(units[partition_of_loads(units, bins)].sum(axis=1).max())
     order = np.argsort(-units.max(axis=1), kind="stable")
     assert worst <= max(int(units[order[index::bins]].sum(axis=0).max()) for index in range(bins)) * 3 // 2
-    dealt = deal(loads, ranks=bins, micro_batches=1, method=Method.AUTO, over=over)
-    assert sorted(dealt.ravel().tolist()) == list(range(len(loads)))
+    assert sorted(dealt(loads, bins, over).ravel().tolist()) == list(range(len(loads)))
 
 
 def test_a_load_that_is_nowhere_a_negative_one_and_one_beyond_53_bits() -> None:
     loads = np.array([[5, 0], [4, 0], [3, 0], [2, 0]], np.int64)
     assert normalised(loads, 2)[:, 1].tolist() == [0, 0, 0, 0]
-    held = loads[deal(loads, ranks=2, micro_batches=1, method=Method.AUTO, over=Over.RANKS)[:, 0], 0].sum(
-        axis=1
-    )
-    assert held.tolist() == [7, 7]
+    assert loads[dealt(loads, 2, Over.RANKS)[:, 0], 0].sum(axis=1).tolist() == [7, 7]
     nothing = np.zeros((4, 2), np.int64)
     assert sorted(partition_of_loads(normalised(nothing, 2), 2).ravel().tolist()) == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="a load is negative; the least is 0"):
@@ -210,8 +206,7 @@ def test_rows_of_two_even_ranks_meet_the_bounds_of_the_issue() -> None:
         documents = np.exp(draw.normal(6.5, 1.1, (64 * rows, 8))) ** 2
         backbone = 6 * 4096 * 8192 + documents.sum(axis=1).clip(0, 8192**2).astype(np.int64)
         loads = np.stack([backbone, images], axis=1)
-        dealt = deal(loads, ranks=64, micro_batches=1, method=Method.AUTO, over=Over.MICRO_BATCHES)
-        held = loads[dealt[:, 0]].sum(axis=1)
+        held = loads[dealt(loads, 64, Over.MICRO_BATCHES)[:, 0]].sum(axis=1)
         assert (held.max(axis=0) / held.mean(axis=0) <= bound).all()
 
 
@@ -219,23 +214,14 @@ def test_one_load_is_dealt_as_before() -> None:
     """`deal` of a vector is not touched by what loads are sorted by."""
     costs = np.array([9, 7, 6, 5, 4, 4, 3, 1], np.int64)
     for over in Over:
-        found = deal(costs, ranks=2, micro_batches=2, method=Method.AUTO, over=over)
-        assert sorted(found.ravel().tolist()) == list(range(8))
-    assert deal(costs, ranks=2, micro_batches=2, method=Method.AUTO, over=Over.RANKS).tolist() == [
-        [[0, 3], [5, 7]],
-        [[1, 2], [4, 6]],
-    ]
+        assert sorted(dealt(costs, 2, over, 2).ravel().tolist()) == list(range(8))
+    assert dealt(costs, 2, Over.RANKS, 2).tolist() == [[[0, 3], [5, 7]], [[1, 2], [4, 6]]]
 
 
 def test_a_rule_of_one_source_has_no_rows_where_its_pieces_have_none() -> None:
     chosen = rules(
-        {"s": 1},
-        lengths={0: 8},
-        ranks=1,
-        micro_batch_tokens=8,
-        columns=("pixels",),
-        sources={"s": SourceRule("i")},
-    )
+        {"s": 1}, lengths={0: 8}, ranks=1, micro_batch_tokens=8, columns=("pixels",), sources={"s": SourceRule("i")},
+    )  # fmt: skip
     planner = Planner(chosen)
     plan = planner.next(planner.begin(), {"s": Ahead([piece([8], None)], ended=True)})
     assert isinstance(plan, StepPlan)
@@ -263,11 +249,9 @@ def identities(plan: Plan) -> dict[str, str]:
 def test_a_kept_plan_is_read_again_and_one_without_columns_has_the_text_of_before() -> None:
     images = Images(fields=["jpg", "png"], merge=1)
     plan = plan_of(
-        columns=PIXELS,
-        images=images,
-        cost=PlanCost(hidden_size=8, columns={"pixels": 5}),
+        columns=PIXELS, images=images, cost=PlanCost(hidden_size=8, columns={"pixels": 5}),
         balance=Balance(loads=["tokens", "pixels"]),
-    )
+    )  # fmt: skip
     assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
     found = settings_of(plan)
     assert found["output"]["columns"] == {
@@ -293,14 +277,13 @@ def test_only_sources_that_may_give_columns_are_others_with_them() -> None:
     assert plain["words"] == declared["words"]
     own = {name: Column(dtype=one.dtype, shape=one.shape, file="own") for name, one in PIXELS.items()}
     other = {**PIXELS, "grid": Column(dtype="int64", shape=[3])}
-    seen = [
-        plain["pictures"],
-        declared["pictures"],
-        identities(plan_of(columns=other))["pictures"],
-        identities(plan_of(columns=PIXELS, images=Images(fields="jpg")))["pictures"],
-        identities(plan_of(columns=PIXELS, images=Images(fields="jpg", patch=16)))["pictures"],
+    images = (None, Images(fields="jpg"), Images(fields="jpg", patch=16))
+    plans = [
+        plan_of(columns={}),
+        plan_of(columns=other),
+        *(plan_of(columns=PIXELS, images=one) for one in images),
     ]
-    assert len(set(seen)) == len(seen)
+    assert len({identities(plan)["pictures"] for plan in plans}) == len(plans)
     assert identities(plan_of(columns=own)) == declared, "where a column is written is policy"
 
 
@@ -312,5 +295,5 @@ def test_workers_load_what_a_plan_needs_before_their_first_task() -> None:
         f"preload('.', {[*modules, 'no.such.module']});"
         "print(*sorted({'PIL.JpegImagePlugin', 'PIL.PngImagePlugin', 'PIL.ImageOps'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    done = ran([sys.executable, "-c", program], check=True)
     assert done.stdout.split() == ["PIL.ImageOps", "PIL.JpegImagePlugin", "PIL.PngImagePlugin"]

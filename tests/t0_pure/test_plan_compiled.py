@@ -48,9 +48,7 @@ def test_the_first_plan_has_the_defaults_of_a_first_user():
     assert rules.sources["code"].listing == "l"
     assert first.payload_spec(padding=1, vocabulary=9) == PayloadSpec(".safetensors", True, 1, 9)
     assert first.tokenizer == TokenizerSpec(TokenizerKind.HUGGINGFACE, "tokenizer.json", "</s>")
-    assert first.specs["code"] == SourceSpec(
-        "code", "parquet", ("s3://corpora/code/*.parquet",), text_field="content"
-    )
+    assert first.specs["code"] == SourceSpec("code", "parquet", ("s3://corpora/code/*.parquet",), text_field="content")
 
 
 def test_the_second_plan_reaches_every_room():

@@ -105,9 +105,7 @@ def plans(draw: st.DrawFn) -> Plan:
             **({} if ramps else {"sequence_length": length}),
         ),
         stages=[Stage(sequence_length=length), Stage(from_=7, sequence_length=length * 2)] if ramps else (),
-        tokenizer=draw(
-            st.sampled_from([Tokenizer(), Tokenizer(kind="huggingface", file="t.json", bos="none")])
-        ),
+        tokenizer=draw(st.sampled_from([Tokenizer(), Tokenizer(kind="huggingface", file="t.json", bos="none")])),
         defaults=draw(settings.map(lambda given: Defaults(**given))),
         sources=declared,
         mix=()
@@ -176,19 +174,14 @@ def with_source(**update: object) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [
+    "plan", [
         changed(seed=1),
-        changed(tokenizer={"kind": "bytes", "eos": "none"}),
-        with_source(shuffle="none"),
-        with_source(shuffle={"block": "1MiB"}),
-        with_source(holdout="1%"),
-        with_source(transform="m:f"),
-        with_source(version="2"),
-        with_source(text_field="content"),
+        changed(tokenizer={"kind": "bytes", "eos": "none"}), with_source(shuffle="none"),
+        with_source(shuffle={"block": "1MiB"}), with_source(holdout="1%"), with_source(transform="m:f"),
+        with_source(version="2"), with_source(text_field="content"),
         changed(sources=normalised(SHORT)["sources"] | {"a": {"format": "jsonl", "files": "x"}}),
     ],
-)
+)  # fmt: skip
 def test_an_identity_changes_with_what_makes_the_sequence(plan):
     assert identities(plan, "t")["a"] != identities(SHORT, "t")["a"]
 
@@ -199,28 +192,21 @@ def test_an_identity_changes_with_the_tokenizer_and_the_side_of_the_holdout():
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [
-        with_source(files="elsewhere"),
-        with_source(epochs=2),
-        with_source(long="drop"),
-        with_source(on_error="skip"),
-        with_source(endpoint_url="http://x", profile="p"),
-        changed(mix={"a": 1, "b": 3}),
+    "plan", [
+        with_source(files="elsewhere"), with_source(epochs=2), with_source(long="drop"), with_source(on_error="skip"),
+        with_source(endpoint_url="http://x", profile="p"), changed(mix={"a": 1, "b": 3}),
         changed(output={"mesh": "dp=4", "ext": ".npy"}),
         changed(tokenizer={"kind": "bytes", "pad": "none"}),
         changed(cost={"linear": 1}, balance="none", pack="concat", until={"steps": 5}),
     ],
-)
+)  # fmt: skip
 def test_an_identity_does_not_change_with_policy(plan):
     assert identities(plan, "t") == identities(SHORT, "t")
     assert plan_digest(plan) != plan_digest(SHORT)
 
 
 def test_what_changed_is_said_in_lines():
-    after = changed(
-        mix=[{"weights": {"a": "35", "b": 1}}, {"ramp_to": 10, "weights": {"a": 1}}], until={"steps": 5}
-    )
+    after = changed(mix=[{"weights": {"a": "35", "b": 1}}, {"ramp_to": 10, "weights": {"a": 1}}], until={"steps": 5})
     assert differences(normalised(SHORT), normalised(after)) == [
         "mix[0].weights.a: 1 → 35",
         "mix[1]: none → {ramp_to: 10, weights: {a: 1}}",
@@ -243,8 +229,7 @@ def test_where_files_lie_is_no_change():
 
 def test_a_kept_plan_says_nothing_to_the_terminal():
     hostile = changed(
-        sources=normalised(SHORT)["sources"]
-        | {"b": {"format": "text", "files": "y", "version": "1\n\x1b[31m"}}
+        sources=normalised(SHORT)["sources"] | {"b": {"format": "text", "files": "y", "version": "1\n\x1b[31m"}}
     )
     (line,) = differences(normalised(SHORT), normalised(hostile))
     assert line == "sources.b.version: '' → 1??[31m"

@@ -79,24 +79,18 @@ MINIMAL = 'output: {{mesh: "dp=2", sequence_length: 64}}\nsources:\n  a: {{forma
 
 
 @pytest.mark.parametrize(
-    ("setting", "name", "value"),
-    [
-        ("epochs: 2.5", "epochs", Fraction(5, 2)),
-        ("epochs: none", "epochs", None),
+    ("setting", "name", "value"), [
+        ("epochs: 2.5", "epochs", Fraction(5, 2)), ("epochs: none", "epochs", None),
         ("epochs: 1_000", "epochs", Fraction(1000)),
         ("holdout: 0.1%", "holdout", Fraction(1, 1000)),
         ("holdout: 0.001", "holdout", Fraction(1, 1000)),
-        ("holdout: 0.0000000000000001%", "holdout", Fraction(1, 10**18)),
-        ("shuffle: none", "shuffle", None),
-        ("shuffle: {block: 1MiB}", "shuffle", Shuffle(block=1 << 20)),
-        ("long: drop", "long", Long.DROP),
+        ("holdout: 0.0000000000000001%", "holdout", Fraction(1, 10**18)), ("shuffle: none", "shuffle", None),
+        ("shuffle: {block: 1MiB}", "shuffle", Shuffle(block=1 << 20)), ("long: drop", "long", Long.DROP),
         ("text_field: no", "text_field", "no"),
-        ("text_field: 1_000", "text_field", "1_000"),
-        ("text_field: ~", "text_field", "~"),
-        ("text_field: 2026-07-01", "text_field", "2026-07-01"),
-        ("version: 1.10", "version", "1.10"),
+        ("text_field: 1_000", "text_field", "1_000"), ("text_field: ~", "text_field", "~"),
+        ("text_field: 2026-07-01", "text_field", "2026-07-01"), ("version: 1.10", "version", "1.10"),
     ],
-)
+)  # fmt: skip
 def test_scalars_are_what_they_look_like(setting, name, value):
     found = getattr(read(MINIMAL.format(f", {setting}")).sources["a"], name)
     assert found == value
@@ -107,9 +101,7 @@ def test_sources_may_be_called_as_yaml_calls_booleans_and_numbers():
     names = ["no", "on", "1_000", "null", "~", "weights", "0x10", "1e3", "from"]
     sources = "\n".join(f"  {name}: {{format: text, files: x}}" for name in names)
     mix = ", ".join(f"{name}: 1" for name in names)
-    plan = read(
-        f"output: {{mesh: dp=1, sequence_length: 8}}\nsources:\n{sources}\nmix: [{{weights: {{{mix}}}}}]\n"
-    )
+    plan = read(f"output: {{mesh: dp=1, sequence_length: 8}}\nsources:\n{sources}\nmix: [{{weights: {{{mix}}}}}]\n")
     assert list(plan.sources) == names
     assert list(plan.mix[0].weights) == names
 

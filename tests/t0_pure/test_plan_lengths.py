@@ -23,13 +23,8 @@ WEIGHTS = {"code": 1, "long": 1, "prose": 2}
 def several(packing: Packing) -> Rules:
     """Sixteen rows a step."""
     chosen = rules(
-        WEIGHTS,
-        lengths={0: ROW},
-        ranks=8,
-        micro_batches=2,
-        micro_batch_tokens=ROW,
-        packing=packing,
-    )
+        WEIGHTS, lengths={0: ROW}, ranks=8, micro_batches=2, micro_batch_tokens=ROW, packing=packing,
+    )  # fmt: skip
     return replace(chosen, stages=Stages({0: ROW}, {0: OF_SOURCE}))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from finished import ran
 from planned import small_plan, steps
 
 TESTS = Path(__file__).parent
@@ -26,12 +26,10 @@ print([plan.digest() for plan in steps(*small_plan(), 6)])
 
 
 def said(**environment: str) -> str:
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", PROGRAM],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return done.stdout
@@ -79,9 +77,7 @@ def test_no_float_and_no_unstable_sort_in_the_planner(path: Path) -> None:
 
 
 def test_what_is_inexact_is_found() -> None:
-    wrong = (
-        "a / 2; x.mean(); np.argsort(x); np.bincount(x, weights=y); 0.5; np.argsort(x, kind='stable'); a // 2"
-    )
+    wrong = "a / 2; x.mean(); np.argsort(x); np.bincount(x, weights=y); 0.5; np.argsort(x, kind='stable'); a // 2"
     assert [one.rpartition(" ")[2] for one in inexact(ast.parse(wrong.replace("; ", "\n")))] == [
         "/", "mean", "argsort", "bincount", "0.5",
     ]  # fmt: skip

@@ -54,9 +54,7 @@ class PlainRows:
     """The rule of best fit without any shortcut: each document looks at every row."""
 
     def __init__(self, rows: int) -> None:
-        self.free = [
-            (LENGTH, -row, row) for row in range(rows)
-        ]  # tokens that are free, since when, in which row
+        self.free = [(LENGTH, -row, row) for row in range(rows)]  # tokens that are free, since when, in which row
         self.now = 0
 
     def place(self, tokens: int) -> int:
@@ -127,11 +125,8 @@ def test_concat_fills_rows_in_order_and_cuts_at_their_ends_only(chosen: list[int
 
 def test_concat_exactly() -> None:
     assert concat([10, 10, 20], rows=2, sequence_length=16) == [
-        (0, 0, 10, 0),
-        (1, 0, 6, 0),
-        (1, 6, 4, 1),
-        (2, 0, 12, 1),
-    ]
+        (0, 0, 10, 0), (1, 0, 6, 0), (1, 6, 4, 1), (2, 0, 12, 1),
+    ]  # fmt: skip
 
 
 def test_parts_of_a_document_that_go_on_in_a_row_are_one_span() -> None:

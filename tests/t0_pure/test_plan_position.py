@@ -53,26 +53,16 @@ def test_a_plan_without_a_token_has_no_shares_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    "packed",
-    [
-        b"",
-        b"\xc1",
-        msgpack.packb(7),
-        msgpack.packb({"pipeline": "text", "v": 1}),
-        stored(pipeline="text"),
-        stored(v=2),
-        stored(v=True),
-        stored(plan=7),
-        stored(step=-1),
-        stored(step="12"),
-        stored(sources=[]),
-        stored(sources={"a": 7}),
-        stored(sources={"a": ["i", "l", 0, 0]}),
+    "packed", [
+        b"", b"\xc1", msgpack.packb(7),
+        msgpack.packb({"pipeline": "text", "v": 1}), stored(pipeline="text"), stored(v=2),
+        stored(v=True), stored(plan=7), stored(step=-1), stored(step="12"), stored(sources=[]),
+        stored(sources={"a": 7}), stored(sources={"a": ["i", "l", 0, 0]}),
         stored(sources={"a": ["i", "l", *[0.5] * 10]}),
         stored(sources={"a": ["i", "l", *[-1] * 10]}),
         stored(sources={7: ["i", "l", *[0] * 10]}),
     ],
-)
+)  # fmt: skip
 def test_a_position_of_something_else_is_nobody_s_plan(packed: bytes) -> None:
     assert read_plan_position(packed) is None
 

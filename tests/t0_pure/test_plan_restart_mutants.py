@@ -22,12 +22,8 @@ def is_refused(count: int) -> bool:
     """Every one of `count` steps begins from the stored position of the one before, as after a restart."""
     budget = SkipBudget(Fraction(1, 1000), 50)
     chosen = rules(
-        {"s": 1},
-        lengths={0: 64},
-        ranks=1,
-        micro_batch_tokens=256,
-        sources={"s": SourceRule("s", skips=budget)},
-    )
+        {"s": 1}, lengths={0: 64}, ranks=1, micro_batch_tokens=256, sources={"s": SourceRule("s", skips=budget)},
+    )  # fmt: skip
     corpus = {"s": Corpus("s", longest=40, bad=True)}
     try:
         steps(chosen, corpus, count)

@@ -39,9 +39,7 @@ def test_what_is_apportioned_sums_up_and_is_off_by_less_than_one(total: int, cho
     shares = apportion(total, chosen)
     assert sum(shares) == total
     whole = sum(chosen)
-    assert all(
-        abs(share * whole - total * weight) < whole for share, weight in zip(shares, chosen, strict=True)
-    )
+    assert all(abs(share * whole - total * weight) < whole for share, weight in zip(shares, chosen, strict=True))
 
 
 def test_the_largest_remainders_get_the_rest_and_ties_go_to_the_smaller_name() -> None:

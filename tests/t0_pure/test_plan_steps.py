@@ -95,9 +95,7 @@ def test_every_token_below_the_cursors_is_in_exactly_one_span(packing: Packing, 
         for here, record, tokens in below(corpus, end):
             place = (*here, record)
             mine = [spans.pop(0) for _ in range(sum(span[:4] == place for span in spans))]
-            assert [first for *_, first, _ in mine] == [0, *accumulate(count for *_, count in mine)][
-                : len(mine)
-            ]
+            assert [first for *_, first, _ in mine] == [0, *accumulate(count for *_, count in mine)][: len(mine)]
             got = sum(count for *_, count in mine)
             assert got == {
                 Long.SPLIT: tokens,
@@ -167,8 +165,7 @@ def test_a_plan_ends_with_its_first_or_its_last_source(exhausted: Exhausted) -> 
     end = next_step(Planner(chosen), plans[-1].after, corpora)
     assert isinstance(end, End)
     total = {
-        name: sum(max(n, 0) for b in range(corpus.blocks) for n in corpus.tokens(b))
-        for name, corpus in corpora.items()
+        name: sum(max(n, 0) for b in range(corpus.blocks) for n in corpus.tokens(b)) for name, corpus in corpora.items()
     }
     left = {name: total[name] - plans[-1].after.sources[name].tokens for name in names}
     if exhausted is Exhausted.FIRST:

@@ -90,9 +90,7 @@ works = st.builds(
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 22), works), min_size=1, max_size=40), st.integers(1, 64))
-def test_marks_are_at_least_the_coming_steps_and_bounded_by_the_workers(
-    sources: list[tuple[int, Work]], workers: int
-) -> None:
+def test_marks_are_at_least_the_coming_steps_and_bounded_by_the_workers(sources, workers):
     coming, measures = [tokens for tokens, _ in sources], [work for _, work in sources]
     marks = marks_of(coming, measures, workers)
     assert all(ahead >= tokens for (ahead, _), tokens in zip(marks, coming, strict=True))

@@ -187,9 +187,7 @@ def test_a_tree_of_junk_is_a_plan_or_lines_with_places(tree):
     located_or_plan(flow(tree).encode("utf-8", "surrogatepass"))
 
 
-@given(
-    st.one_of(st.binary(max_size=60), st.text("ab:-[]{}&*!|>'\"%@`#,? \n\t<=~", max_size=60).map(str.encode))
-)
+@given(st.one_of(st.binary(max_size=60), st.text("ab:-[]{}&*!|>'\"%@`#,? \n\t<=~", max_size=60).map(str.encode)))
 def test_junk_is_lines_with_places(data):
     located_or_plan(data)
     located_or_plan(COMPLETE + data)

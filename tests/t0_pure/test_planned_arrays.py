@@ -15,9 +15,7 @@ STEP = [
     Part((0, 0, 0, 0), [1, 2, 3], address=(1, 0, 4, 50, 0)),
     Part((0, 0, 0, 3), [5, 6, 7], following=8),  # cut by the end of its row
     Part((0, 0, 1, 0), [8, 9], address=(0, 0, 0, 0, 3)),  # its rest; then padding
-    Part(
-        (0, 1, 1, 0), [11, 12, 13, 14, 15, 16], mask=[0, 0, 1, 1, 0, 1], following=17, following_learned=False
-    ),
+    Part((0, 1, 1, 0), [11, 12, 13, 14, 15, 16], mask=[0, 0, 1, 1, 0, 1], following=17, following_learned=False),
     Part((1, 0, 0, 0), [21], following=22),
 ]
 
@@ -44,11 +42,8 @@ def test_a_small_step_exactly() -> None:
     assert first.cu_seqlens.tolist() == [0, 3, 6, 8, 12, 0, 6, 12]
     assert first.cu_seqlens_offsets.tolist() == [0, 5, 8]
     assert first.spans.tolist() == [
-        [0, 0, 3, 1, 0, 4, 50, 0],
-        [0, 3, 3, 0, 0, 0, 0, 0],
-        [0, 6, 2, 0, 0, 0, 0, 3],
-        [1, 6, 6, 0, 0, 0, 0, 0],
-    ]
+        [0, 0, 3, 1, 0, 4, 50, 0], [0, 3, 3, 0, 0, 0, 0, 0], [0, 6, 2, 0, 0, 0, 0, 3], [1, 6, 6, 0, 0, 0, 0, 0],
+    ]  # fmt: skip
     assert first.sources == ("a", "b")
     assert second.input_ids.tolist() == [[21] + [99] * 11, [99] * 12]
     assert second.labels.tolist() == [[22] + [N] * 11, [N] * 12]
@@ -65,9 +60,7 @@ def test_labels_same_are_the_ids() -> None:
 
 
 def test_dtypes_and_a_rank_without_a_token() -> None:
-    arrays = list(
-        rank_arrays(task_of((3, 1, 1), 2, [Part((1, 0, 0, 0), [7, 8])]), padding=0, labels_shifted=True)
-    )
+    arrays = list(rank_arrays(task_of((3, 1, 1), 2, [Part((1, 0, 0, 0), [7, 8])]), padding=0, labels_shifted=True))
     for rank in arrays:
         names = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets")
         assert {getattr(rank, name).dtype for name in names} == {np.dtype(np.int32)}
@@ -112,8 +105,7 @@ def test_every_token_stands_once_and_segments_are_documents(drawn, shifted: bool
                 number += 1
         assert not spans
     assert found == [
-        (part.ids, expected_labels(part, shifted), part.address[3], part.address[4], part.address[0])
-        for part in parts
+        (part.ids, expected_labels(part, shifted), part.address[3], part.address[4], part.address[0]) for part in parts
     ]
 
 

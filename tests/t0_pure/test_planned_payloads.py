@@ -5,7 +5,6 @@ import io
 import json
 import re
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import safetensors.numpy
 import step_tasks
 import torch
 import webdataset
+from finished import ran
 from hypothesis import given, settings
 from step_tasks import EXAMPLE, tasks
 
@@ -90,9 +90,7 @@ def test_safetensors_of_any_step_are_read_by_the_library(drawn) -> None:
         size = struct.unpack("<Q", payload[:8])[0]
         header = json.loads(payload[8 : 8 + size])
         wide = [entry["data_offsets"][0] for entry in header.values() if entry.get("dtype") == "I64"]
-        assert (len(wide), {(8 + size + offset) % 8 for offset in wide}) == (3, {0}), (
-            "mapped arrays are aligned"
-        )
+        assert (len(wide), {(8 + size + offset) % 8 for offset in wide}) == (3, {0}), "mapped arrays are aligned"
         loaded = safetensors.numpy.load(payload)
         for name in PLANNED:
             assert loaded[name].tolist() == getattr(arrays, name).tolist()
@@ -105,13 +103,7 @@ def test_another_process_makes_the_same_bytes(ext: str) -> None:
         "from stepfs_producer.payloads.encode import construct;"
         f"print(hashlib.sha256(b''.join(construct(PayloadSpec({ext!r}, True, 0, 11), EXAMPLE)[0])).hexdigest())"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        cwd=Path(step_tasks.__file__).parent,
-    )
+    other = ran([sys.executable, "-c", program], check=True, cwd=Path(step_tasks.__file__).parent)
     own = hashlib.sha256(b"".join(construct(spec(ext), TASK)[0])).hexdigest()
     assert other.stdout.strip() == own
 
@@ -122,9 +114,7 @@ def test_other_extensions_name_those_there_are() -> None:
             construct(spec(ext), TASK)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # webdataset leaves the file open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
 def test_tar(tmp_path: Path) -> None:
     for rank, payload in enumerate(construct(spec(".tar"), TASK)[0]):
         path = tmp_path / "rank.tar"

@@ -1,8 +1,11 @@
-"""The public faces of both packages: every name comes with one import, and only when it is asked for."""
+"""The public faces of both packages: every name comes with one import, only when it is asked for, and is in the
+reference.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from test_import_cost import HEAVY, all_modules_after, modules_after
 
 import stepfs
 import stepfs_producer
+from api_page import page
 
 FACES = [stepfs, stepfs_producer]
 
@@ -52,12 +56,7 @@ def test_type_checkers_see_the_names_that_there_are(face):
     """They read the imports under TYPE_CHECKING; programs get what `__all__` lists."""
     tree = ast.parse(Path(face.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.name: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(seen) <= set(face.__all__)
     for name, home in seen.items():
         assert getattr(face, name) is getattr(import_module(home), name), name
@@ -71,3 +70,10 @@ def test_an_unknown_name_is_an_attribute_error_and_an_import_error(face):
         face.Lakes  # noqa: B018
     with pytest.raises(ImportError, match="Lakes"):
         exec(f"from {face.__name__} import Lakes", {})
+
+
+def test_the_page_names_every_public_name():
+    made = page()
+    for package in (stepfs, stepfs_producer):
+        for name in package.__all__:
+            assert re.search(rf"\b{name}\b", made), name

@@ -68,9 +68,7 @@ def test_a_log_whose_time_stands_still_has_quiet_times_nevertheless() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(-(2**62), 2**62), st.lists(st.integers(-(10**5), 10**5), min_size=300, max_size=300))
-def test_whatever_the_commits_times_a_silence_is_short_and_the_next_is_far(
-    first_ms: int, steps_ms: list[int]
-) -> None:
+def test_whatever_the_commits_times_a_silence_is_short_and_the_next_is_far(first_ms, steps_ms):
     quiet, now_s, silences = QuietTimes(), 0.0, []
     for version, time_ms in enumerate(itertools.accumulate(steps_ms, initial=first_ms)):
         quiet.note(now_s, version, time_ms)

@@ -70,23 +70,13 @@ def test_a_record_reads_back(record):
 
 
 @pytest.mark.parametrize(
-    "says",
-    [
-        {"recorded": [2, 1, 3]},
-        {"recorded": [2, 2]},
-        {"recorded": [1, 2]},
-        {"recorded": "2,1"},
-        {"kept": [2, 1]},
-        {"kept": [0, 1, 2]},
-        {"kept": [1, 1]},
-        {"kept": [], "start": 0},
-        {"opened": -1},
-        {"opened": None},
-        {"fork": "s3://b/x"},
-        {"fork": "s3://b/x", "cut": [1, 2, 3]},
+    "says", [
+        {"recorded": [2, 1, 3]}, {"recorded": [2, 2]}, {"recorded": [1, 2]}, {"recorded": "2,1"},
+        {"kept": [2, 1]}, {"kept": [0, 1, 2]}, {"kept": [1, 1]}, {"kept": [], "start": 0},
+        {"opened": -1}, {"opened": None}, {"fork": "s3://b/x"}, {"fork": "s3://b/x", "cut": [1, 2, 3]},
         {"name": 7},
     ],
-)
+)  # fmt: skip
 def test_groups_that_contradict_the_record_are_corrupt(says):
     """The first live step is 1."""
     group = {"name": "run", "start": 1, "kept": [1, 2]}

@@ -40,9 +40,7 @@ def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[Sampl
             part = lengths[first : first + group]
             ids = []
             for record, length in enumerate(part, first):
-                documents[number, record] = [
-                    1000 * number + 100 * record + token for token in range(max(length, 0))
-                ]
+                documents[number, record] = [1000 * number + 100 * record + token for token in range(max(length, 0))]
                 ids += documents[number, record]
             array = np.array(ids, np.int32)
             mask = (array % 2).astype(np.uint8) if masked and number % 2 else None
@@ -71,9 +69,7 @@ def planned(spans: list[tuple[int, ...]]) -> StepPlan:
 
 
 @given(BLOCKS, BLOCKS, st.integers(1, 5), st.booleans(), st.data())
-def test_any_span_is_found_with_its_address_and_the_token_that_follows_it(
-    code, prose, group, masked, data
-) -> None:
+def test_any_span_is_found_with_its_address_and_the_token_that_follows_it(code, prose, group, masked, data):
     buffers = [held_of(blocks, group, masked=masked) for blocks in (code, prose)]
     spans, expected = [], []
     for source, (_, documents) in enumerate(buffers):
@@ -125,9 +121,7 @@ def test_what_lies_before_the_cursor_is_let_go_and_nothing_else(blocks, group, d
 
 
 @given(BLOCKS, st.integers(1, 5), st.data())
-def test_the_planner_sees_as_many_records_from_the_cursor_on_as_hold_the_tokens_it_asked_for(
-    blocks, group, data
-) -> None:
+def test_the_planner_sees_as_many_records_from_the_cursor_on_as_hold_the_tokens_it_asked_for(blocks, group, data):
     held, _ = held_of(blocks, group, masked=False)
     number = data.draw(st.integers(0, len(blocks) - 1))
     taken = data.draw(st.integers(0, max(len(blocks[number]) - 1, 0)))

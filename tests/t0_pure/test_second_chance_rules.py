@@ -42,9 +42,7 @@ def record(*minima: tuple[int, int], first_live: int = 3) -> ControlRecord:
         ),  # by a store whose ages are wrong
     ],
 )
-def test_a_need_counts_until_the_record_that_ended_it_is_as_old_as_the_grace(
-    minima: list[tuple[int, int]], ages_s: dict[int, float], expected: int
-) -> None:
+def test_a_need_counts_until_the_record_that_ended_it_is_as_old_as_the_grace(minima, ages_s, expected):
     assert least_need(record(*minima), ages_s, GRACE_S) == expected
 
 
@@ -72,15 +70,11 @@ def said(*kept: int) -> ControlRecord:
         ((10, 30, 10, 30), [(0, 0), (3, 10), (4, 30)]),  # 10 ended last in record 3
     ],
 )
-def test_a_record_carries_the_rising_minima_of_the_past(
-    kept: tuple[int, ...], minima: list[tuple[int, int]]
-) -> None:
+def test_a_record_carries_the_rising_minima_of_the_past(kept, minima):
     assert list(said(*kept).minima) == minima
 
 
-def test_a_retired_group_counts_by_what_it_needed_and_a_new_one_from_its_first_second_as_if_it_needed_all() -> (
-    None
-):
+def test_a_retired_group_counts_by_what_it_needed_and_a_new_one_from_its_first_second_as_if_it_needed_all():
     two = decide(1, said(10, 20), Add("other", Step(40)))
     assert two is not None
     alone = decide(2, two, Retire("run"))

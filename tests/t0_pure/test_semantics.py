@@ -178,9 +178,7 @@ HELD_BY = {  # the promise: its tests, or files of them
 def test_every_promise_has_tests_and_they_exist():
     written = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        written |= {path.stem} | set(
-            re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-        )
+        written |= {path.stem} | set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
     named = {test for tests in HELD_BY.values() for test in tests}
     assert named <= written, sorted(named - written)
     promises = re.findall(r"^(\d+)\. ", (ROOT / "fs/SEMANTICS.md").read_text(), re.MULTILINE)

@@ -57,9 +57,7 @@ def test_every_line_begins_in_exactly_one_range(lines_, end, final, size, piece,
     st.sampled_from([16, 64, 256]),
     st.booleans(),
 )
-def test_every_record_is_in_exactly_one_block_of_each_epoch(
-    tmp_path_factory, files, block, least, shuffle
-) -> None:
+def test_every_record_is_in_exactly_one_block_of_each_epoch(tmp_path_factory, files, block, least, shuffle):
     root = tmp_path_factory.mktemp("corpus")
     texts = [text for file in files for text in file]
     if not texts:
@@ -79,9 +77,7 @@ def test_every_record_is_in_exactly_one_block_of_each_epoch(
 
 
 def listing(*sizes: int) -> Listing:
-    return Listing(
-        tuple(CorpusFile(f"0/{n}.jsonl", size, "", "", (), f"/c/{n}.jsonl") for n, size in enumerate(sizes))
-    )
+    return Listing(tuple(CorpusFile(f"0/{n}.jsonl", size, "", "", (), f"/c/{n}.jsonl") for n, size in enumerate(sizes)))
 
 
 def test_ranges_are_the_least_power_of_two_that_gives_few_enough_fragments() -> None:
@@ -168,9 +164,7 @@ def test_a_block_that_is_read_again_or_out_of_turn_is_the_same(tmp_path) -> None
 
 def test_without_shuffle_all_is_as_stored(tmp_path) -> None:
     spec = source(corpus(tmp_path), shuffle=False)
-    assert values(blocks(spec)) == [
-        f"{number}.{record}".encode() for number in range(2) for record in range(6)
-    ]
+    assert values(blocks(spec)) == [f"{number}.{record}".encode() for number in range(2) for record in range(6)]
 
 
 def test_a_fractional_last_epoch_keeps_some_records_and_every_place(tmp_path) -> None:

@@ -32,9 +32,7 @@ def json_lines(texts: Sequence[str] = TEXTS) -> bytes:
 
 def write_gzip(path: Path) -> Path:
     data, path = json_lines(), path / "a.jsonl.gz"
-    path.write_bytes(
-        gzip.compress(data[:5000]) + gzip.compress(data[5000:])
-    )  # members, as bgzip and cat make them
+    path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))  # members, as bgzip and cat make them
     return path
 
 
@@ -54,9 +52,7 @@ def write_parquet(path: Path, texts: Sequence[str | None] = TEXTS, name: str = "
     return path / name
 
 
-@pytest.mark.parametrize(
-    ("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")]
-)
+@pytest.mark.parametrize(("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")])
 def test_the_texts_are_those_of_the_plain_file(tmp_path, write, form) -> None:
     spec = source(write(tmp_path), form=form, shuffle=False)
     assert values(blocks(spec)) == BYTES
@@ -69,9 +65,7 @@ def test_the_texts_are_those_of_the_plain_file(tmp_path, write, form) -> None:
 
 
 @pytest.mark.parametrize("write", [write_gzip, write_zstd])
-def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(
-    tmp_path, write, monkeypatch
-) -> None:
+def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(tmp_path, write, monkeypatch):
     spec = source(write(tmp_path), block_bytes=700)
     layout = laid_out(spec)
     found = blocks(spec, layout)
@@ -110,9 +104,7 @@ def begin_wrong(path: Path) -> None:
     path.write_bytes(b"nonsense" * 20)
 
 
-@pytest.mark.parametrize(
-    ("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")]
-)
+@pytest.mark.parametrize(("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")])
 @pytest.mark.parametrize("damage", [cut_short, flip, begin_wrong])
 def test_a_damaged_file_is_named_and_no_bad_record(tmp_path, write, form, damage) -> None:
     path = write(tmp_path)
@@ -121,9 +113,7 @@ def test_a_damaged_file_is_named_and_no_bad_record(tmp_path, write, form, damage
         blocks(source(path, form=form))
 
 
-@pytest.mark.parametrize(
-    ("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")]
-)
+@pytest.mark.parametrize(("write", "form"), [(write_gzip, "jsonl"), (write_zstd, "jsonl"), (write_parquet, "parquet")])
 def test_an_error_of_the_disk_stays_one_inside_libraries(tmp_path, write, form, monkeypatch) -> None:
     path = write(tmp_path)
     spec = source(path, form=form)
@@ -157,9 +147,7 @@ def test_rows_become_objects_for_a_transform_of_whole_records(tmp_path) -> None:
     spec = source(write_parquet(tmp_path), form="parquet", whole_records=True, shuffle=False)
     found = blocks(spec)
     assert found[0].records.kind is Kind.FIELDS
-    assert [json.loads(one) for one in values(found)] == [
-        {"text": text, "n": n} for n, text in enumerate(TEXTS)
-    ]
+    assert [json.loads(one) for one in values(found)] == [{"text": text, "n": n} for n, text in enumerate(TEXTS)]
 
 
 def test_dictionaries_and_long_strings_are_text(tmp_path) -> None:
@@ -184,16 +172,12 @@ def test_columns_of_token_ids_have_a_mask(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [
+    ("fields", "said"), [
         ({"text_field": "content"}, "has no column 'content'; set text_field to one of text, n"),
         ({"text_field": "n"}, "column 'n' is of type int64, not of text; set text_field to another column"),
-        (
-            {"tokens_field": "text"},
-            "column 'text' is of type string, not of lists of integers; set tokens_field",
-        ),
+        ({"tokens_field": "text"}, "column 'text' is of type string, not of lists of integers; set tokens_field"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_column_is_refused_when_the_files_are_listed(tmp_path, fields, said) -> None:
     with pytest.raises(UsageError) as caught:
         list_corpus(source(write_parquet(tmp_path), form="parquet", **fields))

@@ -89,9 +89,7 @@ def test_an_entry_that_stands_for_nothing_is_refused(root, entry, kind, said) ->
 
 
 def test_an_unknown_format_is_refused(root) -> None:
-    with pytest.raises(
-        UsageError, match="unknown format 'jsonlines'; write one of jsonl, text, parquet, megatron"
-    ):
+    with pytest.raises(UsageError, match="unknown format 'jsonlines'; write one of jsonl, text, parquet, megatron"):
         list_corpus(source(root, form="jsonlines"))
 
 
@@ -107,9 +105,7 @@ def test_a_listing_is_stored_in_shards_and_read_back(root, monkeypatch) -> None:
         from_shards(shards[:2], listing.digest)
     with pytest.raises(CorruptError, match="malformed"):
         from_shards([b"\xc1"], listing.digest)
-    assert source_listing_key("f" * 32, listing.digest, 2).startswith(
-        f"{'f' * 32}/sources/{listing.digest}/0000"
-    )
+    assert source_listing_key("f" * 32, listing.digest, 2).startswith(f"{'f' * 32}/sources/{listing.digest}/0000")
     assert plan_key("f" * 32, listing.digest) == f"{'f' * 32}/plans/{listing.digest}"
 
 
@@ -141,9 +137,7 @@ def test_a_file_that_changed_between_two_starts_is_refused_by_name(root, change)
     (root / "web/new.jsonl").write_bytes(LINE)
     assert len(located(before, list_corpus(spec), "code").files) == 2  # a new file is none of this epoch's
     change(root / "web/b.jsonl")
-    with pytest.raises(
-        RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or give the source a new name"
-    ):
+    with pytest.raises(RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or give the source a new name"):
         located(before, list_corpus(spec), "code")
 
 
@@ -153,9 +147,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused_by_name(root, change
     layout = laid_out(spec)
     change(root / "web/b.jsonl")
     opened._checked.clear()
-    with pytest.raises(
-        RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or give the source a new name"
-    ):
+    with pytest.raises(RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or give the source a new name"):
         blocks(spec, layout)
 
 
@@ -233,19 +225,12 @@ def test_a_mutant_is_caught_and_the_reader_is_not(tmp_path, mutant, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("key", "pattern", "matches"),
-    [
-        ("a/b.parquet", "a/*.parquet", True),
-        ("a/x/b.parquet", "a/*.parquet", False),
-        ("a/x/b.parquet", "**/*.parquet", True),
-        ("b.parquet", "**/*.parquet", True),
-        ("a/b/c", "a/**", True),
-        ("a", "a/**", False),
-        (".a/b", "**", False),
-        (".a", "*", False),
-        (".a", ".*", True),
+    ("key", "pattern", "matches"), [
+        ("a/b.parquet", "a/*.parquet", True), ("a/x/b.parquet", "a/*.parquet", False),
+        ("a/x/b.parquet", "**/*.parquet", True), ("b.parquet", "**/*.parquet", True), ("a/b/c", "a/**", True),
+        ("a", "a/**", False), (".a/b", "**", False), (".a", "*", False), (".a", ".*", True),
         ("a1", "a[0-9]", True),
     ],
-)
+)  # fmt: skip
 def test_globs_of_objects_match_as_those_of_files(key, pattern, matches) -> None:
     assert _matches(key.split("/"), pattern.split("/")) is matches

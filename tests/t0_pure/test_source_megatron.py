@@ -22,9 +22,7 @@ def write_megatron(
     sequences = [sequence for document in documents for sequence in document]
     lengths = np.array([len(sequence) for sequence in sequences], "<i4")
     width = np.dtype(dtype).itemsize
-    pointers = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * width)[:-1]])[: len(lengths)].astype(
-        "<i8"
-    )
+    pointers = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * width)[:-1]])[: len(lengths)].astype("<i8")
     bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype("<i8")
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), len(bounds))
     tail = bytes(len(lengths)) if modes else b""
@@ -40,9 +38,7 @@ def write_megatron(
     st.sampled_from([8, 16, 64]),
     st.booleans(),
 )
-def test_every_document_of_an_indexed_dataset_is_in_one_block(
-    tmp_path_factory, documents, code, least, modes
-) -> None:
+def test_every_document_of_an_indexed_dataset_is_in_one_block(tmp_path_factory, documents, code, least, modes) -> None:
     flat = [[token for sequence in document for token in sequence] for document in documents]
     expected = [np.array(document, "<i4").tobytes() for document in flat if document]
     if not expected:

@@ -93,9 +93,7 @@ def test_its_objects_have_fields(tmp_path) -> None:
     (tmp_path / "a").write_text('{"body": "x"}\n{"body": 1}\n')
     (block,) = blocks(source(tmp_path, form=f"{HERE}:Rows", text_field="body", shuffle=False))
     assert (values([block]), list(block.records.bad)) == ([b"x"], [1])
-    (block,) = blocks(
-        source(tmp_path, form=f"{HERE}:Rows", whole_records=True, epochs=Fraction(1), shuffle=False)
-    )
+    (block,) = blocks(source(tmp_path, form=f"{HERE}:Rows", whole_records=True, epochs=Fraction(1), shuffle=False))
     assert values([block]) == [b'{"body": "x"}', b'{"body": 1}']
 
 

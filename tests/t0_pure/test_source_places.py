@@ -77,9 +77,7 @@ def test_a_record_is_found_where_the_blocks_have_it(tmp_path: Path, write) -> No
         chosen = sorted({0, len(block.records) // 2, len(block.records) - 1} & set(range(len(block.records))))
         for index in chosen:
             file, offset = int(block.records.files[index]), int(block.records.offsets[index])
-            found = [
-                (one, read_record(spec, layout.fragment(one), offset)) for one in layout.holding(file, offset)
-            ]
+            found = [(one, read_record(spec, layout.fragment(one), offset)) for one in layout.holding(file, offset)]
             (fragment, record), *more = [(one, each) for one, each in found if each is not None]
             assert not more
             assert record.data == block.records.part(index, index + 1).data

@@ -14,15 +14,9 @@ from stepfs_producer.sources.block import Kind
 
 def test_a_record_that_cannot_be_decoded_says_why_and_the_others_stay(tmp_path) -> None:
     bad = [
-        b'{"text": "\xff"}',
-        b'{"text": ',
-        b'{"body": "x"}',
-        b'{"text": 3}',
-        b"[1]",
-        b'{"text": "\\ud800"}',
-        b"[" * 100_000,
-        b'{"text": "a", "n": ' + b"9" * 5000 + b"}",
-    ]
+        b'{"text": "\xff"}', b'{"text": ', b'{"body": "x"}', b'{"text": 3}', b"[1]", b'{"text": "\\ud800"}',
+        b"[" * 100_000, b'{"text": "a", "n": ' + b"9" * 5000 + b"}",
+    ]  # fmt: skip
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*bad, b'{"text": "good"}']))
     (block,) = blocks(source(tmp_path, shuffle=False))
     assert values([block]) == [b"good"]
@@ -74,16 +68,10 @@ def test_a_transform_of_whole_records_gets_the_object(tmp_path) -> None:
 
 def test_token_ids_of_json_lines_have_a_mask(tmp_path) -> None:
     rows = [
-        {"ids": [1, 2, 3], "labels": [-100, 2, 3]},
-        {"ids": [], "labels": []},
-        {"ids": [1.5], "labels": [1]},
-        {"ids": [-1], "labels": [1]},
-        {"ids": [1], "labels": [1, 2]},
-        {"ids": [2**31], "labels": [1]},
-        {"ids": [True], "labels": [1]},
-        {"ids": [[1], [2, 3]], "labels": [1, 1]},
-        {"ids": [4], "labels": [4]},
-    ]
+        {"ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"ids": [], "labels": []}, {"ids": [1.5], "labels": [1]},
+        {"ids": [-1], "labels": [1]}, {"ids": [1], "labels": [1, 2]}, {"ids": [2**31], "labels": [1]},
+        {"ids": [True], "labels": [1]}, {"ids": [[1], [2, 3]], "labels": [1, 1]}, {"ids": [4], "labels": [4]},
+    ]  # fmt: skip
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (block,) = blocks(source(tmp_path, tokens_field="ids", labels_field="labels", shuffle=False))
     assert block.records.kind is Kind.TOKENS

@@ -31,9 +31,7 @@ def between(data: bytes, begin: int, end: int) -> list[Line]:
 @given(text=TEXT, ranges=st.integers(1, 100), reads=st.integers(1, 50))
 def test_every_range_finds_the_pieces_that_begin_in_it(text: str, ranges: int, reads: int) -> None:
     data = text.encode()
-    pieces = [
-        piece for begin in range(0, len(data), ranges) for piece in between(data, begin, begin + ranges)
-    ]
+    pieces = [piece for begin in range(0, len(data), ranges) for piece in between(data, begin, begin + ranges)]
     assert b"".join(piece.data for piece in pieces) == data
     assert pieces == between(data, 0, len(data))
     stream = [data[at : at + reads] for at in range(0, len(data), reads)]
@@ -60,9 +58,7 @@ def test_a_file_is_a_record_and_what_is_no_text_is_bad(tmp_path: Path) -> None:
     (tmp_path / "e.txt").touch()
     spec = source(tmp_path, form="text", records="files", shuffle=False)
     found = blocks(spec)
-    assert (
-        b"|".join(values(found)) == b"\n one\n\n|" + b"two\n" * 8 + b"|" + b"two\n" * 8 + b"|" + b"two\n" * 4
-    )
+    assert b"|".join(values(found)) == b"\n one\n\n|" + b"two\n" * 8 + b"|" + b"two\n" * 8 + b"|" + b"two\n" * 4
     bad = [reason for block in found for reason in block.records.bad.values()]
     assert bad == ["a NUL byte, so it is no text", "not UTF-8 (invalid start byte at byte 4)"]
     assert addresses(found) == [(0, 0), (1, 0), (1, 32), (1, 64), (2, 0), (3, 0)]
@@ -76,9 +72,7 @@ def test_shards_are_parts_of_a_source(tmp_path: Path, records: str) -> None:
     for number in range(6):
         (tmp_path / f"{number}.txt").write_text("".join(f"{number} {line}\n" for line in range(40)))
     whole = values(blocks(source(tmp_path, form="text", records=records)))
-    parts = [
-        values(blocks(source(tmp_path, form="text", records=records, shard=(index, 3)))) for index in range(3)
-    ]
+    parts = [values(blocks(source(tmp_path, form="text", records=records, shard=(index, 3)))) for index in range(3)]
     assert all(parts)
     assert sorted(whole) == sorted(one for part in parts for one in part)
     (tmp_path / "00 before.txt").write_text("new\n")

@@ -59,15 +59,11 @@ def record_at(data, step, slices):
 
 
 @pytest.mark.parametrize(
-    ("slices", "options", "reads"),
-    [
-        (1, {}, 1),
-        (64, {}, 1),
-        (256, {}, 1),
-        (8, {"producer": "p" * 256}, 2),
+    ("slices", "options", "reads"), [
+        (1, {}, 1), (64, {}, 1), (256, {}, 1), (8, {"producer": "p" * 256}, 2),
         (64, {"length": 5 * BLOCK_BYTES + 1}, 2),
     ],
-)
+)  # fmt: skip
 def test_every_entry_is_read_alone_and_is_what_the_segment_says(slices, options, reads):
     whole = segment(slices, **options)
     data = encode_step_records(LAKE_ID, slices, whole)
@@ -124,7 +120,5 @@ def test_a_truncated_object_and_a_place_that_points_on_are_corrupt():
 def test_names_say_which_segment():
     key = extent(entries_prefix(LAKE_ID), INDEX)
     assert segment_of(entries_prefix(LAKE_ID), key) == INDEX
-    assert (
-        segment_of(index_prefix(LAKE_ID), key) is None
-    )  # so readers and reclaimers before this object ignore it
+    assert segment_of(index_prefix(LAKE_ID), key) is None  # so readers and reclaimers before this object ignore it
     assert segment_of(entries_prefix(LAKE_ID), key + "0") is None

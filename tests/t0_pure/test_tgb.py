@@ -19,13 +19,8 @@ from stepfs.format.ids import BLOCK_BYTES, Epoch, SliceIndex
 
 def image_of(payloads: list[bytes]) -> tgb.TgbImage:
     return tgb.build(
-        lake_id="0" * 32,
-        producer_id="p",
-        epoch=Epoch(3),
-        seq=7,
-        payloads=payloads,
-        records=[1] * len(payloads),
-    )
+        lake_id="0" * 32, producer_id="p", epoch=Epoch(3), seq=7, payloads=payloads, records=[1] * len(payloads),
+    )  # fmt: skip
 
 
 def descriptor_of(image: tgb.TgbImage) -> Descriptor:
@@ -110,9 +105,7 @@ def test_a_slice_of_several_blocks_carries_a_checksum_for_each() -> None:
 
 
 @given(payload_lists, st.data())
-def test_a_damaged_footer_or_index_is_told_apart_from_a_good_one(
-    payloads: list[bytes], data: st.DataObject
-) -> None:
+def test_a_damaged_footer_or_index_is_told_apart_from_a_good_one(payloads, data: st.DataObject):
     image = image_of(payloads)
     whole = bytearray(b"".join(bytes(part) for part in image.parts))
     offset, _ = tgb.read_footer(bytes(whole[-tgb.FOOTER_BYTES :]), size=len(whole), what="x")

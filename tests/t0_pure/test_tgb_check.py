@@ -23,13 +23,8 @@ from stepfs.torch.table import torch_arrays
 
 def built(payloads: list[bytes], seq: int = 4) -> tuple[bytes, Descriptor]:
     image = tgb.build(
-        lake_id="a" * 32,
-        producer_id="p",
-        epoch=Epoch(1),
-        seq=seq,
-        payloads=payloads,
-        records=[1] * len(payloads),
-    )
+        lake_id="a" * 32, producer_id="p", epoch=Epoch(1), seq=seq, payloads=payloads, records=[1] * len(payloads),
+    )  # fmt: skip
     data = b"".join(image.parts)
     return data, Descriptor(0, "k", image.size, seq, image.packed_slices, image.packed_blocks)
 

@@ -81,9 +81,7 @@ def test_a_change_of_a_loaded_tensor_changes_no_other():
 
 def test_its_arrays_are_found():
     found = {array.name: array for array in torch_arrays(Excerpt.of(torch_bytes(ARRAYS, FACTS))).arrays}
-    assert {name: array.shape for name, array in found.items()} == {
-        name: a.shape for name, a in ARRAYS.items()
-    }
+    assert {name: array.shape for name, array in found.items()} == {name: a.shape for name, a in ARRAYS.items()}
     assert not any(array.strided for array in found.values())
 
 

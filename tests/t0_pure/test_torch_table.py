@@ -43,30 +43,17 @@ def problem(value, **options):
 def test_names_dtypes_and_shapes():
     rows = torch.arange(24).reshape(4, 6)
     value = {
-        "ids": rows,
-        "half": rows.bfloat16(),
-        "eighth": rows.float().to(torch.float8_e4m3fn),
-        "view": rows[1:3],
-        "turned": rows.t(),
-        "deep": {"list": [rows.int(), 7]},
-        "parameter": torch.nn.Parameter(rows.float()),
-        "none": torch.zeros(0, 5),
-        "scalar": torch.tensor(True),
-        "sources": ["a", "b"],
-        "sequence_length": 6,
-    }
+        "ids": rows, "half": rows.bfloat16(), "eighth": rows.float().to(torch.float8_e4m3fn), "view": rows[1:3],
+        "turned": rows.t(), "deep": {"list": [rows.int(), 7]}, "parameter": torch.nn.Parameter(rows.float()),
+        "none": torch.zeros(0, 5), "scalar": torch.tensor(True), "sources": ["a", "b"], "sequence_length": 6,
+    }  # fmt: skip
     found = read(pt(value))
     assert {array.name: (array.dtype, array.shape, array.strided) for array in found.arrays} == {
-        "ids": ("int64", (4, 6), False),
-        "half": ("bfloat16", (4, 6), False),
-        "eighth": ("float8_e4m3fn", (4, 6), False),
-        "view": ("int64", (2, 6), False),
-        "turned": ("int64", (6, 4), True),
-        "deep.list.0": ("int32", (4, 6), False),
-        "parameter": ("float32", (4, 6), False),
-        "none": ("float32", (0, 5), False),
-        "scalar": ("bool", (), False),
-    }
+        "ids": ("int64", (4, 6), False), "half": ("bfloat16", (4, 6), False),
+        "eighth": ("float8_e4m3fn", (4, 6), False), "view": ("int64", (2, 6), False),
+        "turned": ("int64", (6, 4), True), "deep.list.0": ("int32", (4, 6), False),
+        "parameter": ("float32", (4, 6), False), "none": ("float32", (0, 5), False), "scalar": ("bool", (), False),
+    }  # fmt: skip
     assert found.facts == {"sources": ["a", "b"], "sequence_length": 6, "deep.list.1": 7}
     assert shown(rows) == [("array", "int64", (4, 6))]
     model = torch.nn.Linear(3, 2).state_dict()
@@ -76,9 +63,7 @@ def test_names_dtypes_and_shapes():
 def test_values_are_found_in_a_payload_of_any_length():
     """Also those whose local header an excerpt does not have."""
     long = torch.full((HEAD_BYTES_MAX,), 3, dtype=torch.int32)
-    payload = pt(
-        {"a": long, "none": torch.zeros(0), "b": long + 1, "c": long[5:] + 2, "tail": torch.arange(5)}
-    )
+    payload = pt({"a": long, "none": torch.zeros(0), "b": long + 1, "c": long[5:] + 2, "tail": torch.arange(5)})
     first = {}
     for array in read(payload).arrays:
         if array.member_at is not None:
@@ -94,18 +79,14 @@ def test_no_tensor_is_skipped_wherever_it_is():
     ordered = OrderedDict(x=x)
     vars(ordered)["more"] = more
     values = {
-        "an attribute": {"x": tagged},
-        "an attribute of a parameter": {"x": parameter},
-        "an attribute of the map": ordered,
-        "keys that look alike": {"x": x, 1: more, "1": more},
+        "an attribute": {"x": tagged}, "an attribute of a parameter": {"x": parameter},
+        "an attribute of the map": ordered, "keys that look alike": {"x": x, 1: more, "1": more},
         "dotted keys": {"x": x, "a.b": more, "a": {"b": more}},
         "dotted keys that the schema has": {"x": x, "": {"x": more}},
-        "keys of one type": {"x": x, (1,): more, (2,): more},
-        "keys of bytes": {"x": x, b"a": more, b"b": more},
-        "a storage": {"x": x, "more": more.untyped_storage()},
-        "without values": {"x": x, "more": more.to("meta")},
+        "keys of one type": {"x": x, (1,): more, (2,): more}, "keys of bytes": {"x": x, b"a": more, b"b": more},
+        "a storage": {"x": x, "more": more.untyped_storage()}, "without values": {"x": x, "more": more.to("meta")},
         "a size": {"x": x, "more": [torch.Size([1]), more]},
-    }
+    }  # fmt: skip
     assert problem({"x": x}) is None
     assert {where: problem(value) for where, value in values.items() if problem(value) is None} == {}
     assert shown({(1,): more, (2,): more}) == [("(tuple 0)", "float32", (3,)), ("(tuple 1)", "float32", (3,))]
@@ -136,28 +117,15 @@ def test_other_tensors_are_refused(rare):
 
 def test_plain_values_are_facts_beside_the_arrays():
     plain = {
-        "raw": b"jpeg\xff\x00",
-        "buffer": bytearray(b"abc"),
-        "number": 1 + 2j,
-        "set": {1},
-        "size": torch.Size([2, 3]),
-        "dtype": torch.bfloat16,
-        "list": [1, [2]],
-        2.5: None,
-    }
+        "raw": b"jpeg\xff\x00", "buffer": bytearray(b"abc"), "number": 1 + 2j, "set": {1}, "size": torch.Size([2, 3]),
+        "dtype": torch.bfloat16, "list": [1, [2]], 2.5: None,
+    }  # fmt: skip
     payload = pt({"x": torch.ones(2), **plain})
     assert CHECK.problem(Excerpt.of(payload)) is None
     assert read(payload).facts == {
-        "raw": "6 bytes",
-        "buffer": "3 bytes",
-        "number": "a complex",
-        "set": "a set",
-        "size": [2, 3],
-        "dtype": "a dtype",
-        "list.0": 1,
-        "list.1": [2],
-        "2.5": None,
-    }
+        "raw": "6 bytes", "buffer": "3 bytes", "number": "a complex", "set": "a set", "size": [2, 3],
+        "dtype": "a dtype", "list.0": 1, "list.1": [2], "2.5": None,
+    }  # fmt: skip
 
 
 def test_a_pickle_that_would_run_a_program_is_refused_by_its_name():
@@ -221,19 +189,18 @@ def test_values_of_conjugated_and_negated_views_are_not_shown():
 def persistent(kind="Float", count=2, more=""):
     """The pickle of {"x": a tensor}, by hand: its storage, and how the tensor is made of it."""
     storage = f"(X\x07\0\0\0storagectorch\n{kind}Storage\nX\x01\0\0\x000X\x03\0\0\0cpuK{chr(count)}tQ"
-    made = f"ctorch._utils\n_rebuild_tensor_v2\n({storage}K\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)R{more}tR"
+    made = (
+        f"ctorch._utils\n_rebuild_tensor_v2\n({storage}K\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)R{more}tR"
+    )
     return f"\x80\x02}}X\x01\0\0\0x{made}s.".encode("latin-1")
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"kind": "Flat"}, "FlatStorage"),
-        ({"count": 3}, "has other bytes for the tensor 'x'"),
-        ({"more": "NNN"}, "TypeError"),
+    ("changes", "reason"), [
+        ({}, None), ({"kind": "Flat"}, "FlatStorage"),
+        ({"count": 3}, "has other bytes for the tensor 'x'"), ({"more": "NNN"}, "TypeError"),
     ],
-)
+)  # fmt: skip
 def test_a_description_that_does_not_fit_the_values_is_refused(changes, reason):
     payload = zipped(persistent(**changes), **{"data/0": bytes(8)})
     if reason is None:

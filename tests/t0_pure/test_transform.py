@@ -24,15 +24,9 @@ BYTES = TransformSpec(TokenizerSpec())
 def records_of(kind: Kind, data: list[bytes], *, dropped=(), bad=None, mask: bytes | None = None) -> Records:
     count = len(data)
     return Records(
-        kind,
-        b"".join(data),
-        np.cumsum([len(one) for one in data], dtype=np.int64),
-        np.zeros(count, np.int64),
-        np.arange(count, dtype=np.int64),
-        np.isin(np.arange(count), list(dropped)),
-        bad or {},
-        mask,
-    )
+        kind, b"".join(data), np.cumsum([len(one) for one in data], dtype=np.int64), np.zeros(count, np.int64),
+        np.arange(count, dtype=np.int64), np.isin(np.arange(count), list(dropped)), bad or {}, mask,
+    )  # fmt: skip
 
 
 def ids(*numbers: int) -> bytes:
@@ -62,9 +56,7 @@ def samples(result: Tokenised) -> list[list[int] | None]:
 
 
 def test_text_is_closed_and_what_is_no_sample_has_no_length() -> None:
-    records = records_of(
-        Kind.TEXT, [b"ab", b"", b"cd", b"\xffe", b"", b"f"], dropped=[2], bad={4: "no field 'text'"}
-    )
+    records = records_of(Kind.TEXT, [b"ab", b"", b"cd", b"\xffe", b"", b"f"], dropped=[2], bad={4: "no field 'text'"})
     result = made(BYTES, records)
     assert samples(result) == [[97, 98, 256], [], [], None, None, [102, 256]]
     assert result.bad == {3: "not UTF-8 at byte 0", 4: "no field 'text'"}
@@ -79,14 +71,10 @@ def test_tokens_pass_and_are_closed_once() -> None:
     result = made(BYTES, records_of(Kind.TOKENS, data, mask=bytes([0, 1, 1, 0, 1, 1, 1, 1, 1])))
     assert samples(result) == [[1, 2, 256], [3, 256], [256], [], None, None]
     assert result.mask is not None
-    assert result.mask.tolist() == [0, 1, 1, 1, 0, 1], (
-        "an end that is added is learned as the token before it"
-    )
+    assert result.mask.tolist() == [0, 1, 1, 1, 0, 1], "an end that is added is learned as the token before it"
     assert result.bad[4] == "the id 258, but the ids of the tokenizer are 0 to 257"
     assert "the id -1" in result.bad[5]
-    assert made(BYTES, records_of(Kind.TOKENS, data[:2], mask=b"\1\2\3\4")).mask is None, (
-        "all ones is no mask"
-    )
+    assert made(BYTES, records_of(Kind.TOKENS, data[:2], mask=b"\1\2\3\4")).mask is None, "all ones is no mask"
 
 
 def test_bos_and_eos_by_name(tmp_path: Path) -> None:
@@ -110,13 +98,9 @@ def test_a_chat_with_a_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "sample", "mask"),
-    [
-        ({"value": None}, [], None),
-        ({"value": "ab"}, [97, 98], None),
-        ({"value": ""}, [], None),
-        ({"value": [5, 7]}, [5, 7], None),
-        ({"value": []}, [], None),
+    ("record", "sample", "mask"), [
+        ({"value": None}, [], None), ({"value": "ab"}, [97, 98], None), ({"value": ""}, [], None),
+        ({"value": [5, 7]}, [5, 7], None), ({"value": []}, [], None),
         ({"value": [5, 7], "as": "tuple"}, [5, 7], None),
         ({"value": [5, 7], "as": "array"}, [5, 7], None),
         ({"value": [[5, 7], [0, 1]], "as": "tuple"}, [5, 7], [0, 1]),
@@ -126,7 +110,7 @@ def test_a_chat_with_a_mask() -> None:
         ({"value": {"input_ids": [5, 7], "loss_mask": [0, 1]}}, [5, 7], [0, 1]),
         ({"value": {"input_ids": [5, 7], "labels": [-100, 7]}}, [5, 7], [0, 1]),
     ],
-)
+)  # fmt: skip
 def test_what_a_function_may_return(record, sample, mask) -> None:
     result = called("anything", record)
     assert samples(result) == [sample]
@@ -134,10 +118,8 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "why"),
-    [
-        ({"raise": "ValueError"}, "raised ValueError: of no use"),
-        ({}, "raised KeyError: 'value'"),
+    ("record", "why"), [
+        ({"raise": "ValueError"}, "raised ValueError: of no use"), ({}, "raised KeyError: 'value'"),
         ({"value": 3}, "returned ids of type int"),
         ({"value": [5, 7], "as": "bytes"}, "returned ids of type bytes"),
         ({"value": [5, 7], "as": "floats"}, "returned ids of type float64"),
@@ -153,13 +135,10 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
         ({"value": [[5, 7], [1, 2]], "as": "tuple"}, "returned a mask with other values than 0 and 1"),
         ({"value": {"ids": [5]}}, r"returned a mapping without 'input_ids'; its keys are \['ids'\]"),
         ({"value": {"input_ids": [5], "labels": [5], "loss_mask": [1]}}, "returned both"),
-        (
-            {"value": {"input_ids": [5, 7], "labels": [7, -100]}},
-            "returned the label 7 at place 0, where the id is 5",
-        ),
+        ({"value": {"input_ids": [5, 7], "labels": [7, -100]}}, "returned the label 7 at place 0, where the id is 5"),
         ({"value": {"input_ids": [5, 7], "labels": [5]}}, "returned 1 labels for 2 ids"),
     ],
-)
+)  # fmt: skip
 def test_what_a_function_may_not_do_makes_that_record_bad_alone(record, why: str) -> None:
     result = called("anything", {"value": [1]}, record, {"value": [2]})
     assert samples(result) == [[1], None, [2]]
@@ -197,9 +176,7 @@ def test_the_keys_reach_functions_that_want_them() -> None:
 
 @pytest.mark.parametrize("error", ["OSError", "MemoryError"])
 def test_an_error_of_the_machine_is_no_bad_record(error: str) -> None:
-    with pytest.raises(
-        StepfsError, match=rf"user_functions:anything failed: {error}: of no use; .*not the record"
-    ):
+    with pytest.raises(StepfsError, match=rf"user_functions:anything failed: {error}: of no use; .*not the record"):
         called("anything", {"raise": error})
 
 
@@ -233,9 +210,7 @@ def test_a_text_that_the_model_has_no_token_for_is_bad_alone(tmp_path: Path) -> 
         st.one_of(
             st.text("ab é\n", max_size=6).map(lambda text: {"value": text}),
             st.lists(st.integers(0, 259), max_size=5).map(lambda value: {"value": value}),
-            st.lists(st.integers(0, 1), max_size=4).map(
-                lambda value: {"value": [value, value], "as": "tuple"}
-            ),
+            st.lists(st.integers(0, 1), max_size=4).map(lambda value: {"value": [value, value], "as": "tuple"}),
             st.sampled_from([{"value": None}, {"raise": "ValueError"}, {"value": 3}]),
         ),
         max_size=12,
@@ -248,11 +223,8 @@ def test_a_text_that_the_model_has_no_token_for_is_bad_alone(tmp_path: Path) -> 
 def test_how_records_are_grouped_does_not_show(values, cuts, dropped, eos) -> None:
     spec = TransformSpec(TokenizerSpec(eos=eos), "user_functions:anything")
     records = records_of(
-        Kind.JSON,
-        [json.dumps(value).encode() for value in values],
-        dropped=dropped,
-        bad={0: "x"} if values else {},
-    )
+        Kind.JSON, [json.dumps(value).encode() for value in values], dropped=dropped, bad={0: "x"} if values else {},
+    )  # fmt: skip
     whole = made(spec, records)
     bounds = sorted({0, len(values), *(cut for cut in cuts if cut <= len(values))})
     keys = keys_of(records)

@@ -1,14 +1,19 @@
-"""`--workers MIN:MAX`: more at once, fewer by one per ten seconds after a minute, and never beyond the bounds."""
+"""Options of a run, and `--workers MIN:MAX`: more at once, fewer by one per ten seconds after a minute, never beyond
+the bounds.
+"""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfs.declared_option import declared
 from stepfs.errors import UsageError
+from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.run.measured.workers_wanted import (
     FEWER_AFTER_S,
     FEWER_EVERY_S,
@@ -16,7 +21,7 @@ from stepfs_producer.run.measured.workers_wanted import (
     WorkersWanted,
     workers_needed,
 )
-from stepfs_producer.run.options import Workers, parse_workers
+from stepfs_producer.run.options import RunOptions, Workers, parse_workers
 
 
 def followed(wanted: WorkersWanted, needs: list[float]) -> list[int]:
@@ -38,9 +43,7 @@ def test_more_come_at_once() -> None:
 def test_workers_that_never_pause_become_as_many_as_may_be() -> None:
     wanted, workers = WorkersWanted(2, 16), 2
     for number in range(8):
-        workers = wanted.next(
-            number * LOOK_EVERY_S, workers_needed(workers * LOOK_EVERY_S, 1, LOOK_EVERY_S, None)
-        )
+        workers = wanted.next(number * LOOK_EVERY_S, workers_needed(workers * LOOK_EVERY_S, 1, LOOK_EVERY_S, None))
     assert workers == 16
 
 
@@ -60,14 +63,10 @@ def test_a_need_within_the_last_minute_keeps_them() -> None:
 
 @given(st.integers(1, 9), st.integers(0, 9), st.lists(st.floats(0, 1e9), max_size=60))
 def test_the_bounds_hold(least: int, more: int, needs: list[float]) -> None:
-    assert all(
-        least <= workers <= least + more for workers in followed(WorkersWanted(least, least + more), needs)
-    )
+    assert all(least <= workers <= least + more for workers in followed(WorkersWanted(least, least + more), needs))
 
 
-@pytest.mark.parametrize(
-    ("text", "workers"), [("4", Workers(4, 4)), ("2:8", Workers(2, 8)), ("3:3", Workers(3, 3))]
-)
+@pytest.mark.parametrize(("text", "workers"), [("4", Workers(4, 4)), ("2:8", Workers(2, 8)), ("3:3", Workers(3, 3))])
 def test_workers_are_a_number_or_a_range(text: str, workers: Workers) -> None:
     assert parse_workers(text) == workers
     assert parse_workers(str(workers)) == workers
@@ -78,3 +77,14 @@ def test_anything_else_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--workers .*: use N or MIN:MAX") as caught:
         parse_workers(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, math.nan])
+def test_a_rate_that_is_not_above_zero_is_refused_by_its_name(rate):
+    with pytest.raises(UsageError, match=r"^steps_per_second=.*: use a number above 0$"):
+        RunOptions("file:///lake", steps_per_second=rate)
+
+
+def test_an_option_of_both_commands_is_one_declaration():
+    of_run, of_text = declared(RunOptions), declared(TextOptions)
+    assert of_run["limit_steps"] == of_text["limit_steps"]

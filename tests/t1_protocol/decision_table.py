@@ -88,17 +88,13 @@ def _records(row: tuple[int, ...]) -> Iterable[ControlRecord]:
     live, start_a, kept_a, start_b, kept_b, *until = row
     for order in permutations(_steps(kept_a)):
         groups = {
-            name: GroupRecord(
-                Step(start), _steps(kept), order if name == "a" and order != _steps(kept) else ()
-            )
+            name: GroupRecord(Step(start), _steps(kept), order if name == "a" and order != _steps(kept) else ())
             for name, start, kept in (("a", start_a, kept_a), ("b", start_b, kept_b))
             if start != ABSENT
         }
         record = ControlRecord(first_live_step=Step(live), groups=groups)
         former = [(ended, Step(need)) for need, ended in enumerate(until) if ended]
-        yield ControlRecord(
-            first_live_step=Step(live), groups=groups, minima=(*former, (NUMBER + 1, record.need))
-        )
+        yield ControlRecord(first_live_step=Step(live), groups=groups, minima=(*former, (NUMBER + 1, record.need)))
 
 
 def _seen(record: ControlRecord) -> tuple[int, ...]:

@@ -46,9 +46,7 @@ class World:
         return FaultyStore(self.shared, actor=actor, plan=plan, seed=seed)
 
     def producer(self, who: str, store: FaultyStore | None = None, **options: Any) -> AsyncProducer:
-        return AsyncProducer(
-            "memory://", producer_id=who, store=store or self.store(who), clock=TrioClock(), **options
-        )
+        return AsyncProducer("memory://", producer_id=who, store=store or self.store(who), clock=TrioClock(), **options)
 
     async def settle(self, seconds: float = 60.0) -> None:
         """Let everything land that is still on its way."""

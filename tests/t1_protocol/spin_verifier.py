@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from finished import ran
+
 MODELS = Path(__file__).parent / "model"
 DEPTH_MAX = 20_000
 MEMORY_MAX_MIB = 2048
@@ -22,9 +24,7 @@ class Search:
     """What one run of a verifier found."""
 
     violated: str | None  # a property, or "witness 3"
-    unreached: frozenset[
-        int
-    ]  # witnesses; one that stands in several places counts when one of them is missed
+    unreached: frozenset[int]  # witnesses; one that stands in several places counts when one of them is missed
 
 
 class Verifier:
@@ -35,9 +35,7 @@ class Verifier:
         names = re.search(r"^mtype = \{(.*?)\}", self.source, re.MULTILINE)
         assert names is not None
         order = [name.strip() for name in names[1].split(",")]
-        self.numbers = {
-            name: len(order) - index for index, name in enumerate(order)
-        }  # spin counts from the end
+        self.numbers = {name: len(order) - index for index, name in enumerate(order)}  # spin counts from the end
         self.program, self.runs = place / "pan", runs or place
         with (place / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -60,9 +58,7 @@ class Verifier:
                 "pan.c",
             ],
         ):
-            done = subprocess.run(
-                command, check=False, cwd=place, capture_output=True, text=True, timeout=300
-            )
+            done = ran(command, cwd=place, timeout=300)
             assert done.returncode == 0, done.stdout + done.stderr
             assert not done.stderr, done.stderr
 
@@ -111,7 +107,5 @@ class Verifier:
 
 def tool(name: str) -> str:
     found = shutil.which(name)
-    assert found is not None, (
-        f"{name} is missing: run scripts/setup, which installs it (Debian package {name})"
-    )
+    assert found is not None, f"{name} is missing: run scripts/setup, which installs it (Debian package {name})"
     return found

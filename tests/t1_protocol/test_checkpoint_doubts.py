@@ -33,12 +33,9 @@ class Node:
     def __post_init__(self) -> None:
         self.known: frozenset[Step] = frozenset()
         self.watch = Watch(
-            self.group,
-            Place.parse("/unused"),
-            NextStep("N"),
-            look_at=lambda: Found(frozenset(self.counters), frozenset()),
-            progress=self.progress,
-        )
+            self.group, Place.parse("/unused"), NextStep("N"),
+            look_at=lambda: Found(frozenset(self.counters), frozenset()), progress=self.progress,
+        )  # fmt: skip
 
     def progress(self) -> Progress:
         return Progress(Step(self.committed), Step(self.opened), self.reads_here, self.known)
@@ -74,9 +71,7 @@ async def test_a_counter_beyond_what_is_committed_is_held_back_until_it_is_not(p
     assert await node.kept() == (20, 900)
 
 
-async def test_all_that_is_committed_may_be_a_checkpoint_and_a_commit_a_moment_ago_is_no_doubt(
-    patient_clock, caplog
-):
+async def test_all_that_is_committed_may_be_a_checkpoint_and_a_commit_a_moment_ago_is_no_doubt(patient_clock, caplog):
     """The trainer's node knows of a step before this one does: that is not worth a warning."""
     node = Node(await group_of(), {60, 61})
     assert await node.kept() == (60,)
@@ -86,9 +81,7 @@ async def test_all_that_is_committed_may_be_a_checkpoint_and_a_commit_a_moment_a
     assert told(caplog, "") == [0]
 
 
-@pytest.mark.logs(
-    "resumes at step 55 is held back: no reader of the group has opened step 54 yet.*`stepfs checkpoint`"
-)
+@pytest.mark.logs("resumes at step 55 is held back: no reader of the group has opened step 54 yet.*`stepfs checkpoint`")
 async def test_a_counter_that_no_reader_has_reached_is_held_back_until_one_has(patient_clock, caplog):
     node = Node(await group_of(), {10, 55}, opened=10)
     assert await node.kept() == (10,)
@@ -168,9 +161,7 @@ async def test_a_checkpoint_restored_from_a_backup_comes_too_late_and_is_said_on
 @pytest.mark.logs("--next-step 'N-1' makes -1 of checkpoint 0")
 async def test_a_counter_that_makes_no_step_stops_no_other(patient_clock):
     group = await group_of()
-    watch = Watch(
-        group, Place.parse("/x"), NextStep("N-1"), look_at=lambda: Found(frozenset({0, 6}), frozenset())
-    )
+    watch = Watch(group, Place.parse("/x"), NextStep("N-1"), look_at=lambda: Found(frozenset({0, 6}), frozenset()))
     await watch.look_once()
     record = await group.read()
     assert record is not None

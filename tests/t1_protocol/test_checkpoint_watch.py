@@ -76,9 +76,7 @@ async def test_a_first_empty_look_drops_nothing(patient_clock: MockClock) -> Non
     assert await kept(group) == (11,)
 
 
-async def test_what_was_deleted_while_nobody_watched_is_dropped_at_the_next_start(
-    patient_clock: MockClock,
-) -> None:
+async def test_what_was_deleted_while_nobody_watched_is_dropped_at_the_next_start(patient_clock):
     group = await group_of()
     await group.add(Step(11))
     await watch_of(group, Directory(20)).look_once()
@@ -116,9 +114,7 @@ async def test_a_vanished_volume_drops_nothing_and_the_watch_goes_on(patient_clo
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE, errno.EIO])
-async def test_a_look_that_fails_half_way_drops_nothing_and_is_repeated(
-    patient_clock: MockClock, number: int
-) -> None:
+async def test_a_look_that_fails_half_way_drops_nothing_and_is_repeated(patient_clock, number):
     """The trainer deletes an old checkpoint between listing and looking; a network file system hiccups."""
     group, directory = await group_of(), Directory(10, 20)
     watch = watch_of(group, directory)
@@ -137,9 +133,7 @@ async def test_a_look_that_fails_half_way_drops_nothing_and_is_repeated(
     assert "half way" in await watch.last_look()
 
 
-async def test_what_may_not_be_looked_into_is_a_checkpoint_only_if_it_was_one(
-    patient_clock: MockClock,
-) -> None:
+async def test_what_may_not_be_looked_into_is_a_checkpoint_only_if_it_was_one(patient_clock):
     """A neighbour's directory must not stop everything; one of ours that is closed for a while was not deleted."""
     group, directory = await group_of(), Directory(10)
     await group.add(Step(6))
@@ -160,9 +154,7 @@ async def test_what_may_not_be_looked_into_is_a_checkpoint_only_if_it_was_one(
 
 
 @pytest.mark.logs("have not been recorded 60 times in a row: cannot read the checkpoints")
-async def test_looks_that_fail_for_a_minute_are_told_once(
-    patient_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_looks_that_fail_for_a_minute_are_told_once(patient_clock, caplog):
     directory = Directory(10)
     directory.error = OSError(errno.EIO, "broken")
     caplog.set_level("INFO", "stepfs")

@@ -137,17 +137,11 @@ async def test_a_lead_far_from_its_bound_is_looked_up_now_and_then_only(world: W
 
 
 @scenario(simulate)
-async def test_a_commit_after_a_minute_of_rest_looks_again_for_the_lake_and_behind_holes(
-    world: World,
-) -> None:
+async def test_a_commit_after_a_minute_of_rest_looks_again_for_the_lake_and_behind_holes(world: World):
     async with world.producer("p") as producer:
         await feed(producer, 1)
         await producer.flush()
         await trio.sleep(60.5)
         assert await requests_of(producer, world, 1, 1) == [
-            "get lake.msgpack",
-            "get log",
-            "create log",
-            "list control",
-            "get control",
-        ]
+            "get lake.msgpack", "get log", "create log", "list control", "get control",
+        ]  # fmt: skip

@@ -38,15 +38,10 @@ from stepfs_producer.pending import Pending
 from stepfs_producer.rebase import Durable, Incarnation, Refusal, Stamp, rebase
 
 
-def forgetful_rebase(
-    head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp
-) -> Commit | Refusal:
+def forgetful_rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
     """A writer without the guard by seq: whatever is pending is new."""
     known = head.producers[me.producer_id]
-    fresh = [
-        replace(item, tgb=replace(item.tgb, seq=known.next_seq + number))
-        for number, item in enumerate(pending)
-    ]
+    fresh = [replace(item, tgb=replace(item.tgb, seq=known.next_seq + number)) for number, item in enumerate(pending)]
     return rebase(head, fresh, me, stamp)
 
 
@@ -76,18 +71,14 @@ async def hazard_01(world: World, faults: Sequence[Fault]) -> None:
     world.check(sleeper=2, busy=20)
 
 
-@pytest.mark.parametrize(
-    "faults", [[], [LOST_RESPONSE], [OWN_412], [ERROR_500_APPLIED], [LOST_REQUEST, RESET_AFTER]]
-)
+@pytest.mark.parametrize("faults", [[], [LOST_RESPONSE], [OWN_412], [ERROR_500_APPLIED], [LOST_REQUEST, RESET_AFTER]])
 def test_hazard_01_slot_resurrection(faults: list[Fault]) -> None:
     """Including: the create lands, the reply is lost, the GET says mine, and the floor has passed."""
     simulate(lambda world: hazard_01(world, faults))
 
 
 @pytest.mark.parametrize("faults", [[], [LOST_RESPONSE]])
-def test_hazard_01_mutant_without_the_floor_check(
-    faults: list[Fault], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
     async def trust(reader: LogReader) -> bool:
         reader.state = reader.head
         return True

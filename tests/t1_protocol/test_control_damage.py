@@ -13,6 +13,7 @@ from doubles.trio_clock import TrioClock
 from lakework import list_groups
 from process_store import ProcessStore
 from producer_world import World, feed
+from scenarios import scenario
 from small_world import (
     NEED,
     STEPS,
@@ -106,32 +107,28 @@ NUMBERS = range(9)  # of `aged` and one advance more, all but the newest
 
 @pytest.mark.parametrize("spoil", [flipped, deleted, emptied, too_large, of_another_lake, of_a_newer_format])
 @pytest.mark.parametrize("number", NUMBERS)
-def test_no_record_but_the_newest_is_needed(number: int, spoil: Spoil) -> None:
-    async def scenario(world: World) -> None:
-        follower = await LogReader.open(process(world, "follower"), world.identity)
-        reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
-        await reclaimer.run()
-        keys = control_keys(world.shared, world.identity)
-        assert len(keys) == len(NUMBERS) + 1
-        spoil(world, keys[number])
-        await all_goes_on(world)
-        await follower.poll()
-        await follower.confirm()
-        assert follower.first_live_step == LAST
-        assert (await reclaimer.run()).first_live_step == LAST
-        (damage,) = await verify_metadata(process(world, "verify"), world.identity)
-        assert damage.key == keys[number]
-
-    small(scenario, on=aged)
+@scenario(small, on=aged)
+async def test_no_record_but_the_newest_is_needed(world: World, number: int, spoil: Spoil) -> None:
+    follower = await LogReader.open(process(world, "follower"), world.identity)
+    reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
+    await reclaimer.run()
+    keys = control_keys(world.shared, world.identity)
+    assert len(keys) == len(NUMBERS) + 1
+    spoil(world, keys[number])
+    await all_goes_on(world)
+    await follower.poll()
+    await follower.confirm()
+    assert follower.first_live_step == LAST
+    assert (await reclaimer.run()).first_live_step == LAST
+    (damage,) = await verify_metadata(process(world, "verify"), world.identity)
+    assert damage.key == keys[number]
 
 
-def test_all_records_but_the_newest_may_be_gone() -> None:
-    async def scenario(world: World) -> None:
-        for key in control_keys(world.shared, world.identity)[:-1]:
-            world.shared.remove(key)
-        await all_goes_on(world)
-
-    small(scenario, on=aged)
+@scenario(small, on=aged)
+async def test_all_records_but_the_newest_may_be_gone(world: World) -> None:
+    for key in control_keys(world.shared, world.identity)[:-1]:
+        world.shared.remove(key)
+    await all_goes_on(world)
 
 
 async def is_refused(world: World) -> None:
@@ -144,9 +141,7 @@ async def is_refused(world: World) -> None:
         clean(world),
         LogReader.open(process(world, "stranger"), world.identity),
     ):
-        with pytest.raises(
-            CorruptError, match=r"nothing is reclaimed and no group changes until .*verify .*--repair"
-        ):
+        with pytest.raises(CorruptError, match=r"nothing is reclaimed and no group changes until .*verify .*--repair"):
             await call
     assert world.shared.objects == before
 
@@ -161,79 +156,70 @@ async def repaired(world: World) -> str:
 
 
 @pytest.mark.parametrize("spoil", [flipped, emptied, too_large, of_another_lake])
-def test_without_the_newest_record_nothing_changes_until_it_is_repaired(spoil: Spoil) -> None:
-    async def scenario(world: World) -> None:
-        follower = await LogReader.open(process(world, "follower"), world.identity)
-        async with world.producer("d") as producer:
-            await feed(producer, 1)
-            await producer.flush()
-            spoil(world, control_keys(world.shared, world.identity)[-1])
-            await is_refused(world)
-            await feed(producer, 2)
-        while await follower.poll():
-            pass
-        assert follower.state.next_step == STEPS + 2, "who has read it before needs it no more"
-        done = await repaired(world)
-        assert f"control record {len(NUMBERS) - 1} is damaged" in done
-        assert "steps from 9 on, groups late, run" in done
-        assert (await group(world, "late").read()).kept == (NEED + 1,), "one change is lost, and that is said"  # type: ignore[union-attr]
-        await checkpoint(world, "late", NEED + 3)
-        await all_goes_on(world)
-
-    small(scenario, on=aged)
-
-
-def test_who_has_not_read_the_damaged_record_keeps_what_it_has_until_the_repair() -> None:
-    """New commits are not shown: nobody knows whether the floor has passed them."""
-
-    async def scenario(world: World) -> None:
-        follower = await LogReader.open(process(world, "follower"), world.identity)
-        async with world.producer("d") as producer:
-            await feed(producer, 1)
-            await producer.flush()
-            await checkpoint(world, "late", NEED + 4)
-            flipped(world, control_keys(world.shared, world.identity)[-1])
-            for _ in range(3):
-                with pytest.raises(CorruptError, match=r"verify .*--repair"):
-                    await follower.poll()
-                assert follower.state.next_step == STEPS
-                world.ledger.check_entry("follower", await follower.entry(Step(NEED)))
-            await repaired(world)
-            await checkpoint(world, "late", NEED + 4)
-            assert await follower.poll()
-            assert follower.state.next_step == STEPS + 1
-        await all_goes_on(world)
-
-    small(scenario, on=aged)
-
-
-def test_a_newest_record_of_a_newer_stepfs_asks_for_an_upgrade_and_is_not_repaired() -> None:
-    async def scenario(world: World) -> None:
-        of_a_newer_format(world, control_keys(world.shared, world.identity)[-1])
-        before = dict(world.shared.objects)
-        for call in (
-            group(world, "run").add(Step(LAST)),
-            clean(world),
-            LogReader.open(process(world, "stranger"), world.identity),
-            repair_control(process(world, "operator"), world.identity, NO_ORIGINS),
-        ):
-            with pytest.raises(NewerFormatError, match="upgrade stepfs"):
-                await call
-        assert world.shared.objects == before
-
-    small(scenario, on=aged)
-
-
-def test_the_first_record_is_damaged_and_it_is_the_newest() -> None:
-    async def scenario(world: World) -> None:
-        await register(world, "run")
-        flipped(world, control_keys(world.shared, world.identity)[-1])
+@scenario(small, on=aged)
+async def test_without_the_newest_record_nothing_changes_until_it_is_repaired(world: World, spoil: Spoil):
+    follower = await LogReader.open(process(world, "follower"), world.identity)
+    async with world.producer("d") as producer:
+        await feed(producer, 1)
+        await producer.flush()
+        spoil(world, control_keys(world.shared, world.identity)[-1])
         await is_refused(world)
-        assert "groups none" in await repaired(world)
-        await checkpoint(world, "run", NEED)
-        assert await list_groups(process(world, "look"), world.identity) != {}
+        await feed(producer, 2)
+    while await follower.poll():
+        pass
+    assert follower.state.next_step == STEPS + 2, "who has read it before needs it no more"
+    done = await repaired(world)
+    assert f"control record {len(NUMBERS) - 1} is damaged" in done
+    assert "steps from 9 on, groups late, run" in done
+    assert (await group(world, "late").read()).kept == (NEED + 1,), "one change is lost, and that is said"  # type: ignore[union-attr]
+    await checkpoint(world, "late", NEED + 3)
+    await all_goes_on(world)
 
-    small(scenario)
+
+@scenario(small, on=aged)
+async def test_who_has_not_read_the_damaged_record_keeps_what_it_has_until_the_repair(world: World) -> None:
+    """New commits are not shown: nobody knows whether the floor has passed them."""
+    follower = await LogReader.open(process(world, "follower"), world.identity)
+    async with world.producer("d") as producer:
+        await feed(producer, 1)
+        await producer.flush()
+        await checkpoint(world, "late", NEED + 4)
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        for _ in range(3):
+            with pytest.raises(CorruptError, match=r"verify .*--repair"):
+                await follower.poll()
+            assert follower.state.next_step == STEPS
+            world.ledger.check_entry("follower", await follower.entry(Step(NEED)))
+        await repaired(world)
+        await checkpoint(world, "late", NEED + 4)
+        assert await follower.poll()
+        assert follower.state.next_step == STEPS + 1
+    await all_goes_on(world)
+
+
+@scenario(small, on=aged)
+async def test_a_newest_record_of_a_newer_stepfs_asks_for_an_upgrade_and_is_not_repaired(world: World):
+    of_a_newer_format(world, control_keys(world.shared, world.identity)[-1])
+    before = dict(world.shared.objects)
+    for call in (
+        group(world, "run").add(Step(LAST)),
+        clean(world),
+        LogReader.open(process(world, "stranger"), world.identity),
+        repair_control(process(world, "operator"), world.identity, NO_ORIGINS),
+    ):
+        with pytest.raises(NewerFormatError, match="upgrade stepfs"):
+            await call
+    assert world.shared.objects == before
+
+
+@scenario(small)
+async def test_the_first_record_is_damaged_and_it_is_the_newest(world: World) -> None:
+    await register(world, "run")
+    flipped(world, control_keys(world.shared, world.identity)[-1])
+    await is_refused(world)
+    assert "groups none" in await repaired(world)
+    await checkpoint(world, "run", NEED)
+    assert await list_groups(process(world, "look"), world.identity) != {}
 
 
 def test_an_advance_is_damaged_wherever_its_reclaimer_was_killed() -> None:
@@ -252,8 +238,5 @@ def test_an_advance_is_damaged_wherever_its_reclaimer_was_killed() -> None:
         await group(world, "run").add(Step(LAST), keep=1)
         assert (await clean(world)).first_live_step == LAST
 
-    async def cleans(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    assert killed_everywhere(grow, cleans, after) > 50
+    assert killed_everywhere(grow, clean, after) > 50
     assert firsts >= {0, NEED}

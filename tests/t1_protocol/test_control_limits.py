@@ -8,6 +8,7 @@ from controlled import control_keys
 from doubles.trio_clock import TrioClock
 from lakework import list_groups
 from producer_world import World
+from scenarios import scenario
 from small_world import (
     NEED,
     STEPS,
@@ -26,68 +27,59 @@ from stepfs.lake.reclaim.run import Reclaimer
 LAST = STEPS - 1
 
 
-def test_200_groups_fit_and_what_would_not_is_refused_with_advice() -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
+@scenario(small, on=grow)
+async def test_200_groups_fit_and_what_would_not_is_refused_with_advice(world: World) -> None:
+    world.shared.watch = None
+    for number in range(200):
+        await group(world, f"group-{number:03d}-{'x' * 40}").add(Step(NEED))
+    assert len(await list_groups(process(world, "look"), world.identity)) == 201
+    assert (await clean(world)).first_live_step == NEED
+    newest = control_keys(world.shared, world.identity)[-1]
+    assert len(world.shared.objects[newest]) < RECORD_BYTES_MAX // 16
+    many = frozenset(map(Step, range(1 << 40, (1 << 40) + 4096)))
+    with pytest.raises(RefusedError, match=r"keep fewer .*--keep K.* or retire groups"):
         for number in range(200):
-            await group(world, f"group-{number:03d}-{'x' * 40}").add(Step(NEED))
-        assert len(await list_groups(process(world, "look"), world.identity)) == 201
-        assert (await clean(world)).first_live_step == NEED
-        newest = control_keys(world.shared, world.identity)[-1]
-        assert len(world.shared.objects[newest]) < RECORD_BYTES_MAX // 16
-        many = frozenset(map(Step, range(1 << 40, (1 << 40) + 4096)))
-        with pytest.raises(RefusedError, match=r"keep fewer .*--keep K.* or retire groups"):
-            for number in range(200):
-                await group(world, f"group-{number:03d}-{'x' * 40}").replace(many)
-        assert number > 10
-        await group(world, "group-000-" + "x" * 40).retire()
-        await group(world, "run").add(Step(LAST), keep=1)
-
-    small(scenario, on=grow)
+            await group(world, f"group-{number:03d}-{'x' * 40}").replace(many)
+    assert number > 10
+    await group(world, "group-000-" + "x" * 40).retire()
+    await group(world, "run").add(Step(LAST), keep=1)
 
 
-def test_groups_that_differ_by_case_are_two() -> None:
-    async def scenario(world: World) -> None:
-        await group(world, "RUN").add(Step(NEED + 1), keep=1)
-        groups = await list_groups(process(world, "look"), world.identity)
-        assert {name: record.need for name, record in groups.items()} == {"run": NEED, "RUN": NEED + 1}
-        world.ledger.release("run")
-        await group(world, "run").retire()
-        assert (await clean(world)).first_live_step == NEED + 1
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_groups_that_differ_by_case_are_two(world: World) -> None:
+    await group(world, "RUN").add(Step(NEED + 1), keep=1)
+    groups = await list_groups(process(world, "look"), world.identity)
+    assert {name: record.need for name, record in groups.items()} == {"run": NEED, "RUN": NEED + 1}
+    world.ledger.release("run")
+    await group(world, "run").retire()
+    assert (await clean(world)).first_live_step == NEED + 1
 
 
 @pytest.mark.parametrize("step", [STEPS + 1, INTEGER_MAX])
-def test_a_checkpoint_beyond_everything_stops_reclaim_until_it_is_corrected(step: int) -> None:
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
-        await group(world, "run").replace(frozenset({Step(step)}))
-        before = dict(world.shared.objects)
-        with pytest.raises(RefusedError, match="another lake"):
-            await clean(world)
-        assert world.shared.objects == before
-        await group(world, "run").replace(frozenset({Step(LAST)}))
-        assert (await clean(world)).first_live_step == LAST
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_checkpoint_beyond_everything_stops_reclaim_until_it_is_corrected(world: World, step):
+    world.shared.watch = None
+    await group(world, "run").replace(frozenset({Step(step)}))
+    before = dict(world.shared.objects)
+    with pytest.raises(RefusedError, match="another lake"):
+        await clean(world)
+    assert world.shared.objects == before
+    await group(world, "run").replace(frozenset({Step(LAST)}))
+    assert (await clean(world)).first_live_step == LAST
 
 
 @pytest.mark.parametrize("live", [1, 0])
-def test_under_grace_too_no_step_is_given_up_that_is_not_committed_yet(live: int) -> None:
+@scenario(small, on=grow)
+async def test_under_grace_too_no_step_is_given_up_that_is_not_committed_yet(world: World, live: int) -> None:
     """Two checkpoints in a wrong unit: within the grace the first still counts, and it is beyond the lake, too."""
-
-    async def scenario(world: World) -> None:
-        world.shared.watch = None
-        await group(world, "run").add(Step(STEPS - live), keep=1)
-        assert (await clean(world)).first_live_step == STEPS - live
-        await group(world, "run").add(Step(1000), keep=1)
-        await trio.sleep(7200)
-        await group(world, "run").add(Step(2000), keep=1)
-        before = dict(world.shared.objects)
-        patient = Reclaimer(process(world, "patient"), world.identity, clock=TrioClock(), grace_s=3600.0)
-        with pytest.raises(RefusedError, match="another lake"):
-            await patient.run()
-        assert world.shared.objects == before
-
-    small(scenario, on=grow)
+    world.shared.watch = None
+    await group(world, "run").add(Step(STEPS - live), keep=1)
+    assert (await clean(world)).first_live_step == STEPS - live
+    await group(world, "run").add(Step(1000), keep=1)
+    await trio.sleep(7200)
+    await group(world, "run").add(Step(2000), keep=1)
+    before = dict(world.shared.objects)
+    patient = Reclaimer(process(world, "patient"), world.identity, clock=TrioClock(), grace_s=3600.0)
+    with pytest.raises(RefusedError, match="another lake"):
+        await patient.run()
+    assert world.shared.objects == before

@@ -13,8 +13,8 @@ from crc32c import crc32c
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
-from process_store import ProcessStore
 from producer_world import World, feed
+from scenarios import scenario
 from small_world import (
     NEED,
     STEPS,
@@ -66,6 +66,14 @@ async def to_the_end(world: World) -> None:
     assert world.ledger.floor_version > 0
 
 
+async def partial_log(world: World) -> None:
+    """Some commits between the two snapshots that are left."""
+    await grow(world)
+    await checkpoint(world, "run", NEED)
+    await clean(world)
+    assert world.ledger.floor_version > 0
+
+
 async def opens_as_it_was(world: World) -> LogReader:
     reader = await LogReader.open(process(world, "stranger"), world.identity)
     assert reader.state.digest == world.ledger.state.digest
@@ -76,73 +84,64 @@ async def opens_as_it_was(world: World) -> LogReader:
 
 
 @UNREADABLE
-def test_one_bit_of_the_format_version_is_damage_of_one_snapshot_as_well() -> None:
+@scenario(small, on=to_the_end)
+async def test_one_bit_of_the_format_version_is_damage_of_one_snapshot_as_well(world: World) -> None:
     """It reads like the version of a newer stepfs, but the checksum does not cover it, as a newer one's would."""
-
-    async def scenario(world: World) -> None:
-        for key in snapshots(world):
-            whole = world.shared.objects[key]
-            world.shared.put(key, whole[:7] + bytes([whole[7] ^ 32]) + whole[8:])
-            await opens_as_it_was(world)
-            world.shared.put(key, whole)
-        for key in snapshots(world):
-            whole = world.shared.objects[key]
-            world.shared.put(key, whole[:7] + bytes([whole[7] ^ 32]) + whole[8:])
-        with pytest.raises(CorruptError, match="no readable snapshot"):
-            await LogReader.open(process(world, "stranger"), world.identity)
-
-    small(scenario, on=to_the_end)
+    for key in snapshots(world):
+        whole = world.shared.objects[key]
+        world.shared.put(key, whole[:7] + bytes([whole[7] ^ 32]) + whole[8:])
+        await opens_as_it_was(world)
+        world.shared.put(key, whole)
+    for key in snapshots(world):
+        whole = world.shared.objects[key]
+        world.shared.put(key, whole[:7] + bytes([whole[7] ^ 32]) + whole[8:])
+    with pytest.raises(CorruptError, match="no readable snapshot"):
+        await LogReader.open(process(world, "stranger"), world.identity)
 
 
 @UNREADABLE
-def test_snapshots_of_a_newer_stepfs_ask_for_an_upgrade() -> None:
-    async def scenario(world: World) -> None:
-        for key in snapshots(world):
-            whole = world.shared.objects[key]
-            header, body = whole[:7] + b"\3" + whole[8:12], whole[16:]
-            world.shared.put(key, header + struct.pack("<I", crc32c(header + body)) + body)
-        with pytest.raises(NewerFormatError, match="upgrade stepfs"):
-            await LogReader.open(process(world, "stranger"), world.identity)
-
-    small(scenario, on=to_the_end)
+@scenario(small, on=to_the_end)
+async def test_snapshots_of_a_newer_stepfs_ask_for_an_upgrade(world: World) -> None:
+    for key in snapshots(world):
+        whole = world.shared.objects[key]
+        header, body = whole[:7] + b"\3" + whole[8:12], whole[16:]
+        world.shared.put(key, header + struct.pack("<I", crc32c(header + body)) + body)
+    with pytest.raises(NewerFormatError, match="upgrade stepfs"):
+        await LogReader.open(process(world, "stranger"), world.identity)
 
 
 @UNREADABLE
-def test_any_one_snapshot_may_be_damaged_after_the_shortest_window() -> None:
-    async def scenario(world: World) -> None:
-        assert len(snapshots(world)) >= 2
-        for key in snapshots(world):
-            whole = world.shared.objects[key]
-            flip(world.shared, key)
-            await opens_as_it_was(world)
-            world.shared.put(key, whole)
-        flip(world.shared, snapshots(world)[-1])
+@scenario(small, on=to_the_end)
+async def test_any_one_snapshot_may_be_damaged_after_the_shortest_window(world: World) -> None:
+    assert len(snapshots(world)) >= 2
+    for key in snapshots(world):
+        whole = world.shared.objects[key]
+        flip(world.shared, key)
+        await opens_as_it_was(world)
+        world.shared.put(key, whole)
+    flip(world.shared, snapshots(world)[-1])
+    async with world.producer("a") as producer:
+        await feed(producer, 12)
+    assert world.ledger.published["a"] == 12
+    await checkpoint(world, "run", len(world.ledger.steps))
+    await clean(world)
+    await opens_as_it_was(world)
+
+
+@UNREADABLE
+@scenario(small, on=to_the_end)
+async def test_reclaim_goes_on_beside_a_damaged_snapshot_and_soon_there_are_two_again(world: World) -> None:
+    flip(world.shared, snapshots(world)[-1])
+    for _ in range(3):
         async with world.producer("a") as producer:
-            await feed(producer, 12)
-        assert world.ledger.published["a"] == 12
+            await feed(producer, world.ledger.published["a"] + 3)
         await checkpoint(world, "run", len(world.ledger.steps))
-        await clean(world)
+        report = await clean(world)
+        assert report.first_live_step == len(world.ledger.steps)
         await opens_as_it_was(world)
-
-    small(scenario, on=to_the_end)
-
-
-@UNREADABLE
-def test_reclaim_goes_on_beside_a_damaged_snapshot_and_soon_there_are_two_again() -> None:
-    async def scenario(world: World) -> None:
-        flip(world.shared, snapshots(world)[-1])
-        for _ in range(3):
-            async with world.producer("a") as producer:
-                await feed(producer, world.ledger.published["a"] + 3)
-            await checkpoint(world, "run", len(world.ledger.steps))
-            report = await clean(world)
-            assert report.first_live_step == len(world.ledger.steps)
-            await opens_as_it_was(world)
-        newest = snapshots(world)[-1]
-        flip(world.shared, newest)
-        await opens_as_it_was(world)
-
-    small(scenario, on=to_the_end)
+    newest = snapshots(world)[-1]
+    flip(world.shared, newest)
+    await opens_as_it_was(world)
 
 
 async def reclaimed_again(world: World) -> None:
@@ -164,85 +163,65 @@ def test_two_are_left_whatever_another_reclaimer_does_at_any_await() -> None:
         await checkpoint(world, "run", STEPS - 1)
         await clean(world)
 
-    async def clean_beside(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    assert inside_everywhere(grow, clean_beside, further, reclaimed_again) > 50
+    assert inside_everywhere(grow, clean, further, reclaimed_again) > 50
 
 
 @UNREADABLE
-def test_a_log_that_ends_before_a_damaged_snapshot_is_no_shorter_log() -> None:
+@scenario(small, on=partial_log)
+async def test_a_log_that_ends_before_a_damaged_snapshot_is_no_shorter_log(world: World) -> None:
     """Its commit vanishes while the reader looks: only the damaged snapshot tells that there was more."""
+    newest = snapshots(world)[-1]
+    version = number_of(snapshot_prefix(world.identity.lake_id), newest)
+    assert version is not None
+    flip(world.shared, newest)
+    store = process(world, "stranger")
+    get = store.get
+    looked: set[str] = set()
 
-    async def scenario(world: World) -> None:
-        newest = snapshots(world)[-1]
-        version = number_of(snapshot_prefix(world.identity.lake_id), newest)
-        assert version is not None
-        flip(world.shared, newest)
-        store = process(world, "stranger")
-        get = store.get
-        looked: set[str] = set()
+    async def loses(key: str, **options: int) -> bytes | None:
+        """The commit answers when the snapshot is held against it, and is gone afterwards."""
+        found = await get(key, **options)
+        if key == world.ledger.head_key(version) and key not in looked:
+            looked.add(key)
+            for lost in keys(world, log_prefix(world.identity.lake_id)):
+                if lost >= world.ledger.head_key(version - 1):
+                    world.shared.remove(lost)
+        return found
 
-        async def loses(key: str, **options: int) -> bytes | None:
-            """The commit answers when the snapshot is held against it, and is gone afterwards."""
-            found = await get(key, **options)
-            if key == world.ledger.head_key(version) and key not in looked:
-                looked.add(key)
-                for lost in keys(world, log_prefix(world.identity.lake_id)):
-                    if lost >= world.ledger.head_key(version - 1):
-                        world.shared.remove(lost)
-            return found
-
-        store.get = loses  # type: ignore[method-assign]
-        with pytest.raises(CorruptError, match=f"log version {version - 1} is missing, and the snapshot"):
-            await LogReader.open(store, world.identity)
-
-    small(scenario, on=partial_log)
+    store.get = loses  # type: ignore[method-assign]
+    with pytest.raises(CorruptError, match=f"log version {version - 1} is missing, and the snapshot"):
+        await LogReader.open(store, world.identity)
 
 
 @UNREADABLE
-def test_a_hole_in_the_log_behind_a_damaged_snapshot_is_no_end_of_the_log() -> None:
+@scenario(small, on=partial_log)
+async def test_a_hole_in_the_log_behind_a_damaged_snapshot_is_no_end_of_the_log(world: World) -> None:
     """A producer that took the slot of the lost commit would begin a second history."""
-
-    async def scenario(world: World) -> None:
-        newest = snapshots(world)[-1]
-        version = number_of(snapshot_prefix(world.identity.lake_id), newest)
-        assert version is not None
-        log = keys(world, log_prefix(world.identity.lake_id))
-        lost = world.ledger.head_key(version - 1)
-        flip(world.shared, newest)
-        world.shared.remove(lost)
-        with pytest.raises(CorruptError, match=f"log version {version - 1} is missing"):
-            await LogReader.open(process(world, "stranger"), world.identity)
-        with pytest.raises(CorruptError, match="is missing"):
-            async with world.producer("a") as producer:
-                await feed(producer, 12)
-        assert keys(world, log_prefix(world.identity.lake_id)) == [key for key in log if key != lost]
-
-    small(scenario, on=partial_log)
+    newest = snapshots(world)[-1]
+    version = number_of(snapshot_prefix(world.identity.lake_id), newest)
+    assert version is not None
+    log = keys(world, log_prefix(world.identity.lake_id))
+    lost = world.ledger.head_key(version - 1)
+    flip(world.shared, newest)
+    world.shared.remove(lost)
+    with pytest.raises(CorruptError, match=f"log version {version - 1} is missing"):
+        await LogReader.open(process(world, "stranger"), world.identity)
+    with pytest.raises(CorruptError, match="is missing"):
+        async with world.producer("a") as producer:
+            await feed(producer, 12)
+    assert keys(world, log_prefix(world.identity.lake_id)) == [key for key in log if key != lost]
 
 
-async def partial_log(world: World) -> None:
-    """Some commits between the two snapshots that are left."""
-    await grow(world)
-    await checkpoint(world, "run", NEED)
-    await clean(world)
-    assert world.ledger.floor_version > 0
-
-
-def test_a_commit_that_a_snapshot_covers_may_be_damaged() -> None:
+@scenario(small, on=partial_log)
+async def test_a_commit_that_a_snapshot_covers_may_be_damaged(world: World) -> None:
     """The commit after it names the same digest."""
-
-    async def scenario(world: World) -> None:
-        newest = number_of(snapshot_prefix(world.identity.lake_id), snapshots(world)[-1])
-        assert newest is not None
-        async with world.producer("d") as producer:
-            await feed(producer, 1)
-        if world.ledger.state.version > newest:
-            flip(world.shared, world.ledger.head_key(newest))
-        await opens_as_it_was(world)
-
-    small(scenario, on=partial_log)
+    newest = number_of(snapshot_prefix(world.identity.lake_id), snapshots(world)[-1])
+    assert newest is not None
+    async with world.producer("d") as producer:
+        await feed(producer, 1)
+    if world.ledger.state.version > newest:
+        flip(world.shared, world.ledger.head_key(newest))
+    await opens_as_it_was(world)
 
 
 async def window(steps: int) -> tuple[int, int, int]:
@@ -268,12 +247,9 @@ def test_opening_costs_what_it_cost_with_one_snapshot() -> None:
     assert requests == 9
 
 
-def test_a_new_group_never_needs_what_only_the_kept_log_names() -> None:
+@scenario(small, on=partial_log)
+async def test_a_new_group_never_needs_what_only_the_kept_log_names(world: World) -> None:
     """The log reaches further back than the live steps; what is below the first live step stays given up."""
-
-    async def scenario(world: World) -> None:
-        await register(world, "late")
-        assert world.ledger.promises["late"] == world.ledger.first_live_step
-        await audited(world)
-
-    small(scenario, on=partial_log)
+    await register(world, "late")
+    assert world.ledger.promises["late"] == world.ledger.first_live_step
+    await audited(world)

@@ -53,9 +53,7 @@ def at(world: World, who: str, latency_s: float) -> FaultyStore:
     return FaultyStore(world.shared, actor=who, latency=latency)
 
 
-async def produce(
-    world: World, who: str, latency_s: float, period_s: float, tally: Tally, clock: Shifted
-) -> None:
+async def produce(world: World, who: str, latency_s: float, period_s: float, tally: Tally, clock: Shifted) -> None:
     store = at(world, who, latency_s)
     async with AsyncProducer("memory://", producer_id=who, store=store, clock=clock) as producer:
         moved_s = trio.current_time()
@@ -106,26 +104,18 @@ def all_wrong(who: str) -> Shifted:
 
 @pytest.mark.logs(WAITS)
 @pytest.mark.parametrize(
-    ("nears", "far_s", "clocks", "share"),
-    [
-        (1, 0.1, honest, 0.94),
-        (1, 0.2, unlucky, 0.83),
-        (3, 0.1, all_wrong, 0.85),
-        (3, 0.2, honest, 0.94),
+    ("nears", "far_s", "clocks", "share"), [
+        (1, 0.1, honest, 0.94), (1, 0.2, unlucky, 0.83), (3, 0.1, all_wrong, 0.85), (3, 0.2, honest, 0.94),
     ],
-)
-def test_a_far_producer_commits_what_it_appends_and_near_ones_no_less(
-    nears: int, far_s: float, clocks: Callable[[str], Shifted], share: float
-) -> None:
+)  # fmt: skip
+def test_a_far_producer_commits_what_it_appends_and_near_ones_no_less(nears, far_s, clocks, share):
     """Without quiet times the far one does not even start."""
     tallies = side_by_side(nears, far_s, clocks)
     far = tallies.pop("far")
     assert far.appended >= 150
     assert far.committed >= share * far.appended
     for near in tallies.values():
-        assert near.committed >= 0.99 * near.appended, (
-            "what it commits without the far one, for nothing holds it back"
-        )
+        assert near.committed >= 0.99 * near.appended, "what it commits without the far one, for nothing holds it back"
         assert near.longest_s <= QUIET_S + 0.5
 
 
@@ -185,9 +175,7 @@ async def retires(reader: LogReader) -> None:
 
 @pytest.mark.logs(WAITS)
 @pytest.mark.parametrize(("work", "what"), [(seals, "the seal"), (retires, "the retirement of 'gone'")])
-def test_an_operator_waits_for_a_quiet_time_and_says_so_once(
-    work: Callable[[LogReader], Awaitable[object]], what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_operator_waits_for_a_quiet_time_and_says_so_once(work, what, caplog):
     assert EVERY_S / 2 < simulate(lambda world: beside_ten_commits_a_second(world, work)) <= EVERY_S + QUIET_S
     assert [what in record.getMessage() for record in caplog.records if "has waited" in record.msg] == [True]
 

@@ -19,21 +19,16 @@ def store(*script, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("fault", "outcome", "there"),
-    [
+    ("fault", "outcome", "there"), [
         (faults.LOST_REQUEST, Put.UNKNOWN, False),
         (faults.LOST_RESPONSE, Put.UNKNOWN, True),
-        (faults.RESET_BEFORE, Put.UNKNOWN, False),
-        (faults.RESET_AFTER, Put.UNKNOWN, True),
+        (faults.RESET_BEFORE, Put.UNKNOWN, False), (faults.RESET_AFTER, Put.UNKNOWN, True),
         (faults.ERROR_500, Put.UNKNOWN, False),
         (faults.ERROR_500_APPLIED, Put.UNKNOWN, True),
-        (faults.THROTTLED_503, Put.UNKNOWN, False),
-        (faults.CONFLICT_409, Put.RETRY, False),
-        (faults.FALSE_412, Put.EXISTS, False),
-        (faults.OWN_412, Put.EXISTS, True),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
+        (faults.THROTTLED_503, Put.UNKNOWN, False), (faults.CONFLICT_409, Put.RETRY, False),
+        (faults.FALSE_412, Put.EXISTS, False), (faults.OWN_412, Put.EXISTS, True),
+    ], ids=lambda value: getattr(value, "name", value),
+)  # fmt: skip
 async def test_what_each_fault_does_to_a_create(autojump_clock, fault, outcome, there):
     one = store(("create", "log/1", fault))
     assert await one.create("log/1", b"mine") is outcome
@@ -176,19 +171,14 @@ def test_the_same_seed_gives_the_same_trace():
     assert first[0] != other[0]
     assert len(first[1]) > 300
     assert {event.fault for event in first[1]} > {
-        "lost request",
-        "409",
-        "short body",
-        "404 for an object that is there",
-    }
+        "lost request", "409", "short body", "404 for an object that is there",
+    }  # fmt: skip
 
 
 async def test_watch_sees_each_request_at_its_moment(autojump_clock):
     one = store()
     seen = []
-    one.shared.watch = lambda event: seen.append(
-        (event.verb, event.keys, event.outcome, len(one.shared.objects))
-    )
+    one.shared.watch = lambda event: seen.append((event.verb, event.keys, event.outcome, len(one.shared.objects)))
     await one.create("a", b"x")
     await one.create("a", b"x")
     await one.put("b", [b"x"])

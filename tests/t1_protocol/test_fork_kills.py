@@ -17,6 +17,7 @@ from doubles.trio_clock import TrioClock
 from lakework import list_groups, reclaim
 from process_store import ProcessStore
 from producer_world import SLICES, World, feed
+from scenarios import scenario
 from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, group, grow, process, small
 
 from stepfs.errors import RefusedError, StoreUnreachableError
@@ -172,25 +173,22 @@ def test_two_forks_to_one_place_leave_one_lake_whoever_is_killed_when() -> None:
 
 
 @pytest.mark.parametrize("fault", [LOST_RESPONSE, OWN_412, THROTTLED_503, FALSE_412])
-def test_a_store_that_answers_ambiguously_gives_one_whole_fork(fault: object) -> None:
+@scenario(small, on=reclaimed)
+async def test_a_store_that_answers_ambiguously_gives_one_whole_fork(world: World, fault: object) -> None:
     """However often it takes: what is there in the end is one fork, and one group holds the parent."""
-
-    async def scenario(world: World) -> None:
-        place = ObjectMap()
-        for attempt in range(20):
-            stores = Stores.of(world, place, f"fork {attempt}")
-            stores.child.plan = Weighted({fault: 0.3})  # type: ignore[dict-item]
-            try:
-                await stores.fork(world.identity)
-            except (StoreUnreachableError, RefusedError):
-                continue
-            break
-        await world.settle()
-        with pytest.raises(RefusedError, match="is a lake already"):
-            await Stores.of(world, place, "last").fork(world.identity)
-        await is_whole(world, place, AROUND)
-
-    small(scenario, on=reclaimed)
+    place = ObjectMap()
+    for attempt in range(20):
+        stores = Stores.of(world, place, f"fork {attempt}")
+        stores.child.plan = Weighted({fault: 0.3})  # type: ignore[dict-item]
+        try:
+            await stores.fork(world.identity)
+        except (StoreUnreachableError, RefusedError):
+            continue
+        break
+    await world.settle()
+    with pytest.raises(RefusedError, match="is a lake already"):
+        await Stores.of(world, place, "last").fork(world.identity)
+    await is_whole(world, place, AROUND)
 
 
 def test_a_fork_of_a_fork_killed_at_any_await() -> None:
@@ -217,15 +215,13 @@ def test_a_fork_of_a_fork_killed_at_any_await() -> None:
     assert kill_at > 40
 
 
-def test_a_fork_of_another_cut_is_refused_where_a_killed_one_was_finished() -> None:
-    async def scenario(world: World) -> None:
-        place = ObjectMap()
-        made = await Stores.of(world, place, "first").fork(world.identity)
-        with pytest.raises(RefusedError, match="is a lake already"):
-            await Stores.of(world, place, "second").fork(world.identity, Cut(Step(9), Step(9), Step(9)))
-        assert (await is_whole(world, place, AROUND)).lake_id == made.lake_id
-
-    small(scenario, on=reclaimed)
+@scenario(small, on=reclaimed)
+async def test_a_fork_of_another_cut_is_refused_where_a_killed_one_was_finished(world: World) -> None:
+    place = ObjectMap()
+    made = await Stores.of(world, place, "first").fork(world.identity)
+    with pytest.raises(RefusedError, match="is a lake already"):
+        await Stores.of(world, place, "second").fork(world.identity, Cut(Step(9), Step(9), Step(9)))
+    assert (await is_whole(world, place, AROUND)).lake_id == made.lake_id
 
 
 def test_reclaimers_that_advance_inside_any_await_stop_no_fork() -> None:

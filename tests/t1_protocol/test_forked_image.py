@@ -61,11 +61,7 @@ def test_hazard_08_a_second_image_of_a_producer(scenario: Callable[..., object])
 @pytest.mark.parametrize(
     ("mutate", "scenario"), [(no_look_at_the_pid, hazard_08_append), (predictable_names, hazard_08_upload)]
 )
-def test_mutant_08_is_found(
-    mutate: Callable[[pytest.MonkeyPatch], None],
-    scenario: Callable[..., object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutant_08_is_found(mutate, scenario, monkeypatch):
     mutate(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         simulate(scenario)  # type: ignore[arg-type]

@@ -33,9 +33,7 @@ async def publish(world: World, who: str, *positions: object) -> None:
 
 
 @scenario(simulate)
-async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(world: World, monkeypatch):
     await publish(world, "a", 1, 2, 3)
     before = await read(world)
     monkeypatch.setattr(rebase, "TOTAL_MAX", before.total_bytes + 1)
@@ -47,36 +45,29 @@ async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(
     assert after.producers["a"].next_seq == 3
 
 
-def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@scenario(simulate)
+async def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(world: World, monkeypatch):
     monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", 5 * POSITION_BYTES)
     monkeypatch.setattr(rebase, "POSITION_BYTES_MAX", POSITION_BYTES + 10)
-
-    async def scenario(world: World) -> None:
-        for number in range(8):  # all join while there is room
-            await publish(world, f"p{number}", b"")
-        for number in range(4):
-            await publish(world, f"p{number}", b"x" * POSITION_BYTES)
-        with pytest.raises(RefusedError, match=r"producer 'p4': a position of 1003 bytes does not fit"):
-            await publish(world, "p4", 7, b"x" * POSITION_BYTES)
-        await publish(world, "p0", b"y" * POSITION_BYTES)  # those that do not grow go on
-        await publish(world, "p4", b"z")
-        state = await read(world)
-        assert sum(len(producer.position) for producer in state.producers.values()) <= 5 * POSITION_BYTES
-        assert decode_snapshot(encode_snapshot(state), "snapshot") == state
-        await Group.of(world.store("run"), world.identity, "run", TrioClock()).add(Step(state.next_step))
-        report = await reclaim(world.store("reclaim"), world.identity)
-        assert report.first_live_step == state.next_step
-        assert (await read(world)).producers == state.producers
-
-    simulate(scenario)
+    for number in range(8):  # all join while there is room
+        await publish(world, f"p{number}", b"")
+    for number in range(4):
+        await publish(world, f"p{number}", b"x" * POSITION_BYTES)
+    with pytest.raises(RefusedError, match=r"producer 'p4': a position of 1003 bytes does not fit"):
+        await publish(world, "p4", 7, b"x" * POSITION_BYTES)
+    await publish(world, "p0", b"y" * POSITION_BYTES)  # those that do not grow go on
+    await publish(world, "p4", b"z")
+    state = await read(world)
+    assert sum(len(producer.position) for producer in state.producers.values()) <= 5 * POSITION_BYTES
+    assert decode_snapshot(encode_snapshot(state), "snapshot") == state
+    await Group.of(world.store("run"), world.identity, "run", TrioClock()).add(Step(state.next_step))
+    report = await reclaim(world.store("reclaim"), world.identity)
+    assert report.first_live_step == state.next_step
+    assert (await read(world)).producers == state.producers
 
 
 @scenario(simulate)
-async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(world: World, monkeypatch):
     for number in range(6):
         await publish(world, f"p{number}", b"x" * POSITION_BYTES)
     monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", POSITION_BYTES)
@@ -89,30 +80,26 @@ async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(
 
 
 @pytest.mark.parametrize("wrong", [{"total_records": 1 << 50}, {"time_ms": 1 << 54}, {"first_step": Step(9)}])
-def test_a_writer_that_is_wrong_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, object]
-) -> None:
+@scenario(simulate)
+async def test_a_writer_that_is_wrong_writes_nothing(world: World, monkeypatch, wrong):
     sound = commit_loop.rebase  # type: ignore[attr-defined]
 
     def broken(*arguments: object) -> object:
         made = sound(*arguments)  # type: ignore[arg-type]
         return replace(made, **wrong) if isinstance(made, Commit) else made  # type: ignore[arg-type]
 
-    async def scenario(world: World) -> None:
+    async with world.producer("a") as producer:
+        await feed(producer, 2)
+    before = await read(world)
+    monkeypatch.setattr(commit_loop, "rebase", broken)
+    with pytest.raises(StepfsError, match="is not written"):
         async with world.producer("a") as producer:
-            await feed(producer, 2)
-        before = await read(world)
-        monkeypatch.setattr(commit_loop, "rebase", broken)
-        with pytest.raises(StepfsError, match="is not written"):
-            async with world.producer("a") as producer:
-                await append(producer, 2)
-        epoch = before.version + 1
-        assert (await read(world)).version == epoch
-        slot = numbered(log_prefix(world.identity.lake_id), epoch + 1)
-        assert await world.store("reader").get(slot) is None
-        monkeypatch.setattr(commit_loop, "rebase", sound)
-        async with world.producer("a") as producer:
-            await feed(producer, 5)
-        world.check(a=5)
-
-    simulate(scenario)
+            await append(producer, 2)
+    epoch = before.version + 1
+    assert (await read(world)).version == epoch
+    slot = numbered(log_prefix(world.identity.lake_id), epoch + 1)
+    assert await world.store("reader").get(slot) is None
+    monkeypatch.setattr(commit_loop, "rebase", sound)
+    async with world.producer("a") as producer:
+        await feed(producer, 5)
+    world.check(a=5)

@@ -6,13 +6,13 @@ await of the group's call with a whole reclaim inside it. Either the group has i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, takewhile
 
 import pytest
 from process_store import ProcessStore
 from producer_world import World, feed
+from scenarios import scenario
 from small_world import (
     NEED,
     STEPS,
@@ -81,10 +81,6 @@ async def follows_up(world: World) -> None:
     await audited(world)
 
 
-async def clean_beside(world: World, store: ProcessStore) -> None:
-    await clean(world, store)
-
-
 _BOTH = {"withdrawn", "kept"}
 every_change = pytest.mark.parametrize(
     ("change", "expected"),
@@ -98,22 +94,16 @@ every_change = pytest.mark.parametrize(
 
 
 @every_change
-def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(
-    change: Callable[..., Awaitable[None]], expected: Outcomes
-) -> None:
+def test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim(change, expected: Outcomes):
     outcomes: Outcomes = set()
-    assert inside_everywhere(grow, clean_beside, partial(change, outcomes), follows_up) > 50
+    assert inside_everywhere(grow, clean, partial(change, outcomes), follows_up) > 50
     assert outcomes == expected, "both sides of the race were seen"
 
 
 @every_change
-def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(
-    change: Callable[..., Awaitable[None]], expected: Outcomes
-) -> None:
+def test_hazard_10_a_reclaim_inside_every_await_of_a_group_change(change, expected: Outcomes):
     outcomes: Outcomes = set()
-    assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) == 8, (
-        "LIST, GET, GET, create"
-    )
+    assert inside_everywhere(grow, partial(change, outcomes), clean, follows_up) == 8, "LIST, GET, GET, create"
     assert outcomes == expected
 
 
@@ -148,10 +138,7 @@ def test_hazard_10_two_nodes_of_one_group_change_it_and_a_reclaim_comes_between(
     pairs = 0
     for reclaim_at in count(1):
         reached = sum(
-            1
-            for _ in takewhile(
-                bool, (small(partial(one, reclaim_at, k), on=grow) for k in count(reclaim_at + 1))
-            )
+            1 for _ in takewhile(bool, (small(partial(one, reclaim_at, k), on=grow) for k in count(reclaim_at + 1)))
         )
         if not reached:
             break
@@ -159,26 +146,24 @@ def test_hazard_10_two_nodes_of_one_group_change_it_and_a_reclaim_comes_between(
     assert pairs > 50
 
 
-def test_a_retired_group_does_not_count_and_without_groups_nothing_goes() -> None:
-    async def scenario(world: World) -> None:
-        await register(world, "other")
-        assert (await clean(world)).first_live_step == 0
-        await leaves(set(), world)
-        assert (await clean(world)).first_live_step == 0
-        world.ledger.release("other")
-        await group(world, "other").retire()
-        report = await clean(world)
-        assert (report.first_live_step, report.deleted_objects) == (0, 0)
-        assert "no group" in report.reason
-        await checkpoint(world, "third", NEED)
-        assert (await clean(world)).first_live_step == NEED
-        await audited(world)
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_retired_group_does_not_count_and_without_groups_nothing_goes(world: World) -> None:
+    await register(world, "other")
+    assert (await clean(world)).first_live_step == 0
+    await leaves(set(), world)
+    assert (await clean(world)).first_live_step == 0
+    world.ledger.release("other")
+    await group(world, "other").retire()
+    report = await clean(world)
+    assert (report.first_live_step, report.deleted_objects) == (0, 0)
+    assert "no group" in report.reason
+    await checkpoint(world, "third", NEED)
+    assert (await clean(world)).first_live_step == NEED
+    await audited(world)
 
 
 def test_a_checkpoint_beyond_the_log_is_refused_unless_the_log_was_read_too_early() -> None:
-    async def scenario(world: World) -> None:
+    async def is_refused(world: World) -> None:
         await checkpoint(world, "run", STEPS + 1)
         with pytest.raises(RefusedError, match="another lake"):
             await clean(world)
@@ -192,27 +177,23 @@ def test_a_checkpoint_beyond_the_log_is_refused_unless_the_log_was_read_too_earl
         await clean(world)
         assert world.ledger.first_live_step == len(world.ledger.steps)
 
-    small(scenario, on=grow)
-    inside_everywhere(grow, clean_beside, overtakes, done)
+    small(is_refused, on=grow)
+    inside_everywhere(grow, clean, overtakes, done)
 
 
-def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_is_tried() -> None:
-    async def scenario(world: World) -> None:
-        await clean(world)
-        before = dict(world.shared.objects)
-        for _ in range(3):
-            with pytest.raises(WithdrawnError, match="steps from 2 on are needed") as caught:
-                await group(world, "run").add(Step(2))
-            assert caught.value.late == {2}
-        assert world.shared.objects == before, "what is refused leaves nothing behind"
-        await audited(world)
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_checkpoint_that_is_gone_is_never_acknowledged_however_often_it_is_tried(world: World):
+    await clean(world)
+    before = dict(world.shared.objects)
+    for _ in range(3):
+        with pytest.raises(WithdrawnError, match="steps from 2 on are needed") as caught:
+            await group(world, "run").add(Step(2))
+        assert caught.value.late == {2}
+    assert world.shared.objects == before, "what is refused leaves nothing behind"
+    await audited(world)
 
 
-async def lands_late_and_is_tried_again(
-    outcomes: Outcomes, world: World, store: ProcessStore | None = None
-) -> None:
+async def lands_late_and_is_tried_again(outcomes: Outcomes, world: World, store: ProcessStore | None = None) -> None:
     """A node went back to step 3 and died; its record lands only now, and the node that restarts tries once more."""
     outcomes.add("landed" if await lands_late(world, Add("run", Step(3))) else "lost")
     try:
@@ -225,8 +206,5 @@ async def lands_late_and_is_tried_again(
 
 def test_hazard_10_a_record_that_lands_unseen_protects_or_does_not_land() -> None:
     outcomes: Outcomes = set()
-    assert (
-        inside_everywhere(grow, clean_beside, partial(lands_late_and_is_tried_again, outcomes), follows_up)
-        > 50
-    )
+    assert inside_everywhere(grow, clean, partial(lands_late_and_is_tried_again, outcomes), follows_up) > 50
     assert outcomes == _BOTH | {"landed", "lost"}

@@ -53,9 +53,7 @@ class Lake:
         return FaultyStore(self.shared, actor=actor, latency=lambda _verb, _size, _rng: 0.01)
 
     def producer(self, store: FaultyStore) -> AsyncProducer:
-        return AsyncProducer(
-            "memory://", producer_id="measured", store=store, clock=TrioClock(), uploads=1000
-        )
+        return AsyncProducer("memory://", producer_id="measured", store=store, clock=TrioClock(), uploads=1000)
 
 
 async def lake_of(steps: int) -> Lake:
@@ -111,9 +109,7 @@ async def cost(steps: int, tgbs: int, repeats: int = 1) -> Cost:
             for _ in range(tgbs):
                 await append(producer)
             await producer.flush()
-        rooms = [
-            (verb, key.removeprefix(lake.identity.lake_id + "/").split("/")[0]) for verb, key in counts.keys
-        ]
+        rooms = [(verb, key.removeprefix(lake.identity.lake_id + "/").split("/")[0]) for verb, key in counts.keys]
         return Cost(
             commits=producer.tally.commits - before,
             requests=tuple(f"{verb} {room}" for verb, room in rooms if room != "data"),
@@ -159,8 +155,7 @@ async def opened(steps: int) -> tuple[int, int]:
 def test_a_cold_reader_needs_as_many_requests_for_1e5_steps_as_for_1e3(tail: int) -> None:
     """The tail of a lake is at most a segment long and decides alone; an old entry takes one more request."""
     short, long = (
-        virtually(partial(opened, segments * SEGMENT_STEPS + tail))
-        for segments in (2, 100_000 // SEGMENT_STEPS)
+        virtually(partial(opened, segments * SEGMENT_STEPS + tail)) for segments in (2, 100_000 // SEGMENT_STEPS)
     )
     assert short == long
     assert long == (9 + tail, 1)

@@ -37,24 +37,16 @@ async def trains(group: Group, steps: Sequence[int], *, keep: int) -> list[list[
     return seen
 
 
-async def test_a_checkpoint_after_a_roll_back_is_kept_until_the_trainer_passes_the_greater_ones(
-    autojump_clock,
-):
+async def test_a_checkpoint_after_a_roll_back_is_kept_until_the_trainer_passes_the_greater_ones(autojump_clock):
     group = await group_of(90, 100)
     await group.add(Step(40))
     assert await kept(group) == [40, 90, 100]
     assert await trains(group, [50, 60, 90, 95, 105], keep=2) == [
-        [40, 50, 90, 100],
-        [50, 60, 90, 100],
-        [60, 90, 100],
-        [90, 95, 100],
-        [95, 105],
-    ]
+        [40, 50, 90, 100], [50, 60, 90, 100], [60, 90, 100], [90, 95, 100], [95, 105],
+    ]  # fmt: skip
 
 
-async def test_a_trainer_that_resumes_from_an_older_checkpoint_keeps_that_and_not_the_branch_it_left(
-    autojump_clock,
-):
+async def test_a_trainer_that_resumes_from_an_older_checkpoint_keeps_that_and_not_the_branch_it_left(autojump_clock):
     """Three are kept; of {90, 100} the trainer resumed from 90: 100 is older news than 90, whatever its number."""
     group = await group_of(90, 100)
     record = await group.resumed(Step(90))

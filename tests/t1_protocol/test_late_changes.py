@@ -10,6 +10,7 @@ import trio
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
+from scenarios import scenario
 from small_world import (
     GROWN,
     NEED,
@@ -36,17 +37,10 @@ from stepfs.store.api import Put
 DAY_S = 86_400.0
 LAST = STEPS - 1
 REQUESTS: list[Request] = [
-    Register("late"),
-    Add("run", Step(3)),
-    Add("run", Step(LAST), 1),
-    Add("late", Step(3)),
-    Resume("run", Step(4)),
-    Drop("run", Step(NEED)),
-    Revise("run", lambda _: frozenset({Step(LAST)})),
-    NoteOpened("run", Step(NEED)),
-    Retire("run"),
-    Advance(GROWN, Step(NEED), Version(0), 0),
-]
+    Register("late"), Add("run", Step(3)), Add("run", Step(LAST), 1), Add("late", Step(3)), Resume("run", Step(4)),
+    Drop("run", Step(NEED)), Revise("run", lambda _: frozenset({Step(LAST)})), NoteOpened("run", Step(NEED)),
+    Retire("run"), Advance(GROWN, Step(NEED), Version(0), 0),
+]  # fmt: skip
 
 
 def named(request: Request) -> str:
@@ -54,32 +48,30 @@ def named(request: Request) -> str:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=named)
-def test_a_create_that_lands_a_day_late_changes_nothing_that_was_said_since(request_: Request) -> None:
-    async def scenario(world: World) -> None:
-        await checkpoint(world, "run", NEED + 1, keep=None)
-        said = world.ledger.control
-        await trio.sleep(DAY_S)
-        assert not await lands_late(world, request_)
-        control = Control(process(world, "look"), world.identity)
-        await control.refresh()
-        assert control.record == said
-        await follows_up(world)
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_create_that_lands_a_day_late_changes_nothing_that_was_said_since(world: World, request_: Request):
+    await checkpoint(world, "run", NEED + 1, keep=None)
+    said = world.ledger.control
+    await trio.sleep(DAY_S)
+    assert not await lands_late(world, request_)
+    control = Control(process(world, "look"), world.identity)
+    await control.refresh()
+    assert control.record == said
+    await follows_up(world)
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=named)
-def test_a_create_that_lands_a_day_late_on_a_quiet_lake_is_as_good_as_one_in_time(request_: Request) -> None:
-    async def scenario(world: World) -> None:
-        world.ledger.promises["run"] = 0 if isinstance(request_, Add | Resume) else LAST
-        await trio.sleep(DAY_S)
-        assert await lands_late(world, request_)
-        record = world.ledger.control
-        assert record.first_live_step <= record.need
-        need = (await clean(world)).first_live_step
-        assert need == (record.need if record.groups else 0)
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_create_that_lands_a_day_late_on_a_quiet_lake_is_as_good_as_one_in_time(
+    world: World, request_: Request
+) -> None:
+    world.ledger.promises["run"] = 0 if isinstance(request_, Add | Resume) else LAST
+    await trio.sleep(DAY_S)
+    assert await lands_late(world, request_)
+    record = world.ledger.control
+    assert record.first_live_step <= record.need
+    need = (await clean(world)).first_live_step
+    assert need == (record.need if record.groups else 0)
 
 
 @pytest.mark.parametrize("request_", REQUESTS[:5], ids=named)
@@ -95,10 +87,7 @@ def test_a_create_lands_late_inside_any_await_of_a_reclaim(request_: Request) ->
         else:
             landed.add(False)
 
-    async def cleans(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    inside_everywhere(grow, cleans, lands, follows_up)
+    inside_everywhere(grow, clean, lands, follows_up)
     assert landed == {True, False}
 
 
@@ -123,10 +112,7 @@ async def a_day_passes(world: World) -> None:
 
 
 def test_a_reclaimer_that_sleeps_for_a_day_at_any_await() -> None:
-    async def cleans(world: World, store: ProcessStore) -> None:
-        await clean(world, store)
-
-    assert inside_everywhere(grow, cleans, a_day_passes, follows_up) > 50
+    assert inside_everywhere(grow, clean, a_day_passes, follows_up) > 50
 
 
 @pytest.mark.parametrize("step", [3, NEED + 1])
@@ -140,9 +126,7 @@ def test_a_writer_that_sleeps_for_a_day_at_any_await(step: int) -> None:
         except WithdrawnError:
             outcomes.add("withdrawn")
             assert not any(
-                step in record.groups["run"].kept
-                for record in world.ledger.controls
-                if "run" in record.groups
+                step in record.groups["run"].kept for record in world.ledger.controls if "run" in record.groups
             )
         else:
             outcomes.add("kept")
@@ -172,56 +156,50 @@ class Silent(ProcessStore):
 
 
 @pytest.mark.parametrize("lands", ["first", "never", "after another's"])
-def test_an_unanswered_request_and_the_same_again_are_one_record(lands: str) -> None:
+@scenario(small, on=grow)
+async def test_an_unanswered_request_and_the_same_again_are_one_record(world: World, lands: str) -> None:
     """The same slot, the same bytes: it is taken once, or lost, before "on record already" is believed."""
-
-    async def scenario(world: World) -> None:
-        store = Silent(world.shared, actor="trainer")
-        trainer = Group.of(store, world.identity, "run", TrioClock())
-        store.is_silent = True
-        with pytest.raises(StoreUnreachableError, match="may be on record or not"):
-            await trainer.add(Step(3))
-        with pytest.raises(StoreUnreachableError, match="may be on record or not"):
-            await trainer.add(Step(3))
-        assert trainer.control.is_unanswered
-        store.is_silent = False
-        if lands == "first":
-            await ProcessStore.create(store, *store.under_way)
-        elif lands == "after another's":
-            await checkpoint(world, "run", NEED + 1, keep=None)
-            assert await ProcessStore.create(store, *store.under_way) is Put.EXISTS
-        before = len(world.ledger.controls)
-        world.ledger.promises["run"] = 3
-        assert 3 in (await trainer.add(Step(3))).kept
-        assert not trainer.control.is_unanswered
-        # A checkpoint fences: one more record after one that has landed, or was sent again and is there now.
-        assert len(world.ledger.controls) - before <= 2
+    store = Silent(world.shared, actor="trainer")
+    trainer = Group.of(store, world.identity, "run", TrioClock())
+    store.is_silent = True
+    with pytest.raises(StoreUnreachableError, match="may be on record or not"):
+        await trainer.add(Step(3))
+    with pytest.raises(StoreUnreachableError, match="may be on record or not"):
+        await trainer.add(Step(3))
+    assert trainer.control.is_unanswered
+    store.is_silent = False
+    if lands == "first":
+        await ProcessStore.create(store, *store.under_way)
+    elif lands == "after another's":
+        await checkpoint(world, "run", NEED + 1, keep=None)
         assert await ProcessStore.create(store, *store.under_way) is Put.EXISTS
-        record = await group(world, "run").read()
-        assert record is not None
-        assert 3 in record.kept
-        assert (await clean(world)).first_live_step == 3
+    before = len(world.ledger.controls)
+    world.ledger.promises["run"] = 3
+    assert 3 in (await trainer.add(Step(3))).kept
+    assert not trainer.control.is_unanswered
+    # A checkpoint fences: one more record after one that has landed, or was sent again and is there now.
+    assert len(world.ledger.controls) - before <= 2
+    assert await ProcessStore.create(store, *store.under_way) is Put.EXISTS
+    record = await group(world, "run").read()
+    assert record is not None
+    assert 3 in record.kept
+    assert (await clean(world)).first_live_step == 3
 
-    small(scenario, on=grow)
 
-
-def test_many_tasks_of_one_process_change_the_lake_at_once_and_each_is_on_record() -> None:
+@scenario(small, on=grow)
+async def test_many_tasks_of_one_process_change_the_lake_at_once_and_each_is_on_record(world: World) -> None:
     """They share one sequence, and none undoes another, also with requests that are lost."""
+    control = Control(process(world, "mount"), world.identity, TrioClock())
 
-    async def scenario(world: World) -> None:
-        control = Control(process(world, "mount"), world.identity, TrioClock())
+    async def says(number: int) -> None:
+        await Group.on(control, f"g{number % 4}").add(Step(NEED + number % 5))
 
-        async def says(number: int) -> None:
-            await Group.on(control, f"g{number % 4}").add(Step(NEED + number % 5))
-
-        async with trio.open_nursery() as nursery:
-            for number in range(20):
-                nursery.start_soon(says, number)
-        groups = world.ledger.control.groups
+    async with trio.open_nursery() as nursery:
         for number in range(20):
-            assert NEED + number % 5 in groups[f"g{number % 4}"].kept
-        assert world.ledger.control == control.record
-        async with world.producer("a") as producer:
-            await feed(producer, 10)
-
-    small(scenario, on=grow)
+            nursery.start_soon(says, number)
+    groups = world.ledger.control.groups
+    for number in range(20):
+        assert NEED + number % 5 in groups[f"g{number % 4}"].kept
+    assert world.ledger.control == control.record
+    async with world.producer("a") as producer:
+        await feed(producer, 10)

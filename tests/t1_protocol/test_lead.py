@@ -30,9 +30,7 @@ async def groups(world: World, count: int) -> list[Group]:
 def looks(world: World, actor: str = "p") -> int:
     """Requests for the control sequence by producers: looks at the groups, and one for each commit."""
     prefix = control_prefix(world.identity.lake_id)
-    return sum(
-        event.actor.startswith(actor) and event.keys[0].startswith(prefix) for event in world.shared.trace
-    )
+    return sum(event.actor.startswith(actor) and event.keys[0].startswith(prefix) for event in world.shared.trace)
 
 
 async def held(world: World, who: str, *, seconds: float) -> None:
@@ -48,9 +46,7 @@ def test_a_held_producer_looks_ever_more_rarely() -> None:
         await held(world, "p", seconds=600)
         assert looks(world) <= 2 * LEAD + 35, "one request a look, however many groups"
         prefix = control_prefix(world.identity.lake_id)
-        times_s = [
-            e.time_us / 1e6 for e in world.shared.trace if e.actor == "p" and e.keys[0].startswith(prefix)
-        ]
+        times_s = [e.time_us / 1e6 for e in world.shared.trace if e.actor == "p" and e.keys[0].startswith(prefix)]
         return [later - earlier for earlier, later in itertools.pairwise(times_s)]
 
     pauses_s = [pause_s for pause_s in simulate(scenario) if pause_s > LOOK_S_MIN / 2]
@@ -60,37 +56,31 @@ def test_a_held_producer_looks_ever_more_rarely() -> None:
     assert len(pauses_s) >= 20
 
 
-def test_a_checkpoint_releases_a_producer_that_was_held_for_long() -> None:
-    async def scenario(world: World) -> None:
-        (group,) = await groups(world, 1)
-        async with world.producer("p", max_lead=LEAD) as producer:
-            with trio.move_on_after(600.0):
-                await feed(producer, 100)
-            await group.replace(frozenset({Step(LEAD)}))
-            released_s = trio.current_time()
-            for number in range(producer.next_seq, 2 * LEAD):
-                await append(producer, number)
-            assert trio.current_time() - released_s <= LOOK_S_MAX * (1 + LOOK_JITTER) + 1
-            await producer.flush()
-            before = looks(world)
-            with trio.move_on_after(5.0):
-                await append(producer, 2 * LEAD)
-            assert producer.next_seq == 2 * LEAD
-            assert looks(world) >= before + 2, "short pauses again"
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_checkpoint_releases_a_producer_that_was_held_for_long(world: World) -> None:
+    (group,) = await groups(world, 1)
+    async with world.producer("p", max_lead=LEAD) as producer:
+        with trio.move_on_after(600.0):
+            await feed(producer, 100)
+        await group.replace(frozenset({Step(LEAD)}))
+        released_s = trio.current_time()
+        for number in range(producer.next_seq, 2 * LEAD):
+            await append(producer, number)
+        assert trio.current_time() - released_s <= LOOK_S_MAX * (1 + LOOK_JITTER) + 1
+        await producer.flush()
+        before = looks(world)
+        with trio.move_on_after(5.0):
+            await append(producer, 2 * LEAD)
+        assert producer.next_seq == 2 * LEAD
+        assert looks(world) >= before + 2, "short pauses again"
 
 
 @pytest.mark.logs("held back by max_lead")
 @pytest.mark.parametrize(("seconds", "warnings"), [(LONG_S - 60, 0), (3 * LONG_S, 1)])
-def test_a_long_hold_names_what_to_check_once(
-    seconds: float, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(world: World) -> None:
-        await groups(world, 1)
-        await held(world, "p", seconds=seconds)
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_long_hold_names_what_to_check_once(world: World, seconds, warnings, caplog):
+    await groups(world, 1)
+    await held(world, "p", seconds=seconds)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == warnings
     for line in told:
@@ -151,20 +141,16 @@ async def fill(producer: AsyncProducer) -> None:
 
 
 @pytest.mark.logs("held back by max_live_bytes")
-def test_a_full_lake_that_nobody_reclaims_is_said_though_checkpoints_come(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario(world: World) -> None:
-        (group,) = await groups(world, 1)
-        async with world.producer("p", max_live_bytes=LIVE) as producer:
-            await fill(producer)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(fill_for, producer, 3 * LONG_S)
-                for step in range(1, producer.next_seq):
-                    await trio.sleep(LONG_S / 3)
-                    await group.replace(frozenset({Step(step)}))
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_full_lake_that_nobody_reclaims_is_said_though_checkpoints_come(world: World, caplog):
+    (group,) = await groups(world, 1)
+    async with world.producer("p", max_live_bytes=LIVE) as producer:
+        await fill(producer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill_for, producer, 3 * LONG_S)
+            for step in range(1, producer.next_seq):
+                await trio.sleep(LONG_S / 3)
+                await group.replace(frozenset({Step(step)}))
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert f"max_live_bytes ({LIVE})" in told
     assert "nothing was deleted (run `stepfs reclaim`" in told
@@ -176,52 +162,44 @@ async def fill_for(producer: AsyncProducer, seconds: float) -> None:
 
 
 @pytest.mark.logs("held back by max_live_bytes \\(1\\), and no consumer group is registered")
-def test_a_bound_below_what_is_live_is_accepted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p") as producer:
-            await feed(producer, 3)
-        async with world.producer("p", max_live_bytes=1, max_lead_without_groups=False) as producer:
-            with trio.move_on_after(600.0):
-                await feed(producer, 100)
-            assert producer.next_seq == 3
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_bound_below_what_is_live_is_accepted_and_said_once(world: World, caplog):
+    async with world.producer("p") as producer:
+        await feed(producer, 3)
+    async with world.producer("p", max_live_bytes=1, max_lead_without_groups=False) as producer:
+        with trio.move_on_after(600.0):
+            await feed(producer, 100)
+        assert producer.next_seq == 3
     (told,) = [record.message for record in caplog.records if "held back" in record.message]
     assert told.endswith("checkpoint one, and run `stepfs reclaim` behind the checkpoints")
 
 
-def test_a_batch_larger_than_the_bound_may_stand_alone() -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p", max_live_bytes=1) as producer:
-            await append(producer, 0)
-            await producer.flush()
-            assert producer.next_seq == 1
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_a_batch_larger_than_the_bound_may_stand_alone(world: World) -> None:
+    async with world.producer("p", max_live_bytes=1) as producer:
+        await append(producer, 0)
+        await producer.flush()
+        assert producer.next_seq == 1
 
 
 @pytest.mark.logs("no consumer group is registered, so nothing bounds")
-def test_without_groups_a_bound_may_be_none_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p", max_lead=LEAD, max_lead_without_groups=False) as producer:
-            await feed(producer, 3 * LEAD)
-            assert producer.next_seq == 3 * LEAD
-            (group,) = await groups(world, 1)
-            await trio.sleep(60.0)  # until it looks again
-            with trio.move_on_after(600.0):
-                await feed(producer, 100)
-            assert producer.next_seq == 3 * LEAD
-            await group.replace(frozenset({Step(producer.next_seq)}))
-
-    simulate(scenario)
+@scenario(simulate)
+async def test_without_groups_a_bound_may_be_none_and_that_is_said_once(world: World, caplog):
+    async with world.producer("p", max_lead=LEAD, max_lead_without_groups=False) as producer:
+        await feed(producer, 3 * LEAD)
+        assert producer.next_seq == 3 * LEAD
+        (group,) = await groups(world, 1)
+        await trio.sleep(60.0)  # until it looks again
+        with trio.move_on_after(600.0):
+            await feed(producer, 100)
+        assert producer.next_seq == 3 * LEAD
+        await group.replace(frozenset({Step(producer.next_seq)}))
     assert sum("nothing bounds" in line.message for line in caplog.records) == 1
 
 
 @pytest.mark.logs("no consumer group is registered")
 @scenario(simulate)
-async def test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks(
-    world: World,
-) -> None:
+async def test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks(world: World):
     async def fills(who: str) -> None:
         async with world.producer(who, max_lead=10) as producer:
             with trio.move_on_after(60.0):

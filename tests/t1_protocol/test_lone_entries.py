@@ -171,7 +171,8 @@ async def test_memory_is_bounded() -> None:
     assert kept == 100_000 // (1024 + 64 * 24)
 
 
-def test_a_store_that_refuses_the_entries_does_not_stop_the_snapshot() -> None:
+@scenario(virtually)
+async def test_a_store_that_refuses_the_entries_does_not_stop_the_snapshot() -> None:
     """The producer's policy may be older than this object."""
 
     class Refusing(FaultyStore):
@@ -180,22 +181,17 @@ def test_a_store_that_refuses_the_entries_does_not_stop_the_snapshot() -> None:
                 raise RefusedError("AccessDenied")
             return await super().create(key, body)
 
-    async def scenario() -> None:
-        shared = ObjectMap()
-        await create_lake(FaultyStore(shared), slices=1, clock=TrioClock())
-        with scaled(SEGMENT_STEPS=4):
-            store = Refusing(shared)
-            async with AsyncProducer(
-                "memory://", producer_id="p", store=store, clock=TrioClock()
-            ) as producer:
-                for _ in range(9):
-                    await producer.append([b"x"], position=None)
-                    await producer.flush()
-            kinds = {key.split("/")[1] for key in shared.objects if "/" in key}
-            assert {"index", "snapshot"} <= kinds
-            assert "entries" not in kinds
-
-    virtually(scenario)
+    shared = ObjectMap()
+    await create_lake(FaultyStore(shared), slices=1, clock=TrioClock())
+    with scaled(SEGMENT_STEPS=4):
+        store = Refusing(shared)
+        async with AsyncProducer("memory://", producer_id="p", store=store, clock=TrioClock()) as producer:
+            for _ in range(9):
+                await producer.append([b"x"], position=None)
+                await producer.flush()
+        kinds = {key.split("/")[1] for key in shared.objects if "/" in key}
+        assert {"index", "snapshot"} <= kinds
+        assert "entries" not in kinds
 
 
 @scenario(virtually)

@@ -111,9 +111,7 @@ def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Verif
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", BASE)
-def test_every_interleaving_holds_and_every_witness_is_reached(
-    model: str, verifiers: Callable[[str], Verifier]
-) -> None:
+def test_every_interleaving_holds_and_every_witness_is_reached(model, verifiers):
     verifier = verifiers(model)
     missing = verifier.witnesses
     for bounds in BASE[model]:
@@ -130,9 +128,7 @@ def test_every_interleaving_holds_and_every_witness_is_reached(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "mutant", "bounds", "broken"), MUTANTS)
-def test_each_mutant_breaks_its_property(
-    model: str, mutant: int, bounds: Bounds, broken: str, verifiers: Callable[[str], Verifier]
-) -> None:
+def test_each_mutant_breaks_its_property(model, mutant, bounds: Bounds, broken, verifiers):
     verifier = verifiers(model)
     found = verifier.search(bounds, MUTANT=mutant, PROPERTY=verifier.numbers[broken])
     assert found.violated == broken
@@ -165,21 +161,12 @@ def test_a_change_of_the_models_decisions_is_seen(mutant: int, verifiers: Callab
 
 
 @pytest.mark.parametrize(
-    ("room", "name", "otherwise"),
-    [
-        (retention, "set_to", lambda order, _: order),
-        (decisions, "_check", lambda *_: None),
-        (decisions.Add, "fences", False),
-        (decisions.Register, "fences", False),
+    ("room", "name", "otherwise"), [
+        (retention, "set_to", lambda order, _: order), (decisions, "_check", lambda *_: None),
+        (decisions.Add, "fences", False), (decisions.Register, "fences", False),
     ],
-)
-def test_a_change_of_the_codes_decisions_is_seen(
-    room: object,
-    name: str,
-    otherwise: object,
-    verifiers: Callable[[str], Verifier],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+)  # fmt: skip
+def test_a_change_of_the_codes_decisions_is_seen(room, name, otherwise, verifiers, monkeypatch):
     model = rows(verifiers("control"))
     monkeypatch.setattr(room, name, otherwise)
     assert decided(model) != model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from producer_world import World, append, feed, simulate
+from scenarios import scenario
 
 from stepfs.lake.log.quiet import QUIET_S
 from stepfs_producer import commit_loop
@@ -37,9 +38,7 @@ def test_hazard_09_a_bound_shorter_than_the_pace_becomes_the_pace() -> None:
 
 
 @pytest.mark.logs("move it nearer to the store")
-def test_a_producer_that_loses_all_the_time_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_producer_that_loses_all_the_time_says_so_once(monkeypatch, caplog):
     async def scenario(world: World) -> None:
         async with trio.open_nursery() as nursery:
             for who in "abcdefgh":
@@ -65,25 +64,21 @@ def test_hazard_09_mutant_that_only_adapts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.logs("raise max_delay")
-def test_hazard_09_a_bound_that_gives_way_to_the_pacing_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario(world: World) -> None:
-        async with world.producer("p", max_delay=0.0) as producer:
-            await append(producer, 0)
-            await producer.flush()
-            async with trio.open_nursery() as nursery:
-                for who in "abcdefgh":
-                    nursery.start_soon(other, world, who)
-            for number in range(1, 4):
-                await append(producer, number)
-                await producer.flush()
-            assert producer.pacing.gives_way
-            assert producer.pacing.others == 8
-
+@scenario(simulate)
+async def test_hazard_09_a_bound_that_gives_way_to_the_pacing_is_said_once(world: World, caplog):
     async def other(world: World, who: str) -> None:
         async with world.producer(who) as producer:
             await feed(producer, 1)
 
-    simulate(scenario)
+    async with world.producer("p", max_delay=0.0) as producer:
+        await append(producer, 0)
+        await producer.flush()
+        async with trio.open_nursery() as nursery:
+            for who in "abcdefgh":
+                nursery.start_soon(other, world, who)
+        for number in range(1, 4):
+            await append(producer, number)
+            await producer.flush()
+        assert producer.pacing.gives_way
+        assert producer.pacing.others == 8
     assert sum(str(record.args).startswith("('p',") for record in caplog.records) == 1

@@ -27,24 +27,14 @@ def npy(value: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [
-        np.arange(3),
-        np.zeros((2, 2), np.uint8),
-        np.array(7, np.uint8),
-        np.array([True]),
-        array.array("d", [1.0]),
-        memoryview(b"four").cast("B", (2, 2)),
-        memoryview(b"four").cast("I"),
-        io.BytesIO(b"x"),
-        "text",
-        None,
+    "payload", [
+        np.arange(3), np.zeros((2, 2), np.uint8), np.array(7, np.uint8), np.array([True]),
+        array.array("d", [1.0]), memoryview(b"four").cast("B", (2, 2)), memoryview(b"four").cast("I"),
+        io.BytesIO(b"x"), "text", None,
     ],
-)
+)  # fmt: skip
 @scenario(simulate)
-async def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(
-    world: World, payload: Any
-) -> None:
+async def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(world: World, payload: Any):
     async with world.producer("p") as producer:
         with pytest.raises(TypeError, match=r"payload 1 .*getvalue\(\).*stepfs\.torch\.dump") as raised:
             await producer.append([b"x", payload], position=1)
@@ -53,20 +43,12 @@ async def test_what_is_not_plain_bytes_is_a_type_error_that_says_what_to_pass(
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [
-        b"x",
-        bytearray(b"x"),
-        memoryview(b"axa")[::2],
-        io.BytesIO(b"x").getbuffer(),
-        mmap.mmap(-1, 16),
-        np.frombuffer(b"x", np.uint8),
-        memoryview(b"x").cast("c"),
-        memoryview(b"x").cast("b"),
-        (ctypes.c_char * 3)(),
-        (ctypes.c_ubyte * 3)(),
+    "payload", [
+        b"x", bytearray(b"x"), memoryview(b"axa")[::2], io.BytesIO(b"x").getbuffer(), mmap.mmap(-1, 16),
+        np.frombuffer(b"x", np.uint8), memoryview(b"x").cast("c"), memoryview(b"x").cast("b"),
+        (ctypes.c_char * 3)(), (ctypes.c_ubyte * 3)(),
     ],
-)
+)  # fmt: skip
 @scenario(simulate)
 async def test_every_one_dimensional_buffer_of_bytes_is_a_payload(world: World, payload: Any) -> None:
     world.shared.watch = None

@@ -21,22 +21,20 @@ from stepfs_producer.pending import UNCOMMITTED_FACTOR
 BATCH = [b"x"] * SLICES
 
 
-def test_a_lake_is_never_created_and_a_lying_store_never_trusted() -> None:
+@scenario(simulate)
+async def test_a_lake_is_never_created_and_a_lying_store_never_trusted(world: World) -> None:
     class Liar(FaultyStore):
         async def create(self, key: str, body: bytes) -> Put:
             await self.put(key, [body])
             return Put.CREATED
 
-    async def scenario(world: World) -> None:
-        with pytest.raises(AbsentError, match="stepfs init"):
-            async with AsyncProducer("memory://", producer_id="p", store=FaultyStore()):
-                raise AssertionError("started")
-        with pytest.raises(RefusedError):
-            async with world.producer("p", Liar(world.shared, actor="liar")):
-                raise AssertionError("started")
-        world.check()
-
-    simulate(scenario)
+    with pytest.raises(AbsentError, match="stepfs init"):
+        async with AsyncProducer("memory://", producer_id="p", store=FaultyStore()):
+            raise AssertionError("started")
+    with pytest.raises(RefusedError):
+        async with world.producer("p", Liar(world.shared, actor="liar")):
+            raise AssertionError("started")
+    world.check()
 
 
 @scenario(simulate)
@@ -121,33 +119,30 @@ async def test_concurrent_appends_get_dense_seqs(world: World) -> None:
         assert sorted(seqs) == list(range(40))
 
 
-def test_every_append_that_waits_is_told_when_the_producer_has_failed() -> None:
+@scenario(simulate)
+async def test_every_append_that_waits_is_told_when_the_producer_has_failed(world: World) -> None:
     """Also those that had not reached the place where one waits when it failed."""
+    store = world.store("p")
+    told = 0
+    with suppress(FencedError):
+        async with world.producer("p", store, max_pending_bytes=100) as producer:
+            store._latency = lambda verb, size, rng: 5.0 if verb == "put" else 0.01
+            await append(producer, 0)
 
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        told = 0
-        with suppress(FencedError):
-            async with world.producer("p", store, max_pending_bytes=100) as producer:
-                store._latency = lambda verb, size, rng: 5.0 if verb == "put" else 0.01
-                await append(producer, 0)
+            async def one(number: int) -> None:
+                nonlocal told
+                try:
+                    await append(producer, number)
+                except FencedError:
+                    told += 1
 
-                async def one(number: int) -> None:
-                    nonlocal told
-                    try:
-                        await append(producer, number)
-                    except FencedError:
-                        told += 1
-
-                with trio.fail_after(60):
-                    async with trio.open_nursery() as nursery:
-                        for number in range(1, 4):
-                            nursery.start_soon(one, number)
-                        await trio.sleep(1)
-                        producer._running._fail(FencedError("a newer one"))
-        assert told == 3
-
-    simulate(scenario)
+            with trio.fail_after(60):
+                async with trio.open_nursery() as nursery:
+                    for number in range(1, 4):
+                        nursery.start_soon(one, number)
+                    await trio.sleep(1)
+                    producer._running._fail(FencedError("a newer one"))
+    assert told == 3
 
 
 @scenario(simulate)
@@ -170,9 +165,7 @@ async def test_the_first_failure_is_kept_and_ends_all_other_work(world: World) -
 
 @pytest.mark.parametrize("bound", [{"max_lead": 10}, {"max_lead_bytes": 10 * 80}])
 @scenario(simulate)
-async def test_producers_stop_at_their_lead_over_the_slowest_group(
-    world: World, bound: dict[str, int]
-) -> None:
+async def test_producers_stop_at_their_lead_over_the_slowest_group(world: World, bound):
     groups = [Group.of(world.store("trainer"), world.identity, name) for name in ("fast", "slow")]
     await groups[0].add(Step(1000))
     await groups[1].add(Step(0))
@@ -195,9 +188,7 @@ async def test_producers_stop_at_their_lead_over_the_slowest_group(
 
 @pytest.mark.logs("no consumer group is registered")
 @scenario(simulate)
-async def test_without_any_group_the_lead_counts_from_the_first_live_step(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_without_any_group_the_lead_counts_from_the_first_live_step(world: World, caplog):
     async with world.producer("p", max_lead=10) as producer:
         with trio.move_on_after(60.0):
             await feed(producer, 100)

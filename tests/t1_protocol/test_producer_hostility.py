@@ -1,7 +1,10 @@
-"""Producers on a store that fails in every way, and through outages: records are in the log exactly once."""
+"""Producers on a store that fails in every way, and through outages: records are in the log exactly once, and an
+outage is a line.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -21,22 +24,17 @@ from doubles.faults import (
     delayed,
 )
 from producer_world import World, append, feed, simulate
+from scenarios import scenario
 
 from stepfs.errors import StoreUnreachableError
+from stepfs.store.api import Buffer
+from stepfs_producer.backoff import Backoff, Outage
 
 HOSTILE = {
-    LOST_REQUEST: 0.02,
-    LOST_RESPONSE: 0.03,
-    RESET_BEFORE: 0.03,
-    RESET_AFTER: 0.05,
-    ERROR_500: 0.02,
-    ERROR_500_APPLIED: 0.02,
-    THROTTLED_503: 0.02,
-    CONFLICT_409: 0.05,
-    OWN_412: 0.05,
-    delayed(3.0): 0.02,
+    LOST_REQUEST: 0.02, LOST_RESPONSE: 0.03, RESET_BEFORE: 0.03, RESET_AFTER: 0.05, ERROR_500: 0.02,
+    ERROR_500_APPLIED: 0.02, THROTTLED_503: 0.02, CONFLICT_409: 0.05, OWN_412: 0.05, delayed(3.0): 0.02,
     delayed(20.0, wait_s=15.0): 0.01,
-}
+}  # fmt: skip
 
 
 FAR = "trying on for|not written|raise max_delay"
@@ -78,27 +76,57 @@ def test_many_producers_on_a_hostile_store(seed: int) -> None:
 
 
 @pytest.mark.logs(FAR)
-def test_an_outage_is_borne_and_a_longer_one_ends_the_producer() -> None:
-    async def scenario(world: World) -> None:
-        store = world.store("p")
-        down = Weighted({RESET_BEFORE: 1.0})
-        down.active = False
-        store.plan = down
-        with pytest.raises(StoreUnreachableError, match="no answer"):
-            async with world.producer("p", store, give_up_after=300.0) as producer:
-                await feed(producer, 1)
-                await producer.flush()
-                down.active = True
-                await append(producer, 1)
-                await trio.sleep(200.0)
-                down.active = False
-                await producer.flush()
-                await trio.sleep(200.0)
-                down.active = True
-                await append(producer, 2)
-                await producer.flush()
-        async with world.producer("p") as producer:
-            assert producer.position == 2
-        world.check(p=2)
+@scenario(simulate)
+async def test_an_outage_is_borne_and_a_longer_one_ends_the_producer(world: World) -> None:
+    store = world.store("p")
+    down = Weighted({RESET_BEFORE: 1.0})
+    down.active = False
+    store.plan = down
+    with pytest.raises(StoreUnreachableError, match="no answer"):
+        async with world.producer("p", store, give_up_after=300.0) as producer:
+            await feed(producer, 1)
+            await producer.flush()
+            down.active = True
+            await append(producer, 1)
+            await trio.sleep(200.0)
+            down.active = False
+            await producer.flush()
+            await trio.sleep(200.0)
+            down.active = True
+            await append(producer, 2)
+            await producer.flush()
+    async with world.producer("p") as producer:
+        assert producer.position == 2
+    world.check(p=2)
 
-    simulate(scenario)
+
+@pytest.mark.logs("trying on for")
+@scenario(simulate)
+async def test_an_outage_that_meets_fifty_uploads_is_told_once(world: World, caplog):
+    store = world.store("p")
+    put, until_s = store.put, trio.current_time() + 60.0
+
+    async def put_when_there_is_room(key: str, parts: Sequence[Buffer], *, crc32c: int | None) -> None:
+        if trio.current_time() < until_s:
+            raise StoreUnreachableError("no space left on device")
+        await put(key, parts, crc32c=crc32c)
+
+    store.put = put_when_there_is_room  # type: ignore[method-assign]
+    async with world.producer("p", store) as producer:
+        await feed(producer, 50)
+    world.check(p=50)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+@pytest.mark.logs("away")
+async def test_the_next_outage_is_told_again_and_one_that_was_cancelled_ends(caplog, autojump_clock) -> None:
+    outage = Outage()
+    first, second = (Backoff(name, 100.0, outage) for name in ("first", "second"))
+    failure = StoreUnreachableError("away")
+    caplog.set_level("DEBUG", "stepfs.producer")
+    await first.failed(failure)
+    await second.failed(failure)
+    del first  # cancelled while it failed
+    second.succeeded()
+    await second.failed(failure)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "INFO", "WARNING"]

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from committed import committed
+from finished import ran
 
 
 def steps_of(url: str) -> list[tuple[str, bytes]]:
@@ -16,25 +17,30 @@ def steps_of(url: str) -> list[tuple[str, bytes]]:
     return [(name, slices[0]) for name, slices in committed(url)]
 
 
-def in_child(work: str, lake: str) -> subprocess.CompletedProcess[str]:
+PRELUDE = """
+import os, signal, sys, threading, trio
+from stepfs.errors import ClosedError, RefusedError
+from stepfs_producer import Producer
+from stepfs_producer.commit_loop import CommitLoop
+from stepfs_producer.running import RunningProducer
+lake = sys.argv[1]
+"""
+
+
+def script_of(work: str) -> str:
+    return PRELUDE + textwrap.dedent(work)
+
+
+def in_child(lake: str, work: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own; forking a pytest process full of threads is nobody's use case."""
-    script = textwrap.dedent(work)
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, lake],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return ran([sys.executable, "-W", "ignore::DeprecationWarning", "-c", script_of(work), lake])
 
 
 def test_hazard_08_a_forked_producer_is_refused(lake: str) -> None:
     done = in_child(
+        lake,
         """
-        import os, sys
-        from stepfs_producer import Producer
-        from stepfs.errors import RefusedError
-        with Producer(sys.argv[1], producer_id="p") as producer:
+        with Producer(lake, producer_id="p") as producer:
             producer.append([b"0", b""], position=1)
             child = os.fork()
             if child == 0:
@@ -55,7 +61,6 @@ def test_hazard_08_a_forked_producer_is_refused(lake: str) -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
             producer.append([b"1", b""], position=2)
         """,
-        lake,
     )
     assert done.returncode == 0, done.stderr
     assert steps_of(lake) == [("p", b"0"), ("p", b"1")]
@@ -64,13 +69,8 @@ def test_hazard_08_a_forked_producer_is_refused(lake: str) -> None:
 def test_ctrl_c_in_a_blocked_append_ends_cleanly_and_abandons(lake: str) -> None:
     """Nothing is committed, so the budget fills and append blocks; then SIGINT arrives."""
     done = in_child(
+        lake,
         """
-        import os, signal, sys, threading
-        from stepfs_producer import Producer
-        from stepfs_producer.commit_loop import CommitLoop
-        from stepfs_producer.running import RunningProducer
-        import trio
-
         async def never(self):
             await trio.sleep_forever()
 
@@ -80,13 +80,12 @@ def test_ctrl_c_in_a_blocked_append_ends_cleanly_and_abandons(lake: str) -> None
 
         CommitLoop.run, RunningProducer.wait_for_change = never, blocked
         try:
-            with Producer(sys.argv[1], producer_id="p", max_pending_bytes=1000) as producer:
+            with Producer(lake, producer_id="p", max_pending_bytes=1000) as producer:
                 for number in range(100):
                     producer.append([b"x" * 400, b""], position=number)
         except KeyboardInterrupt:
             print("interrupted", [t.name for t in threading.enumerate() if "stepfs" in t.name])
         """,
-        lake,
     )
     assert done.stdout.strip() == "interrupted []", done.stderr
     assert done.stderr == ""
@@ -95,13 +94,8 @@ def test_ctrl_c_in_a_blocked_append_ends_cleanly_and_abandons(lake: str) -> None
 def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
     """Whoever catches it continues at `next_seq`: no batch is missing, none comes twice."""
     done = in_child(
+        lake,
         """
-        import os, signal, sys, threading
-        from stepfs_producer import Producer
-        from stepfs_producer.commit_loop import CommitLoop
-        from stepfs_producer.running import RunningProducer
-        import trio
-
         commits, run = threading.Event(), CommitLoop.run
         full, wait = threading.Event(), RunningProducer.wait_for_change
 
@@ -119,7 +113,7 @@ def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
         CommitLoop.run, RunningProducer.wait_for_change = later, noted
-        with Producer(sys.argv[1], producer_id="p", max_pending_bytes=1000) as producer:
+        with Producer(lake, producer_id="p", max_pending_bytes=1000) as producer:
             number = interrupted = 0
             threading.Thread(target=interrupt).start()
             while number < 40:
@@ -132,7 +126,6 @@ def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
                     commits.set()
         print(number, interrupted)
         """,
-        lake,
     )
     assert done.stderr == ""
     assert done.stdout == "40 1\n"
@@ -141,13 +134,8 @@ def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
 
 def test_a_process_ends_while_another_thread_waits_in_its_producer(lake: str) -> None:
     done = in_child(
+        lake,
         """
-        import sys, threading
-        from stepfs.errors import ClosedError
-        from stepfs_producer import Producer
-        from stepfs_producer.commit_loop import CommitLoop
-        import trio
-
         waiting = threading.Event()
 
         async def never(self):
@@ -155,7 +143,7 @@ def test_a_process_ends_while_another_thread_waits_in_its_producer(lake: str) ->
             await trio.sleep_forever()
 
         CommitLoop.run = never
-        producer = Producer(sys.argv[1], producer_id="p").__enter__()
+        producer = Producer(lake, producer_id="p").__enter__()
 
         def flush():
             try:
@@ -167,7 +155,6 @@ def test_a_process_ends_while_another_thread_waits_in_its_producer(lake: str) ->
         threading.Thread(target=flush, daemon=True).start()
         waiting.wait()
         """,
-        lake,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert steps_of(lake) == []
@@ -175,11 +162,9 @@ def test_a_process_ends_while_another_thread_waits_in_its_producer(lake: str) ->
 
 def test_a_producer_made_before_a_fork_does_not_start_in_the_child(lake: str) -> None:
     done = in_child(
+        lake,
         """
-        import os, sys
-        from stepfs_producer import Producer
-        from stepfs.errors import RefusedError
-        producer = Producer(sys.argv[1], producer_id="p")
+        producer = Producer(lake, producer_id="p")
         if os.fork() == 0:
             try:
                 producer.__enter__()
@@ -190,7 +175,6 @@ def test_a_producer_made_before_a_fork_does_not_start_in_the_child(lake: str) ->
         with producer:
             producer.append([b"0", b""], position=1)
         """,
-        lake,
     )
     assert done.returncode == 0, done.stderr
     assert steps_of(lake) == [("p", b"0")]
@@ -198,14 +182,12 @@ def test_a_producer_made_before_a_fork_does_not_start_in_the_child(lake: str) ->
 
 def test_a_process_that_forgets_to_leave_does_not_hang(lake: str) -> None:
     done = in_child(
+        lake,
         """
-        import sys
-        from stepfs_producer import Producer
-        producer = Producer(sys.argv[1], producer_id="p").__enter__()
+        producer = Producer(lake, producer_id="p").__enter__()
         producer.append([b"0", b""], position=1)
         producer.flush()
         """,
-        lake,
     )
     assert done.returncode == 0, done.stderr
     assert steps_of(lake) == [("p", b"0")]
@@ -213,25 +195,21 @@ def test_a_process_that_forgets_to_leave_does_not_hang(lake: str) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9, 14])
 def test_killed_minus_nine_and_restarted_is_exactly_once(lake: str, after: int) -> None:
-    script = textwrap.dedent(
-        """
-        import sys
-        from stepfs_producer import Producer
-        with Producer(sys.argv[1], producer_id="p") as producer:
+    work = """
+        with Producer(lake, producer_id="p") as producer:
             print("live", flush=True)
             for number in range(producer.position or 0, 20):
                 print(producer.append([b"%d" % number, b""], position=number + 1), flush=True)
                 if number % 3 == 0:
                     producer.flush()
         """
-    )
-    victim = subprocess.Popen([sys.executable, "-c", script, lake], stdout=subprocess.PIPE)
+    victim = subprocess.Popen([sys.executable, "-c", script_of(work), lake], stdout=subprocess.PIPE)
     assert victim.stdout is not None
     for _ in range(after):
         victim.stdout.readline()
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     victim.stdout.close()
-    done = in_child(script, lake)
+    done = in_child(lake, work)
     assert done.returncode == 0, done.stderr
     assert steps_of(lake) == [("p", b"%d" % number) for number in range(20)]

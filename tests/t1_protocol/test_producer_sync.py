@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -10,6 +9,7 @@ from functools import partial
 import pytest
 import trio
 from committed import committed
+from finished import ran
 
 from stepfs.errors import AbsentError, FencedError, UsageError
 from stepfs.lake.identity import create_lake
@@ -131,15 +131,12 @@ def test_producers_side_by_side_on_a_real_store(lake_url: str) -> None:
 
 
 def test_importing_the_producer_is_light() -> None:
-    done = subprocess.run(
+    done = ran(
         [
             sys.executable,
             "-c",
             "import sys, stepfs_producer; print(*sorted({'torch','boto3','pyfuse3'} & set(sys.modules)))",
         ],
-        capture_output=True,
-        text=True,
-        timeout=60,
         check=True,
     )
     assert done.stdout.strip() == ""

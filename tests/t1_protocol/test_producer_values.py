@@ -25,42 +25,33 @@ BATCH = [b"x"] * SLICES
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    ("options", "message"), [
         ({"producer_id": ""}, "1 to 256 bytes"),
-        ({"producer_id": "é" * 129}, "1 to 256 bytes"),
-        ({"producer_id": "a\nb"}, "printable"),
-        ({"max_pending_bytes": 0}, "max_pending_bytes=0"),
-        ({"uploads": 0}, "uploads=0"),
+        ({"producer_id": "é" * 129}, "1 to 256 bytes"), ({"producer_id": "a\nb"}, "printable"),
+        ({"max_pending_bytes": 0}, "max_pending_bytes=0"), ({"uploads": 0}, "uploads=0"),
         ({"max_lead": 0}, "max_lead=0"),
         ({"max_lead_bytes": -5}, "max_lead_bytes=-5"),
         ({"max_live_bytes": 0}, "max_live_bytes=0"),
         ({"max_live_bytes": -5}, "max_live_bytes=-5"),
         ({"max_live_bytes": "5G"}, "max_live_bytes is '5G', a str; give an integer"),
-        ({"max_lead": True}, "max_lead is True, a bool; give an integer"),
-        ({"max_delay": -1}, "max_delay=-1"),
+        ({"max_lead": True}, "max_lead is True, a bool; give an integer"), ({"max_delay": -1}, "max_delay=-1"),
         ({"give_up_after": -1}, "give_up_after=-1"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         AsyncProducer("file:///nowhere", **{"producer_id": "p", **options})
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
-    [
+    ("batch", "message"), [
         ([b"x"], "1 payloads for a lake of 2 slices"),
-        ([b"x"] * 3, "3 payloads for a lake of 2 slices"),
-        (b"xx", "not a bytes"),
-        ("xx", "not a str"),
-        (iter([b"x", b"x"]), "sequence"),
-        ([b"x", "x"], "payload 1 is a str"),
-        ([b"x", [1]], "payload 1 is a list"),
+        ([b"x"] * 3, "3 payloads for a lake of 2 slices"), (b"xx", "not a bytes"), ("xx", "not a str"),
+        (iter([b"x", b"x"]), "sequence"), ([b"x", "x"], "payload 1 is a str"), ([b"x", [1]], "payload 1 is a list"),
         ([b"x", np.array([None])], "payload 1 is a ndarray"),
         ([b"x" * 500, b"x" * 501], "1001 bytes exceeds max_pending_bytes=1000"),
     ],
-)
+)  # fmt: skip
 @scenario(simulate)
 async def test_a_bad_batch_is_refused_and_changes_nothing(world: World, batch: Any, message: str) -> None:
     async with world.producer("p", max_pending_bytes=1000) as producer:
@@ -72,19 +63,12 @@ async def test_a_bad_batch_is_refused_and_changes_nothing(world: World, batch: A
 
 
 @pytest.mark.parametrize(
-    ("position", "message"),
-    [
-        (
-            b"x" * POSITION_BYTES_MAX,
-            f"takes {POSITION_BYTES_MAX + 5} bytes as msgpack, at most {POSITION_BYTES_MAX}",
-        ),
-        (object(), "msgpack"),
-        (datetime.now(UTC), "msgpack"),
-        (2**70, "msgpack"),
-        ("\ud800", "msgpack"),
+    ("position", "message"), [
+        (b"x" * POSITION_BYTES_MAX, f"takes {POSITION_BYTES_MAX + 5} bytes as msgpack, at most {POSITION_BYTES_MAX}"),
+        (object(), "msgpack"), (datetime.now(UTC), "msgpack"), (2**70, "msgpack"), ("\ud800", "msgpack"),
         ({"a": {1, 2}}, "msgpack"),
     ],
-)
+)  # fmt: skip
 @scenario(simulate)
 async def test_a_bad_position_is_refused(world: World, position: object, message: str) -> None:
     async with world.producer("p") as producer:
@@ -126,15 +110,12 @@ async def test_record_counts_reach_the_log(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        bytes,
-        bytearray,
-        memoryview,
+    "make", [
+        bytes, bytearray, memoryview,
         lambda data: np.frombuffer(data, np.uint8),
         lambda data: memoryview(data + data)[::2],
     ],
-)
+)  # fmt: skip
 @scenario(simulate)
 async def test_any_buffer_is_a_payload(world: World, make: Callable[[bytes], Any]) -> None:
     world.shared.watch = None
@@ -150,21 +131,17 @@ async def test_any_buffer_is_a_payload(world: World, make: Callable[[bytes], Any
     assert entry.tgb.length(SliceIndex(1)) == 0
 
 
-def test_an_append_that_is_cancelled_while_a_thread_checks_it_is_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@scenario(simulate)
+async def test_an_append_that_is_cancelled_while_a_thread_checks_it_is_none(world: World, monkeypatch):
     """Ctrl-C during the check of a large batch: whoever appends it again from `next_seq` must not append it twice."""
 
-    async def scenario(world: World) -> None:
-        async def check(_self: AsyncProducer, _payloads: object) -> None:
-            with trio.CancelScope(shield=True):  # as `trio.to_thread.run_sync`, which cannot be abandoned
-                await trio.sleep(4.0)
+    async def check(_self: AsyncProducer, _payloads: object) -> None:
+        with trio.CancelScope(shield=True):  # as `trio.to_thread.run_sync`, which cannot be abandoned
+            await trio.sleep(4.0)
 
-        monkeypatch.setattr(AsyncProducer, "_check_schema", check)
-        async with world.producer("p") as producer:
-            with trio.move_on_after(1.0) as scope:
-                await producer.append(BATCH, position=0)
-            assert scope.cancelled_caught
-            assert producer.next_seq == 0
-
-    simulate(scenario)
+    monkeypatch.setattr(AsyncProducer, "_check_schema", check)
+    async with world.producer("p") as producer:
+        with trio.move_on_after(1.0) as scope:
+            await producer.append(BATCH, position=0)
+        assert scope.cancelled_caught
+        assert producer.next_seq == 0

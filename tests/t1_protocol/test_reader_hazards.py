@@ -148,17 +148,12 @@ def corrupt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutate", "variant"),
-    [
-        (never_look, {}),
-        (never_look, {"zombie": False}),
-        (no_probe_on_misses, {"zombie": False}),
+    ("mutate", "variant"), [
+        (never_look, {}), (never_look, {"zombie": False}), (no_probe_on_misses, {"zombie": False}),
         (corrupt_at_once, {"chained": False}),
     ],
-)
-def test_mutant_01_is_found(
-    mutate: Callable[[pytest.MonkeyPatch], None], variant: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+)  # fmt: skip
+def test_mutant_01_is_found(mutate, variant, monkeypatch):
     mutate(monkeypatch)
     with caught():
         small(partial(hazard_01, **variant), on=grow)
@@ -213,9 +208,7 @@ async def hazard_11(world: World) -> None:
     truth = (await LogReader.open(store, world.identity)).state
     lie = replace(truth, digest=b"?" * 32, total_bytes=0, sealed=True)
     world.shared.put(numbered(prefix, truth.version), encode_snapshot(lie))
-    await store.create(
-        numbered(prefix, truth.version + 7), encode_snapshot(replace(lie, version=truth.version + 7))
-    )
+    await store.create(numbered(prefix, truth.version + 7), encode_snapshot(replace(lie, version=truth.version + 7)))
     reader = await LogReader.open(process(world, "reader"), world.identity)
     world.ledger.check_reader("reader", reader.state, reader.first_live_step)
     assert not world.ledger.broken, world.ledger.broken
@@ -241,9 +234,7 @@ def test_mutant_11_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.logs("unreadable, using an older one")
 @scenario(small, on=grow)
 async def test_a_damaged_snapshot_costs_time_and_nothing_else(world: World) -> None:
-    newest = max(
-        key for key in world.shared.objects if key.startswith(snapshot_prefix(world.identity.lake_id))
-    )
+    newest = max(key for key in world.shared.objects if key.startswith(snapshot_prefix(world.identity.lake_id)))
     world.shared.put(newest, world.shared.objects[newest][:-3])
     reader = await LogReader.open(process(world, "reader"), world.identity)
     assert reader.state.digest == world.ledger.state.digest

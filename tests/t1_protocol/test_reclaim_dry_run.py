@@ -10,6 +10,7 @@ import trio
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
 from producer_world import World
+from scenarios import scenario
 from small_world import NEED, SEGMENT, checkpoint, clean, grow, litter, process, register, small
 
 from stepfs.format.ids import SegmentIndex, Step
@@ -55,9 +56,7 @@ async def planned(world: World, patch: pytest.MonkeyPatch) -> tuple[Report, set[
 
     with patch.context() as inside:
         inside.setattr("stepfs.lake.reclaim.run.CountingRemover", Watched)
-        report = await reclaim(
-            process(world, "dry"), world.identity, dry_run=True, clock=TrioClock(), grace_s=GRACE_S
-        )
+        report = await reclaim(process(world, "dry"), world.identity, dry_run=True, clock=TrioClock(), grace_s=GRACE_S)
     return report, named
 
 
@@ -74,48 +73,42 @@ async def compare(world: World, patch: pytest.MonkeyPatch) -> Counter[str]:
     return kinds(world, set(gone))
 
 
-def test_a_dry_run_names_every_object_that_the_run_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        await everything(world)
-        went = await compare(world, monkeypatch)
-        assert went.keys() == {"data", "entries", "index", "log", "snapshot", "nodes"}
-        assert not await compare(world, monkeypatch), "and nothing is left"
-
-    small(scenario)
+@scenario(small)
+async def test_a_dry_run_names_every_object_that_the_run_deletes(world: World, monkeypatch):
+    await everything(world)
+    went = await compare(world, monkeypatch)
+    assert went.keys() == {"data", "entries", "index", "log", "snapshot", "nodes"}
+    assert not await compare(world, monkeypatch), "and nothing is left"
 
 
-def test_a_dry_run_knows_what_a_killed_reclaimer_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@scenario(small)
+async def test_a_dry_run_knows_what_a_killed_reclaimer_left(world: World, monkeypatch):
     """Killed in the middle of deleting: the floor says so already, data, index, log and snapshots are partly there."""
-
-    async def scenario(world: World) -> None:
-        await everything(world)
-        kept = dict(world.shared.objects)
-        await clean(world)
-        lake_id = world.identity.lake_id
-        for key in (
-            extent(index_prefix(lake_id), SegmentIndex(NEED // SEGMENT - 1)),
-            numbered(log_prefix(lake_id), 2),
-            *sorted(key for key in kept if key.startswith(snapshot_prefix(lake_id)))[:1],
-            *sorted(key for key in kept if "/data/" in key and key not in world.shared.objects)[:3],
-        ):
-            world.shared.put(key, kept[key])
-        world.shared.remove(reclaim_key(lake_id))
-        went = await compare(world, monkeypatch)
-        assert went.keys() >= {"index", "log", "snapshot"}
-
-    small(scenario)
+    await everything(world)
+    kept = dict(world.shared.objects)
+    await clean(world)
+    lake_id = world.identity.lake_id
+    for key in (
+        extent(index_prefix(lake_id), SegmentIndex(NEED // SEGMENT - 1)),
+        numbered(log_prefix(lake_id), 2),
+        *sorted(key for key in kept if key.startswith(snapshot_prefix(lake_id)))[:1],
+        *sorted(key for key in kept if "/data/" in key and key not in world.shared.objects)[:3],
+    ):
+        world.shared.put(key, kept[key])
+    world.shared.remove(reclaim_key(lake_id))
+    went = await compare(world, monkeypatch)
+    assert went.keys() >= {"index", "log", "snapshot"}
 
 
-def test_a_dry_run_on_a_sealed_lake(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        await everything(world)
-        await seal(await LogReader.open(process(world, "sealer"), world.identity), TrioClock())
-        await compare(world, monkeypatch)
-
-    small(scenario)
+@scenario(small)
+async def test_a_dry_run_on_a_sealed_lake(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await everything(world)
+    await seal(await LogReader.open(process(world, "sealer"), world.identity), TrioClock())
+    await compare(world, monkeypatch)
 
 
-def test_a_dry_run_that_counted_otherwise_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@scenario(small)
+async def test_a_dry_run_that_counted_otherwise_would_be_found(world: World, monkeypatch):
     """The mutant: what the run deletes beside its plan goes unsaid."""
     remove_if_allowed = CountingRemover.remove_if_allowed
 
@@ -124,10 +117,6 @@ def test_a_dry_run_that_counted_otherwise_would_be_found(monkeypatch: pytest.Mon
             await remove_if_allowed(remover, entries)
 
     monkeypatch.setattr(report_room.CountingRemover, "remove_if_allowed", unsaid)
-
-    async def scenario(world: World) -> None:
-        await everything(world)
-        with pytest.raises(AssertionError):
-            await compare(world, monkeypatch)
-
-    small(scenario)
+    await everything(world)
+    with pytest.raises(AssertionError):
+        await compare(world, monkeypatch)

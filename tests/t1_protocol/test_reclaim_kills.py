@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from process_store import ProcessStore
 from producer_world import World
+from scenarios import scenario
 from small_world import (
     NEED,
     STEPS,
@@ -36,17 +37,15 @@ async def cleaned(world: World) -> None:
     assert world.ledger.first_live_step == NEED
 
 
-def test_one_reclaim_leaves_exactly_what_is_needed() -> None:
-    async def scenario(world: World) -> None:
-        report = await clean(world)
-        await audited(world)
-        assert (report.first_live_step, report.floor) == (NEED, world.ledger.floor_version)
-        assert report.floor > 0
-        assert report.deleted_objects > NEED
-        again = await clean(world)
-        assert (again.deleted_objects, again.deleted_bytes) == (0, 0)
-
-    small(scenario, on=grown_and_littered)
+@scenario(small, on=grown_and_littered)
+async def test_one_reclaim_leaves_exactly_what_is_needed(world: World) -> None:
+    report = await clean(world)
+    await audited(world)
+    assert (report.first_live_step, report.floor) == (NEED, world.ledger.floor_version)
+    assert report.floor > 0
+    assert report.deleted_objects > NEED
+    again = await clean(world)
+    assert (again.deleted_objects, again.deleted_bytes) == (0, 0)
 
 
 def test_a_reclaim_killed_at_any_await_is_finished_by_the_next() -> None:
@@ -90,13 +89,9 @@ def test_a_group_writer_killed_at_any_await_never_loses_steps() -> None:
     killed_everywhere(given_up, goes_back, raised)
 
 
-async def clean_beside(world: World, store: ProcessStore) -> None:
-    await clean(world, store)
-
-
 def test_another_reclaimer_at_any_await() -> None:
     """All of a second reclaim happens inside each await of the first."""
-    assert inside_everywhere(grown_and_littered, clean_beside, clean, cleaned) > 60
+    assert inside_everywhere(grown_and_littered, clean, clean, cleaned) > 60
 
 
 def test_a_reclaimer_that_is_further_at_any_await() -> None:
@@ -111,4 +106,4 @@ def test_a_reclaimer_that_is_further_at_any_await() -> None:
         await audited(world)
         assert world.ledger.first_live_step == STEPS - 1
 
-    inside_everywhere(grown_and_littered, clean_beside, further, at_the_end)
+    inside_everywhere(grown_and_littered, clean, further, at_the_end)

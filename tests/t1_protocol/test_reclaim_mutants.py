@@ -14,7 +14,6 @@ from process_store import ProcessStore
 from producer_world import World, append
 from small_world import STEPS, audited, checkpoint, clean, grow, inside_everywhere
 from test_groups_and_reclaim import (
-    clean_beside,
     comes_too_early,
     follows_up,
     joins,
@@ -48,9 +47,7 @@ def no_compare(patch: pytest.MonkeyPatch) -> None:
     async def anywhere(control: Control, request: Advance) -> bool:
         known = control.record
         await control.refresh()
-        record = replace(
-            control.record, groups=known.groups, first_live_step=request.first_live, floor=request.floor
-        )
+        record = replace(control.record, groups=known.groups, first_live_step=request.first_live, floor=request.floor)
         return await control._take(control.number + 1, record)
 
     patch.setattr(Control, "advance", anywhere)
@@ -139,7 +136,7 @@ def no_orphans(patch: pytest.MonkeyPatch) -> None:
 
 
 def reclaim_meets(change: Callable[..., Awaitable[None]]) -> int:
-    return inside_everywhere(grow, clean_beside, partial(change, set()), follows_up)
+    return inside_everywhere(grow, clean, partial(change, set()), follows_up)
 
 
 def change_meets_reclaim(change: Callable[..., Awaitable[None]]) -> int:
@@ -151,7 +148,7 @@ def reclaim_meets_a_faster_one() -> int:
         await checkpoint(world, "run", STEPS - 1)
         await clean(world)
 
-    return inside_everywhere(grown_and_littered, clean_beside, further, audited)
+    return inside_everywhere(grown_and_littered, clean, further, audited)
 
 
 def producer_meets_reclaim() -> int:
@@ -169,7 +166,7 @@ async def follows_up_after_one_more(world: World) -> None:
 
 
 def one_reclaim(of: Callable[[World], Awaitable[None]]) -> int:
-    return inside_everywhere(of, clean_beside, _nothing, audited)
+    return inside_everywhere(of, clean, _nothing, audited)
 
 
 async def _nothing(world: World) -> None:
@@ -190,21 +187,14 @@ SCENARIOS = {
 }
 
 MUTANTS: list[tuple[Mutate, str]] = [
-    (no_compare, "reclaim meets a rollback"),
-    (no_compare, "reclaim meets a new group"),
-    (groups_unseen, "reclaim meets a rollback"),
-    (groups_unseen, "reclaim meets a late record"),
-    (groups_unseen, "reclaim meets a faster one"),
-    (decided_once, "rollback meets a reclaim"),
-    (decided_once, "first checkpoint meets a reclaim"),
-    (decided_once, "new group meets a reclaim"),
-    (late_steps_are_taken, "rollback meets a reclaim"),
-    (deletes_first, "one reclaim"),
-    (no_snapshot, "one reclaim without snapshots"),
-    (impatient_orphans, "producer meets a reclaim"),
-    (by_record_not_by_floor, "one reclaim"),
-    (no_orphans, "one reclaim"),
-]
+    (no_compare, "reclaim meets a rollback"), (no_compare, "reclaim meets a new group"),
+    (groups_unseen, "reclaim meets a rollback"), (groups_unseen, "reclaim meets a late record"),
+    (groups_unseen, "reclaim meets a faster one"), (decided_once, "rollback meets a reclaim"),
+    (decided_once, "first checkpoint meets a reclaim"), (decided_once, "new group meets a reclaim"),
+    (late_steps_are_taken, "rollback meets a reclaim"), (deletes_first, "one reclaim"),
+    (no_snapshot, "one reclaim without snapshots"), (impatient_orphans, "producer meets a reclaim"),
+    (by_record_not_by_floor, "one reclaim"), (no_orphans, "one reclaim"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

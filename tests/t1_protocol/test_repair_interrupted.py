@@ -55,6 +55,4 @@ def test_a_trainer_a_producer_and_a_reclaimer_inside_any_await_of_a_repair(damag
         world.check(d=6, **TOTALS)
 
     assert inside_everywhere(grow, repairs, all_go_on, is_whole) > 20
-    assert {"repaired", True} <= outcomes <= {"repaired", True, None}, (
-        "True: it lost, and says so; None: it is sound"
-    )
+    assert {"repaired", True} <= outcomes <= {"repaired", True, None}, "True: it lost, and says so; None: it is sound"

@@ -6,13 +6,13 @@ sleeper whom others have left behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, append, feed
+from scenarios import scenario
 from small_world import checkpoint, clean, grow, inside_everywhere, process, small
 from test_reader_hazards import move_on, reaches_the_end
 
@@ -106,27 +106,24 @@ def test_mutant_only_probes_are_checked_is_found(monkeypatch: pytest.MonkeyPatch
         inside_everywhere(grow, _seals_after_a_reopen, _all_goes_on, _nothing)
 
 
-def test_a_misled_writer_starts_again_though_the_slot_that_misled_it_is_gone() -> None:
+@scenario(small, on=grow)
+async def test_a_misled_writer_starts_again_though_the_slot_that_misled_it_is_gone(world: World) -> None:
     """Its reopen fails once; meanwhile the slot is deleted, and looks like the free slot behind its stale head."""
+    reader = await LogReader.open(process(world, "writer"), world.identity)
+    await move_on(world, zombie_after=reader.head, chained=False)
+    reopen, failures = reader.reopen, [StoreUnreachableError("503")]
 
-    async def scenario(world: World) -> None:
-        reader = await LogReader.open(process(world, "writer"), world.identity)
-        await move_on(world, zombie_after=reader.head, chained=False)
-        reopen, failures = reader.reopen, [StoreUnreachableError("503")]
+    async def fails_once() -> None:
+        if failures:
+            raise failures.pop()
+        await reopen()
 
-        async def fails_once() -> None:
-            if failures:
-                raise failures.pop()
-            await reopen()
-
-        reader.reopen = fails_once  # type: ignore[method-assign]
-        with pytest.raises(StoreUnreachableError):
-            await reader.refresh()
-        world.shared.remove(numbered(log_prefix(world.identity.lake_id), Version(reader.head.version + 1)))
+    reader.reopen = fails_once  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError):
         await reader.refresh()
-        assert reader.head.version == world.ledger.state.version
-
-    small(scenario, on=grow)
+    world.shared.remove(numbered(log_prefix(world.identity.lake_id), Version(reader.head.version + 1)))
+    await reader.refresh()
+    assert reader.head.version == world.ledger.state.version
 
 
 def _refuses_by_an_error(patch: pytest.MonkeyPatch) -> None:
@@ -143,33 +140,26 @@ def _refuses_by_an_error(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mutate", [lambda _: None, _refuses_by_an_error], ids=["a value", "an error"])
-def test_no_producer_is_refused_by_a_slot_that_is_taken_again(
-    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@scenario(small, on=grow)
+async def test_no_producer_is_refused_by_a_slot_that_is_taken_again(world: World, mutate, monkeypatch):
     """A zombie's seal follows what it knows. A refusal would end it, and drop what it holds."""
     mutate(monkeypatch)
-
-    async def scenario(world: World) -> None:
-        async with world.producer("c", process(world, "c")) as producer:
-            known = world.ledger.state
-            await _all_goes_on(world)
-            await move_on(world, zombie_after=known)
-            await append(producer, 0)
-        assert world.ledger.published["c"] == 1
-        assert producer.tally.lost == 1
-
-    small(scenario, on=grow)
-
-
-def test_a_lake_is_not_said_to_be_sealed_because_of_a_slot_that_is_taken_again() -> None:
-    async def scenario(world: World) -> None:
-        reader = await LogReader.open(process(world, "operator"), world.identity)
+    async with world.producer("c", process(world, "c")) as producer:
+        known = world.ledger.state
         await _all_goes_on(world)
-        await move_on(world, zombie_after=reader.head)
-        assert await seal(reader, TrioClock())
-        assert world.ledger.state.sealed
+        await move_on(world, zombie_after=known)
+        await append(producer, 0)
+    assert world.ledger.published["c"] == 1
+    assert producer.tally.lost == 1
 
-    small(scenario, on=grow)
+
+@scenario(small, on=grow)
+async def test_a_lake_is_not_said_to_be_sealed_because_of_a_slot_that_is_taken_again(world: World) -> None:
+    reader = await LogReader.open(process(world, "operator"), world.identity)
+    await _all_goes_on(world)
+    await move_on(world, zombie_after=reader.head)
+    assert await seal(reader, TrioClock())
+    assert world.ledger.state.sealed
 
 
 class Overtaken(ProcessStore):
@@ -194,14 +184,12 @@ class Overtaken(ProcessStore):
         return put
 
 
-def test_a_slot_that_was_taken_and_is_gone_is_not_taken_again() -> None:
-    async def scenario(world: World) -> None:
-        store = Overtaken(world)
-        async with world.producer("c", store) as producer:
-            store.is_next = True
-            await append(producer, 0)
-        assert world.ledger.published["c"] == 1
-        assert producer.tally.lost == 1
-        assert world.ledger.counts["zombie slots"] == 0
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_slot_that_was_taken_and_is_gone_is_not_taken_again(world: World) -> None:
+    store = Overtaken(world)
+    async with world.producer("c", store) as producer:
+        store.is_next = True
+        await append(producer, 0)
+    assert world.ledger.published["c"] == 1
+    assert producer.tally.lost == 1
+    assert world.ledger.counts["zombie slots"] == 0

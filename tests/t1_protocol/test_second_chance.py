@@ -12,6 +12,7 @@ from doubles.trio_clock import TrioClock
 from lakework import reclaim
 from process_store import ProcessStore
 from producer_world import World
+from scenarios import scenario
 from small_world import NEED, STEPS, group, grow, process, small
 
 from stepfs.format.control import ControlRecord
@@ -42,9 +43,7 @@ class WrongClock(TrioClock):
 
 
 async def clean(world: World, *, grace_s: float = GRACE_S, store: ProcessStore | None = None) -> Report:
-    return await reclaim(
-        store or process(world, "reclaimer"), world.identity, clock=TrioClock(), grace_s=grace_s
-    )
+    return await reclaim(store or process(world, "reclaimer"), world.identity, clock=TrioClock(), grace_s=grace_s)
 
 
 async def says(world: World, step: int, name: str = "run") -> None:
@@ -131,13 +130,9 @@ async def clocks_a_day_wrong(world: World) -> None:
 
 
 SCENARIOS: list[Callable[[World], Awaitable[None]]] = [
-    a_wrong_checkpoint,
-    retired_by_mistake,
-    a_first_group_with_a_wrong_number,
-    a_mistake_after_a_right_move,
-    back_and_forth,
-    clocks_a_day_wrong,
-]
+    a_wrong_checkpoint, retired_by_mistake, a_first_group_with_a_wrong_number, a_mistake_after_a_right_move,
+    back_and_forth, clocks_a_day_wrong,
+]  # fmt: skip
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -200,63 +195,50 @@ def ages_of_the_records_before(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = [
-    (grace_ignored, a_wrong_checkpoint),
-    (grace_ignored, retired_by_mistake),
-    (grace_ignored, a_first_group_with_a_wrong_number),
-    (grace_ignored, a_mistake_after_a_right_move),
-    (the_past_is_forgotten, back_and_forth),
-    (the_past_is_forgotten, a_wrong_checkpoint),
-    (retiring_is_no_change, retired_by_mistake),
-    (no_group_is_no_need, a_first_group_with_a_wrong_number),
+    (grace_ignored, a_wrong_checkpoint), (grace_ignored, retired_by_mistake),
+    (grace_ignored, a_first_group_with_a_wrong_number), (grace_ignored, a_mistake_after_a_right_move),
+    (the_past_is_forgotten, back_and_forth), (the_past_is_forgotten, a_wrong_checkpoint),
+    (retiring_is_no_change, retired_by_mistake), (no_group_is_no_need, a_first_group_with_a_wrong_number),
     (ages_of_the_records_before, retired_by_mistake),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("mutate", "scenario"), MUTANTS)
-def test_mutant_of_the_grace_is_found(
-    mutate: Callable[[pytest.MonkeyPatch], None],
-    scenario: Callable[[World], Awaitable[None]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutant_of_the_grace_is_found(mutate, scenario, monkeypatch):
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         run(scenario)
 
 
-def test_a_reclaimer_with_a_shorter_grace_does_not_shorten_anothers() -> None:
-    async def scenario(world: World) -> None:
-        await says(world, WRONG)
-        await trio.sleep(GRACE_S / 2)
-        assert (await clean(world, grace_s=GRACE_S / 3)).first_live_step == WRONG
-        await trio.sleep(GRACE_S / 3)
-        assert (await clean(world)).first_live_step == WRONG, "what is gone is gone"
-        await says(world, STEPS)
-        await clean(world, grace_s=0.0)
-        await group(world, "run").add(Step(STEPS), keep=2)
-        assert (await clean(world)).first_live_step == STEPS
-
-    small(scenario, on=grow)
+@scenario(small, on=grow)
+async def test_a_reclaimer_with_a_shorter_grace_does_not_shorten_anothers(world: World) -> None:
+    await says(world, WRONG)
+    await trio.sleep(GRACE_S / 2)
+    assert (await clean(world, grace_s=GRACE_S / 3)).first_live_step == WRONG
+    await trio.sleep(GRACE_S / 3)
+    assert (await clean(world)).first_live_step == WRONG, "what is gone is gone"
+    await says(world, STEPS)
+    await clean(world, grace_s=0.0)
+    await group(world, "run").add(Step(STEPS), keep=2)
+    assert (await clean(world)).first_live_step == STEPS
 
 
-def test_a_checkpoint_each_second_stays_cheap() -> None:
+@scenario(small, on=grow)
+async def test_a_checkpoint_each_second_stays_cheap(world: World) -> None:
     """300 records are younger than the grace. Neither a writer nor a reclaimer that stays pays for them."""
-
-    async def scenario(world: World) -> None:
-        writer = process(world, "writer")
-        store = process(world, "reclaimer")
-        reclaimer = Reclaimer(store, world.identity, clock=TrioClock(), grace_s=300.0)
-        await reclaimer.run()
-        run_group = group(world, "run", writer)
-        await run_group.read()
-        for second in range(1, 481):
-            before = writer.counts.requests
-            await run_group.replace(frozenset({Step(NEED + second % 3)}))
-            assert writer.counts.requests - before == 3, "a LIST, a look at the next number, and the create"
-            if second % 60 == 0:
-                before = store.counts.requests
-                await reclaimer.run()
-                assert store.counts.requests - before <= 20
-            await trio.sleep(1.0)
-        assert len(world.ledger.control.minima) <= 4
-
-    small(scenario, on=grow)
+    writer = process(world, "writer")
+    store = process(world, "reclaimer")
+    reclaimer = Reclaimer(store, world.identity, clock=TrioClock(), grace_s=300.0)
+    await reclaimer.run()
+    run_group = group(world, "run", writer)
+    await run_group.read()
+    for second in range(1, 481):
+        before = writer.counts.requests
+        await run_group.replace(frozenset({Step(NEED + second % 3)}))
+        assert writer.counts.requests - before == 3, "a LIST, a look at the next number, and the create"
+        if second % 60 == 0:
+            before = store.counts.requests
+            await reclaimer.run()
+            assert store.counts.requests - before <= 20
+        await trio.sleep(1.0)
+    assert len(world.ledger.control.minima) <= 4

@@ -18,20 +18,10 @@ _FIRST = "STEPFS_SIMULATE_FIRST"
 
 # What the seeds must have met to mean anything: how often, at least, over all of a part.
 _MET = {
-    "data commits": 666,
-    "epoch commits": 300,
-    "seal commits": 9,
-    "kills": 166,
-    "freezes": 66,
-    "fenced": 9,
-    "landed late": 20,
-    "zombie slots": 13,
-    "reclaims": 200,
-    "deleted data": 800,
-    "withdrawn": 9,
-    "reclaims cut short": 13,
-    "watched changes": 80,
-}
+    "data commits": 666, "epoch commits": 300, "seal commits": 9, "kills": 166, "freezes": 66, "fenced": 9,
+    "landed late": 20, "zombie slots": 13, "reclaims": 200, "deleted data": 800, "withdrawn": 9,
+    "reclaims cut short": 13, "watched changes": 80,
+}  # fmt: skip
 # Too rare for one part: over all parts.
 _MET_RARELY = {"damage reported": 6, "forks": 7, "rotten log": 2, "rotten snapshot": 2}
 
@@ -49,9 +39,7 @@ def test_the_seeds_of_today_hold_every_invariant(count: int) -> None:
     sys.stdout.write(f"seeds {first} to {first + count - 1}; {again}\n")
     met: Counter[str] = Counter()
     for outcome in sweep(range(first, first + count)):
-        assert not outcome.broken, (
-            f"scripts/simulate --seed {outcome.seed} --trace: {outcome.broken}; {again}"
-        )
+        assert not outcome.broken, f"scripts/simulate --seed {outcome.seed} --trace: {outcome.broken}; {again}"
         met += outcome.counts
     wanted = _MET if count == PART else _MET | _MET_RARELY
     missed = {what: met[what] for what, least in wanted.items() if met[what] < least}

@@ -5,7 +5,6 @@ The directed tests aim at each hazard; this shows that random clusters, which ai
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -116,9 +115,7 @@ def nothing_is_fenced(patch: pytest.MonkeyPatch) -> None:
 
     async def trusting(control: Control, request: Request) -> ControlRecord:
         control._unanswered = None
-        return await change(
-            control, replace(request, fences=False) if isinstance(request, Revise) else request
-        )
+        return await change(control, replace(request, fences=False) if isinstance(request, Revise) else request)
 
     patch.setattr(Control, "change", trusting)
     for kind in (Register, Add, Resume):
@@ -144,32 +141,14 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
 @pytest.mark.logs(".*")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "mutate",
-    [
-        never_look,
-        own_success_is_a_conflict,
-        pending_is_cleared,
-        state_expires,
-        no_epoch_guard,
-        commits_before_durable,
-        no_compare,
-        groups_unseen,
-        decided_once,
-        late_steps_are_taken,
-        forgetful_of_grace,
-        nothing_is_fenced,
-        deletes_first,
-        no_snapshot,
-        no_orphans,
-        impatient_orphans,
-        by_record_not_by_floor,
-        only_probes_are_checked,
-    ],
-    ids=lambda mutate: mutate.__name__,
-)
-def test_mutant_is_found_by_the_simulator(
-    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    "mutate", [
+        never_look, own_success_is_a_conflict, pending_is_cleared, state_expires, no_epoch_guard,
+        commits_before_durable, no_compare, groups_unseen, decided_once, late_steps_are_taken,
+        forgetful_of_grace, nothing_is_fenced, deletes_first, no_snapshot, no_orphans, impatient_orphans,
+        by_record_not_by_floor, only_probes_are_checked,
+    ], ids=lambda mutate: mutate.__name__,
+)  # fmt: skip
+def test_mutant_is_found_by_the_simulator(mutate, monkeypatch):
     mutate(monkeypatch)
     flavour = LEANS.get(mutate)
     seeds = dict.fromkeys((*FOUND_BY.get(mutate, ()), *range(SEEDS_MAX)))

@@ -64,9 +64,7 @@ def test_a_producer_has_retired_though_its_successor_starts_before_it_hears_so()
     assert endings["said goodbye, and its successor lives"] > 0
 
 
-def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(monkeypatch):
     """The oracle asks the log and not the state that a successor has changed since; it still notices a lie."""
 
     def pretend(head: LogState, me: Incarnation, _stamp: Stamp) -> NothingLeft:
@@ -97,9 +95,7 @@ def test_a_fork_of_a_damaged_log_that_is_mended_and_reclaimed_meanwhile_may_be_r
     async def look(world: World) -> None:
         met.update(world.ledger.counts)
         groups = world.ledger.control.groups
-        assert {"run"} <= groups.keys() <= {"run", *world.ledger.promises}, (
-            "a fork that was refused holds nothing"
-        )
+        assert {"run"} <= groups.keys() <= {"run", *world.ledger.promises}, "a fork that was refused holds nothing"
 
     assert inside_everywhere(_rotten, forks, is_mended_and_reclaimed, look) > 10
     assert met["forks overtaken"] > 0

@@ -47,20 +47,13 @@ def state(version: int, steps: int = 0) -> LogState:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "is_due"),
-    [
-        (state(5, 511), state(6, 512), True),
-        (state(5, 500), state(6, 1100), True),
-        (state(5, 512), state(6, 1023), False),
-        (state(1022), state(1023), False),
-        (state(1023), state(1024), True),
-        (state(1024), state(1025), False),
-        (state(-1), state(0), False),
+    ("before", "after", "is_due"), [
+        (state(5, 511), state(6, 512), True), (state(5, 500), state(6, 1100), True),
+        (state(5, 512), state(6, 1023), False), (state(1022), state(1023), False), (state(1023), state(1024), True),
+        (state(1024), state(1025), False), (state(-1), state(0), False),
     ],
-)
-def test_a_snapshot_is_due_after_each_segment_and_each_1024_versions(
-    before: LogState, after: LogState, is_due: bool
-) -> None:
+)  # fmt: skip
+def test_a_snapshot_is_due_after_each_segment_and_each_1024_versions(before: LogState, after: LogState, is_due):
     assert snapshot_due(before, after) is is_due
 
 
@@ -77,9 +70,7 @@ async def commit(world: World, store: FaultyStore, segments: int) -> list[float]
 
 
 @scenario(small)
-async def test_commits_wait_for_no_snapshot_and_of_those_that_wait_the_newest_is_written(
-    world: World,
-) -> None:
+async def test_commits_wait_for_no_snapshot_and_of_those_that_wait_the_newest_is_written(world: World):
     """With an epoch commit in front, steps 3, 7 and 11 fill segments as versions 4, 8 and 12, while 4 is under way."""
     assert max(await commit(world, slow(world, 10.0), 3)) < 1.0
     assert snapshots(world) == [4, 12]
@@ -91,9 +82,7 @@ async def test_commits_wait_for_no_snapshot_and_of_those_that_wait_the_newest_is
 
 @pytest.mark.parametrize(("snapshot_s", "waits_s"), [(20.0, 20.0), (100.0, 30.0)])
 @scenario(small)
-async def test_an_end_waits_half_a_minute_for_a_snapshot(
-    world: World, snapshot_s: float, waits_s: float
-) -> None:
+async def test_an_end_waits_half_a_minute_for_a_snapshot(world: World, snapshot_s, waits_s):
     async with world.producer("p", slow(world, snapshot_s)) as producer:
         await feed(producer, SEGMENT)
         await producer.flush()

@@ -201,9 +201,7 @@ async def lost_and_late(world: World) -> None:
 
 
 @scenario(simulate)
-async def test_hazard_p4_a_lost_constructor_shows_in_no_step_and_its_object_is_an_orphan(
-    world: World,
-) -> None:
+async def test_hazard_p4_a_lost_constructor_shows_in_no_step_and_its_object_is_an_orphan(world: World):
     await lost_and_late(world)
     assert await uploads(world) == 4
     store = world.store("reclaimer")

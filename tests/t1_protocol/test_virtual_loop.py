@@ -1,14 +1,16 @@
-"""The loop of virtual time against trio's own: whatever tasks do, they do it at the same times and in the same order."""
+"""The loop of virtual time against trio's own, and beside worker threads: the same times in the same order."""
 
 from __future__ import annotations
 
 import random
+import time
 from contextlib import nullcontext
 
 import deterministic
 import pytest
 import trio
 from deterministic import run_seeded
+from trio.testing import MockClock
 from virtual_loop import pause
 
 Story = list[tuple[float, str]]
@@ -132,3 +134,20 @@ def test_a_sleep_of_negative_length_is_refused_and_one_without_end_is_cancelled(
         return trio.current_time()
 
     assert run_seeded(main, seed=0) == 5.0
+
+
+async def test_virtual_time_stands_still_while_a_thread_works(patient_clock: MockClock) -> None:
+    with trio.move_on_after(1000) as deadline:
+        await trio.to_thread.run_sync(time.sleep, 0.1)
+        assert trio.current_time() == 0
+        await trio.sleep(999)
+        await trio.to_thread.run_sync(time.sleep, 0.1)
+        assert trio.current_time() == 999
+    assert not deadline.cancelled_caught
+
+
+async def test_it_stands_still_until_the_last_of_several_has_ended(patient_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, time.sleep, 0.05)
+        nursery.start_soon(trio.to_thread.run_sync, time.sleep, 0.2)
+    assert trio.current_time() == 0

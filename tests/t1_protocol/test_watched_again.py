@@ -7,7 +7,6 @@ was there counted for nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -54,11 +53,8 @@ class Node:
         self.steps = frozenset(steps)
         self.barred: frozenset[int] = frozenset()  # another user's
         self.watch = Watch(
-            self.group,
-            Place.parse("/unused"),
-            NextStep("N"),
-            look_at=lambda: Found(self.steps, self.barred),
-        )
+            self.group, Place.parse("/unused"), NextStep("N"), look_at=lambda: Found(self.steps, self.barred),
+        )  # fmt: skip
 
     async def looks(self, *steps: int) -> None:
         self.steps = frozenset(steps)
@@ -164,9 +160,7 @@ async def _one_more(node: Node) -> None:
 
 
 @pytest.mark.parametrize("then", [_same_again, _one_more])
-async def test_a_change_without_an_answer_lands_after_no_later_look(
-    patient_clock, then: Callable[[Node], Awaitable[None]]
-):
+async def test_a_change_without_an_answer_lands_after_no_later_look(patient_clock, then):
     group = await group_of(26, 27)
     node = Node(group)
     await node.looks(26, 27)
@@ -188,9 +182,7 @@ async def test_a_change_without_an_answer_that_has_landed_is_mended_by_the_next_
     assert await kept(group) == (26, 27)
 
 
-async def test_an_old_checkpoint_is_not_brought_back_by_a_request_of_a_node_that_has_seen_it_go(
-    patient_clock,
-):
+async def test_an_old_checkpoint_is_not_brought_back_by_a_request_of_a_node_that_has_seen_it_go(patient_clock):
     """The request says: 5 is there, 6 is not. No answer comes; 6 is back, 5 has gone, and so the record says."""
     group = await group_of(5, 6, 7)
     late, other = Node(group), Node(group)
@@ -237,9 +229,7 @@ async def test_a_checkpoint_dropped_by_hand_stays_away_until_something_else_goes
     assert await kept(group) == (5, 7)
 
 
-async def test_a_change_without_an_answer_does_not_bring_back_a_group_that_is_retired_meanwhile(
-    patient_clock,
-):
+async def test_a_change_without_an_answer_does_not_bring_back_a_group_that_is_retired_meanwhile(patient_clock):
     group = await group_of(5, 6)
     node = Node(group)
     await node.looks(5, 6)

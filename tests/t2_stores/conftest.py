@@ -29,8 +29,7 @@ async def stores(request: pytest.FixtureRequest) -> AsyncIterator[list[Store]]:
     if request.param == "memory":
         shared = ObjectMap()
         opened = [
-            FaultyStore(shared, actor=f"lane {lane}", latency=lambda _verb, _size, _rng: 0.0)
-            for lane in range(LANES)
+            FaultyStore(shared, actor=f"lane {lane}", latency=lambda _verb, _size, _rng: 0.0) for lane in range(LANES)
         ]
     else:
         url = request.getfixturevalue(f"{request.param}_url")
@@ -135,9 +134,7 @@ async def raw_store(raw_s3):
     made = []
 
     def make(endpoint_url=None, **timeouts):
-        made.append(
-            S3Store(servers.BUCKET, "lake", endpoint_url=endpoint_url or raw_s3.endpoint_url, **timeouts)
-        )
+        made.append(S3Store(servers.BUCKET, "lake", endpoint_url=endpoint_url or raw_s3.endpoint_url, **timeouts))
         return made[-1]
 
     yield make

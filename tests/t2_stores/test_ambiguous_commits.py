@@ -61,21 +61,12 @@ async def lake_at(url: str) -> None:
 
 
 TROUBLES = [
-    LOST_RESPONSE,
-    RESET_AFTER,
-    ERROR_500_APPLIED,
-    LOST_REQUEST,
-    RESET_BEFORE,
-    SLOW_DOWN_503,
-    CONFLICT_409,
-    FALSE_412,
+    LOST_RESPONSE, RESET_AFTER, ERROR_500_APPLIED, LOST_REQUEST, RESET_BEFORE, SLOW_DOWN_503, CONFLICT_409, FALSE_412,
     faultproxy.delayed(0.5),
-]
+]  # fmt: skip
 
 
-async def commit_in_trouble(
-    url: str, proxy: FaultProxy, through: Callable[[], Store], troubles: list[Trouble]
-) -> None:
+async def commit_in_trouble(url: str, proxy: FaultProxy, through: Callable[[], Store], troubles: list[Trouble]) -> None:
     await lake_at(url)
     for trouble in troubles:
         proxy.once("PUT", "log", trouble)
@@ -91,9 +82,7 @@ async def test_a_commit_whose_reply_is_lost_happens_exactly_once(s3_url, fault_p
     def through() -> Store:
         prefix = s3_url.removeprefix(f"s3://{servers.BUCKET}/")
         endpoint_url = fault_proxy.endpoint_url
-        return S3Store(
-            servers.BUCKET, prefix, endpoint_url=endpoint_url, commit_timeout_s=1.0, data_timeout_s=2.0
-        )
+        return S3Store(servers.BUCKET, prefix, endpoint_url=endpoint_url, commit_timeout_s=1.0, data_timeout_s=2.0)
 
     await commit_in_trouble(s3_url, fault_proxy, through, [trouble] * 3)
 
@@ -109,15 +98,11 @@ async def test_a_create_is_sent_once_whatever_the_answer(s3_url, fault_proxy):
 
 
 async def test_so_it_does_in_other_clouds(cloud):
-    await commit_in_trouble(
-        cloud.url, cloud.proxy, lambda: cloud.through(commit=1.0, data=2.0, upload=2.0), TROUBLES
-    )
+    await commit_in_trouble(cloud.url, cloud.proxy, lambda: cloud.through(commit=1.0, data=2.0, upload=2.0), TROUBLES)
 
 
 @pytest.mark.logs("trying on for 600 s")
-@pytest.mark.parametrize(
-    "commits", [25, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
-)
+@pytest.mark.parametrize("commits", [25, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 async def test_of_many_commits_in_all_troubles_none_is_lost_and_none_doubled(cloud, commits):
     await lake_at(cloud.url)
     cloud.proxy.randomly(dict.fromkeys(KNOWN, 0.01))

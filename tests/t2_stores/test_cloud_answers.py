@@ -164,9 +164,7 @@ async def test_an_upload_whose_answer_was_lost_is_there_also_if_it_may_not_be_se
 
 
 async def test_an_upload_is_there_if_it_reads_so_whatever_its_answer_looked_like(store, stub):
-    stub.answer = lambda method, _: (
-        Answer(200, headers={"ETag": '"new form"'}) if method == "PUT" else keeps(b"x")
-    )
+    stub.answer = lambda method, _: Answer(200, headers={"ETag": '"new form"'}) if method == "PUT" else keeps(b"x")
     await store.put("x/data/1", [b"x"])
     with pytest.raises(StoreUnreachableError, match="not the store's"):
         await store.put("x/data/1", [b"more"])
@@ -195,9 +193,7 @@ async def test_a_range_beyond_the_end_is_empty(store, stub):
 async def test_an_archived_object_is_no_matter_of_credentials(store, stub, code):
     stub.answer = lambda _method, _path: xml_error(409, code)
     for verb in ("get", "read"):
-        with pytest.raises(
-            ArchivedError, match=f"archived .409 {code}.; restore it with the store's own tool"
-        ):
+        with pytest.raises(ArchivedError, match=f"archived .409 {code}.; restore it with the store's own tool"):
             await calls(store)[verb]()
 
 

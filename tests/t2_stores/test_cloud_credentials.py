@@ -1,13 +1,15 @@
 """Credentials of gs:// and az://: missing, wrong, senseless, or from a package that is installed."""
 
+from __future__ import annotations
+
 import os
 import re
-import subprocess
 import sys
 import traceback
 
 import pytest
 import servers
+from finished import ran
 from stubs3 import stub_s3, xml_error
 
 from stepfs.errors import RefusedError
@@ -43,23 +45,13 @@ async def test_credentials_that_cannot_be_had_are_refused_with_what_to_check(goo
 
 
 @pytest.mark.parametrize(
-    ("url", "name", "value", "said"),
-    [
-        (
-            "az://account/container/x",
-            "AZURE_STORAGE_SAS_TOKEN",
-            "secret",
-            "Missing component in SAS query pair",
-        ),
-        (
-            "gs://bucket/x",
-            "GOOGLE_SERVICE_ACCOUNT_KEY",
-            '"{\\"private_key\\": \\"secret\\"}"',
-            "invalid type: string …",
-        ),
+    ("url", "name", "value", "said"), [
+        ("az://account/container/x", "AZURE_STORAGE_SAS_TOKEN", "secret", "Missing component in SAS query pair"),
+        ("gs://bucket/x", "GOOGLE_SERVICE_ACCOUNT_KEY", '"{\\"private_key\\": \\"secret\\"}"',
+         "invalid type: string …"),
         ("gs://bucket/x", "GOOGLE_SKIP_SIGNATURE", "secret", "failed to parse … as boolean"),
     ],
-)
+)  # fmt: skip
 async def test_settings_that_make_no_sense_are_no_outage_and_not_shown(monkeypatch, url, name, value, said):
     for other in [each for each in os.environ if each.startswith(("AZURE_", "GOOGLE_"))]:
         monkeypatch.delenv(other)
@@ -97,21 +89,12 @@ class DefaultAzureCredential:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "line"),
-    [
-        (
-            "return types.SimpleNamespace(token='secret-token', expires_on=time.time() + 600)",
-            3,
-            "is not a lake",
-        ),
-        (
-            "logging.getLogger('azure.identity').warning('a line'); raise ValueError('no login. Tried: one, two')",
-            4,
-            r"\(no token: ValueError: no login\); check AZURE_STORAGE_ACCOUNT_KEY .* or run `az login`",
-        ),
-    ],
-    ids=["token", "none"],
-)
+    ("body", "code", "line"), [
+        ("return types.SimpleNamespace(token='secret-token', expires_on=time.time() + 600)", 3, "is not a lake"),
+        ("logging.getLogger('azure.identity').warning('a line'); raise ValueError('no login. Tried: one, two')", 4,
+         r"\(no token: ValueError: no login\); check AZURE_STORAGE_ACCOUNT_KEY .* or run `az login`"),
+    ], ids=["token", "none"],
+)  # fmt: skip
 def test_azure_identity_is_asked_where_it_is_installed(tmp_path, body, code, line):
     """Its place is taken by a package of one class, in a process of its own."""
     package = tmp_path / "azure/identity"
@@ -122,9 +105,7 @@ def test_azure_identity_is_asked_where_it_is_installed(tmp_path, body, code, lin
     with stub_s3() as stub:
         environment |= {"PYTHONPATH": str(tmp_path), "AZURE_STORAGE_ENDPOINT": f"{stub.endpoint_url}/account"}
         command = [f"{sys.prefix}/bin/stepfs", "ls", "az://account/container/x"]
-        ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        ended = ran(command, env=environment)
     assert ended.returncode == code, ended.stderr
     assert re.search(line, ended.stderr), ended.stderr
     assert len(ended.stderr.splitlines()) == 1

@@ -8,6 +8,7 @@ from functools import partial
 import faultproxy
 import pytest
 import trio
+from at_work import until
 from faultproxy import (
     CONFLICT_409,
     ERROR_500,
@@ -40,9 +41,7 @@ async def test_an_ambiguous_create_is_unknown_and_happened(cloud, trouble):
     assert [handled.method for handled in cloud.proxy.handled] == ["PUT"]
 
 
-@pytest.mark.parametrize(
-    "trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name
-)
+@pytest.mark.parametrize("trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name)
 async def test_a_create_that_did_not_happen_is_unknown_too(cloud, trouble):
     store = cloud.hasty()
     cloud.proxy.once("PUT", "log", trouble)
@@ -136,9 +135,7 @@ async def test_a_read_given_up_for_silence_leaves_the_buffer_alone(cloud):
     with pytest.raises(StoreSilentError):
         await store.read_into("data/1", 0, memoryview(buffer))
     cloud.proxy.release()
-    with trio.fail_after(60):
-        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._calls.data_threads.borrowed_tokens)
     assert buffer == bytes(1000)
 
 
@@ -148,15 +145,11 @@ async def test_what_an_abandoned_upload_sends_is_what_it_was_given(cloud):
     cloud.proxy.hold()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(store.put, "data/1", [body]))
-        with trio.fail_after(60):
-            while not cloud.proxy.handled:  # noqa: ASYNC110 - the proxy tells nobody
-                await trio.sleep(0.01)
+        await until(lambda: cloud.proxy.handled)
         nursery.cancel_scope.cancel()
     body[:] = b"new" * 1000
     cloud.proxy.release()
-    with trio.fail_after(60):
-        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._calls.data_threads.borrowed_tokens)
     assert await cloud.direct.get("data/1") == b"old" * 1000
 
 

@@ -48,9 +48,7 @@ FAULTS = {
     "another range": lambda head: Reply(part(head.replace(b"bytes=1", b"bytes=2")) + wanted(head)),
     "less than was asked for": lambda head: Reply(part(head, length=1000) + wanted(head)[:1000]),
     "nothing of what was promised": lambda head: Reply(part(head), end=True),
-    "half of what was promised": lambda head: Reply(
-        part(head) + wanted(head)[: len(wanted(head)) // 2], end=True
-    ),
+    "half of what was promised": lambda head: Reply(part(head) + wanted(head)[: len(wanted(head)) // 2], end=True),
     "more than was promised": lambda head: Reply(part(head) + wanted(head) + b"and more"),
     "more at once": lambda head: Reply(part(head, length=5) + wanted(head)),
     "a body that stops": lambda head: Reply(part(head) + wanted(head)[:1000], hang=True),
@@ -58,9 +56,7 @@ FAULTS = {
     "no answer and the end": lambda _: Reply(b"", end=True),
     "half a header": lambda _: Reply(b"HTTP/1.1 206 Partial Con", end=True),
     "not HTTP": lambda _: Reply(b"220 mail.example.org ESMTP\r\n\r\n", end=True),
-    "a header of 1 MB": lambda head: Reply(
-        part(head, b"X-Page: " + b"x" * (1 << 20)) + wanted(head), end=True
-    ),
+    "a header of 1 MB": lambda head: Reply(part(head, b"X-Page: " + b"x" * (1 << 20)) + wanted(head), end=True),
     "50 kB of headers": lambda head: Reply(
         part(head, *(b"X-Page-%d: %s" % (number, b"x" * 1000) for number in range(50))) + wanted(head)
     ),
@@ -90,9 +86,7 @@ async def test_what_lasts_ends_as_with_botocore(raw_s3, raw_store, fault):
     found = await read(directly)
     assert directly.counts.get - before == len(raw_s3.requests) - asked, "each request is counted"
     assert was_direct(raw_s3.requests[asked])
-    plain._calls.rights.prove(
-        "get", [KEY]
-    )  # with the same past: a 403 is another line once something was allowed
+    plain._calls.rights.prove("get", [KEY])  # with the same past: a 403 is another line once something was allowed
     assert found == await read(plain)
 
 

@@ -14,6 +14,7 @@ import pytest
 import rawserver
 import servers
 import trio
+from at_work import until
 from boto3.session import Session
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
@@ -62,17 +63,13 @@ def request_of_botocore(endpoint_url, style, token, key):
 
 
 @pytest.mark.parametrize(
-    ("endpoint_url", "style"),
-    [
-        (None, "virtual"),
-        (None, "path"),
-        ("http://127.0.0.1:9000", "path"),
-        ("http://[::1]:9000", "path"),
+    ("endpoint_url", "style"), [
+        (None, "virtual"), (None, "path"), ("http://127.0.0.1:9000", "path"), ("http://[::1]:9000", "path"),
         ("https://gateway.example.org/with/a/path", "path"),
         ("https://gateway.example.org:443", "virtual"),
         ("http://Gateway.example.org:80", "path"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("token", [None, "tok/en=="])
 @pytest.mark.parametrize("key", ["lake/data/x", "lake/data/p=1/x-_.y"])
 def test_a_request_is_signed_as_botocore_signs_it(monkeypatch, endpoint_url, style, token, key):
@@ -214,9 +211,7 @@ async def test_credentials_that_rotate_are_followed(raw_s3, monkeypatch, tmp_pat
         f"print(json.dumps(dict(Version=1, AccessKeyId=f'key{{n}}', SecretAccessKey='s', SessionToken=f't{{n}}', "
         f"Expiration={ends!r})))"
     )
-    (tmp_path / "config").write_text(
-        f"[default]\ncredential_process = {sys.executable} {tmp_path / 'issue.py'}\n"
-    )
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {tmp_path / 'issue.py'}\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -256,9 +251,7 @@ async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_s3, raw_store
         await asked.wait()
         nursery.cancel_scope.cancel()
     seen = bytes(buffer)
-    with trio.fail_after(60):
-        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._calls.data_threads.borrowed_tokens)
     assert time.monotonic() - began < 100
     assert buffer == seen
     raw_s3.answer = well

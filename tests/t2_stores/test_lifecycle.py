@@ -74,9 +74,7 @@ async def test_only_what_every_group_has_behind_it_goes(lake_url: str) -> None:
     reader = await LogReader.open(store, identity)
     assert reader.first_live_step == 10
     assert len(await store.list(data_prefix(identity.lake_id))) == 20
-    assert [await read_step(reader, step) for step in range(10, 30)] == [
-        payloads(step) for step in range(10, 30)
-    ]
+    assert [await read_step(reader, step) for step in range(10, 30)] == [payloads(step) for step in range(10, 30)]
     with pytest.raises(WithdrawnError, match="are reclaimed"):
         await fast.add(Step(9))
     assert (await list_groups(store, identity))["fast"].kept == (25,)
@@ -159,9 +157,7 @@ async def test_a_fork_reads_the_parents_bytes_after_the_parent_let_go(lake_url: 
         await each.aclose()
 
 
-async def test_a_fork_that_fails_holds_nothing_of_its_parent(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fork_that_fails_holds_nothing_of_its_parent(file_url, monkeypatch):
     store = await lake_of(file_url, 6)
     identity = await open_lake(store)
     parent = await LogReader.open(store, identity)
@@ -179,9 +175,7 @@ async def test_a_fork_that_fails_holds_nothing_of_its_parent(
     assert await list_groups(store, identity) == {}
 
 
-async def test_a_fork_that_is_there_holds_its_parent_whatever_was_answered(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fork_that_is_there_holds_its_parent_whatever_was_answered(file_url, monkeypatch):
     """The create lands, its answer is lost, and the credentials expire before the slot can be read."""
     store = await lake_of(file_url, 6)
     parent = await LogReader.open(store, await open_lake(store))

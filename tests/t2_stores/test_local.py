@@ -59,9 +59,7 @@ async def test_listing_a_large_directory_from_its_end_stats_only_the_answer(stor
         (store.root / f"log/{number:020}").touch()
     stats = []
     real = os.stat
-    monkeypatch.setattr(
-        "stepfs.store.local.listing.os.stat", lambda *a, **k: stats.append(a) or real(*a, **k)
-    )
+    monkeypatch.setattr("stepfs.store.local.listing.os.stat", lambda *a, **k: stats.append(a) or real(*a, **k))
     found = await store.list("log/", after=f"log/{19_990:020}", limit=5)
     assert [entry.key for entry in found] == [f"log/{number:020}" for number in range(19_991, 19_996)]
     assert len(stats) == 5
@@ -116,9 +114,7 @@ async def test_a_kill_leaves_a_whole_object_or_none(store, moment, there):
     (store.root / ".stepfs-tmp").mkdir()  # so that the directory fsynced is the object's
     run = await trio.run_process([sys.executable, "-c", KILLED, store.root, moment], check=False)
     assert run.returncode == -signal.SIGKILL
-    assert [(entry.key, entry.size) for entry in await store.list("")] == (
-        [("log", 100_000)] if there else []
-    )
+    assert [(entry.key, entry.size) for entry in await store.list("")] == ([("log", 100_000)] if there else [])
     assert await store.create("log", b"mine") is (Put.EXISTS if there else Put.CREATED)
 
 
@@ -208,9 +204,7 @@ async def test_a_full_disk_is_named(store, monkeypatch):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
     try:
-        with pytest.raises(
-            RefusedError, match=r"cannot create log/1 on the file system of .*/lake: file too large"
-        ):
+        with pytest.raises(RefusedError, match=r"cannot create log/1 on the file system of .*/lake: file too large"):
             await store.create("log/1", b"x" * (2 << 20))
         with pytest.raises(RefusedError, match="cannot write data/1"):
             await store.put("data/1", [b"x" * (2 << 20)])
@@ -223,9 +217,7 @@ async def test_a_full_disk_is_named(store, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("stepfs.store.local.files.os.writev", full)
-    with pytest.raises(
-        StoreUnreachableError, match=r"of .*/lake: no space left on device; free space and retry"
-    ):
+    with pytest.raises(StoreUnreachableError, match=r"of .*/lake: no space left on device; free space and retry"):
         await store.create("log/1", b"x")
 
 
@@ -253,20 +245,16 @@ async def test_a_dead_disk_is_unreachable(store, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("/lake", "has no scheme"),
-        ("lake", "has no scheme"),
-        ("http://host/lake", "unknown scheme 'http'"),
-        ("file://lake", "is not absolute"),
+    ("url", "message"), [
+        ("/lake", "has no scheme"), ("lake", "has no scheme"),
+        ("http://host/lake", "unknown scheme 'http'"), ("file://lake", "is not absolute"),
         ("file://host/lake", "is not absolute"),
-        ("file:///a/../b", "does not name a directory"),
-        ("s3://", "is not a bucket name"),
+        ("file:///a/../b", "does not name a directory"), ("s3://", "is not a bucket name"),
         ("s3://UPPER/x", "is not a bucket name"),
         ("s3://bucket/a/../b", "not an object key"),
         ("s3://key:secret@bucket/a", "credentials and options do not belong into a URL"),
     ],
-)
+)  # fmt: skip
 def test_bad_urls_are_refused_before_anything_is_touched(url, message):
     with pytest.raises(UsageError, match=message) as refused:
         open_store(url)

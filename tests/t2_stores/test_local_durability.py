@@ -37,9 +37,7 @@ async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch
     assert isinstance(await slots.take_slot(store, "log/1", b"mine"), slots.Unknown)
     failing.clear()
     synced = []
-    monkeypatch.setattr(
-        local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory))
-    )
+    monkeypatch.setattr(local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory)))
     assert await slots.take_slot(store, "log/1", b"mine") == slots.Mine()
     assert store.root / where in synced
 
@@ -53,9 +51,7 @@ async def test_a_link_that_may_have_happened_is_synced_before_it_counts(store, m
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("stepfs.store.local.local_store.os.link", broken)
-    monkeypatch.setattr(
-        local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory))
-    )
+    monkeypatch.setattr(local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory)))
     assert await slots.take_slot(store, "log/1", b"mine") == slots.Mine()
     assert synced == [store.root / "log"]
 

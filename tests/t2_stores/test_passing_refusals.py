@@ -25,9 +25,7 @@ def well(method, path):
 
 @pytest.mark.parametrize("refusal", [FORBIDDEN, EXPIRED], ids=["403", "expired token"])
 @pytest.mark.parametrize("verb", ["get", "read", "create", "put", "list", "delete"])
-async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refused(
-    stubbed, stub, verb, refusal
-):
+async def test_what_was_allowed_before_is_unreachable_and_what_was_not_is_refused(stubbed, stub, verb, refusal):
     call = calls(stubbed)[verb]
     stub.answer = lambda _method, _path: refusal
     with pytest.raises(RefusedError, match="the server refuses these credentials"):
@@ -98,14 +96,11 @@ async def test_a_404_that_is_not_the_stores_is_not_absence(stubbed, stub, page):
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        ABSENT,
-        xml_error(404, "NotFound"),
+    "answer", [
+        ABSENT, xml_error(404, "NotFound"),
         Answer(404, headers={"x-amz-request-id": "1"}),
-    ],
-    ids=["NoSuchKey", "NotFound", "request id"],
-)
+    ], ids=["NoSuchKey", "NotFound", "request id"],
+)  # fmt: skip
 async def test_what_a_server_says_of_an_absent_key_is_absence(stubbed, stub, answer):
     stub.answer = lambda _method, _path: answer
     assert await stubbed.get("x/log/1") is None
@@ -113,14 +108,11 @@ async def test_what_a_server_says_of_an_absent_key_is_absence(stubbed, stub, ans
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"),
-    [
-        ("ConditionalRequestConflict", Put.RETRY),
-        ("OperationAborted", Put.RETRY),
-        ("FileAlreadyExists", Put.EXISTS),
+    ("code", "outcome"), [
+        ("ConditionalRequestConflict", Put.RETRY), ("OperationAborted", Put.RETRY), ("FileAlreadyExists", Put.EXISTS),
         ("ObjectAlreadyExists", Put.EXISTS),
     ],
-)
+)  # fmt: skip
 async def test_a_409_that_means_taken_is_told_from_one_that_means_retry(stubbed, stub, code, outcome):
     stub.answer = lambda _method, _path: xml_error(409, code)
     assert await stubbed.create("x/log/1", b"x") is outcome
@@ -131,7 +123,5 @@ async def test_an_archived_object_is_no_matter_of_credentials(stubbed, stub):
     await stubbed.get("x/data/1")
     stub.answer = lambda _method, _path: xml_error(403, "InvalidObjectState")
     for verb in ("get", "read"):
-        with pytest.raises(
-            ArchivedError, match=r"archived \(InvalidObjectState\); restore it with the store's own"
-        ):
+        with pytest.raises(ArchivedError, match=r"archived \(InvalidObjectState\); restore it with the store's own"):
             await calls(stubbed, "x/data/1")[verb]()

@@ -19,17 +19,12 @@ from stepfs.store.s3.s3_store import S3Store
 
 
 @pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("s3://train", "s3://train"),
-        ("s3://train/c", "s3://train"),
-        ("s3://train/a/b", "s3://train/a"),
-        ("s3://train/ab", "s3://train"),
-        ("s3://training/a", None),
-        ("s3://other/dir", "s3://other/"),
+    ("url", "name"), [
+        ("s3://train", "s3://train"), ("s3://train/c", "s3://train"), ("s3://train/a/b", "s3://train/a"),
+        ("s3://train/ab", "s3://train"), ("s3://training/a", None), ("s3://other/dir", "s3://other/"),
         ("s3://default", None),
     ],
-)
+)  # fmt: skip
 def test_the_longest_name_that_begins_the_url_at_a_slash_is_meant(url, name):
     assert profile_of(url, ["default", "s3", "s3://train", "s3://train/a", "s3://other/"]) == name
 

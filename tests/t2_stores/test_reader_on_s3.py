@@ -51,6 +51,4 @@ def test_a_process_and_its_forks_have_connections_of_their_own(url: str) -> None
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_workers_of_a_loader_read_a_bucket_in_the_order_of_steps(url: str) -> None:
     dataset = StepDataset(url, rank=0, stop=STEPS, iterable=True)
-    assert list(DataLoader(dataset, batch_size=None, num_workers=3)) == [
-        payload(step) for step in range(STEPS)
-    ]
+    assert list(DataLoader(dataset, batch_size=None, num_workers=3)) == [payload(step) for step in range(STEPS)]

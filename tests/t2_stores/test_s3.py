@@ -9,6 +9,7 @@ import faultproxy
 import pytest
 import servers
 import trio
+from at_work import until
 from faultproxy import (
     CONFLICT_409,
     ERROR_500,
@@ -51,9 +52,7 @@ async def test_an_ambiguous_create_is_unknown_and_happened(hasty, direct, fault_
     assert [handled.method for handled in fault_proxy.handled] == ["PUT"]
 
 
-@pytest.mark.parametrize(
-    "trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name
-)
+@pytest.mark.parametrize("trouble", [LOST_REQUEST, RESET_BEFORE, ERROR_500, SLOW_DOWN_503], ids=lambda t: t.name)
 async def test_a_create_that_did_not_happen_is_unknown_too(hasty, direct, fault_proxy, trouble):
     fault_proxy.once("PUT", "log/1", trouble)
     assert await hasty.create("log/1", b"mine") is Put.UNKNOWN
@@ -157,8 +156,6 @@ async def test_a_read_given_up_for_silence_leaves_the_buffer_alone(direct, fault
     with pytest.raises(StoreSilentError):
         await store.read_into("data/1", 0, memoryview(buffer))
     fault_proxy.release()
-    with trio.fail_after(60):
-        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._calls.data_threads.borrowed_tokens)
     assert buffer == bytes(1000)
     await store.aclose()

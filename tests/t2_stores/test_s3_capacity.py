@@ -24,18 +24,14 @@ async def stores(fault_proxy: FaultProxy, s3_url: str) -> AsyncIterator[tuple[S3
     direct = open_store(s3_url)
     assert isinstance(direct, S3Store)
     prefix = direct.url.removeprefix(f"s3://{servers.BUCKET}/")
-    proxied = S3Store(
-        servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url, data_timeout_s=DATA_TIMEOUT_S
-    )
+    proxied = S3Store(servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url, data_timeout_s=DATA_TIMEOUT_S)
     yield proxied, direct
     with trio.CancelScope(shield=True):
         await proxied.aclose()
         await direct.aclose()
 
 
-async def test_the_commit_path_answers_while_all_uploads_hang(
-    stores: tuple[S3Store, S3Store], fault_proxy: FaultProxy
-) -> None:
+async def test_the_commit_path_answers_while_all_uploads_hang(stores, fault_proxy):
     proxied, direct = stores
     await direct.create("log/0", b"zero")
     for _ in range(UPLOADS):

@@ -7,6 +7,7 @@ import os
 import faultproxy
 import pytest
 import trio
+from at_work import until
 from crc32c import crc32c
 from faultproxy import (
     ERROR_500,
@@ -102,9 +103,7 @@ async def test_a_cancelled_upload_returns_at_once_and_never_becomes_other_bytes(
                 await trio.sleep(0.01)
             scope.cancel()
     body[:] = b"y" * len(body)
-    with trio.fail_after(10):
-        while proxied._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
-            await trio.sleep(0.02)
+    await until(lambda: not proxied._calls.data_threads.borrowed_tokens)
     assert len(fault_proxy.handled) == 1
     assert await direct.get("data/1") is None
 
@@ -118,9 +117,7 @@ async def test_a_cancelled_read_lets_go_of_the_buffer_and_the_connection(proxied
         await proxied.read_into("data/1", 0, memoryview(buffer))
     assert trio.current_time() - started < 3.0  # not the timeout, nor the 8 s transfer
     buffer[:] = b"m" * len(buffer)
-    with trio.fail_after(10):
-        while proxied._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - an abandoned thread tells nobody
-            await trio.sleep(0.02)
+    await until(lambda: not proxied._calls.data_threads.borrowed_tokens)
     assert buffer == b"m" * len(buffer)
 
 

@@ -1,12 +1,14 @@
-"""The servers the tests stand on come up, and go."""
+"""The servers the tests stand on come up, and go, on ports that nobody else is given."""
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from functools import partial
+from pathlib import Path
 
 import faultproxy
 import pytest
@@ -53,3 +55,26 @@ async def test_the_proxy_is_a_program_too(seaweed, s3_url):
         assert set(outcomes) == {Put.CREATED, Put.UNKNOWN}
         await store.aclose()
         process.kill()
+
+
+TAKES = """
+import random, sys, servers
+random.SystemRandom = lambda: random.Random(int(sys.argv[1]))
+print(*servers.free_ports(5), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_that_would_pick_the_same_ports_get_different_ones(monkeypatch):
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKES, "7"],
+        cwd=Path(servers.__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        theirs = other.stdout.readline().split()
+        monkeypatch.setattr(random, "SystemRandom", lambda: random.Random(7))
+        ours = servers.free_ports(5)
+        assert len(theirs) == 5
+        assert not set(theirs) & set(map(str, ours))

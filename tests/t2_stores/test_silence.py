@@ -1,13 +1,19 @@
-"""How long a store may be silent, in virtual time: said after a while, given up later, counted over all requests."""
+"""How long a store may be silent, in virtual time: said after a while, given up later; and answers that ask for fewer
+requests are counted.
+"""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+import servers
 import trio
+from faultproxy import ERROR_500, SLOW_DOWN_503, TOO_MANY_429
 
 from stepfs.errors import StoreSilentError, StoreUnreachableError
+from stepfs.store.api import Put
+from stepfs.store.s3.s3_store import S3Store
 from stepfs.store.silence import Silence
 
 
@@ -122,9 +128,7 @@ async def test_more_patience_from_now_on(autojump_clock, silence, heard):
 
 async def test_a_limit_missed_by_a_rounding_error_is_reached_all_the_same(autojump_clock, silence):
     """A sleep of less than a clock can count does not move it, and would be slept again and again."""
-    await trio.sleep_until(
-        2.0**20 + 2
-    )  # the last sign, below the power of two, has a bit more than the clock now
+    await trio.sleep_until(2.0**20 + 2)  # the last sign, below the power of two, has a bit more than the clock now
 
     async def last_heard_of_almost_5_s_ago():
         silence._last_sign_s = math.nextafter(trio.current_time() - 5.0, math.inf)
@@ -132,3 +136,24 @@ async def test_a_limit_missed_by_a_rounding_error_is_reached_all_the_same(autoju
 
     with pytest.raises(StoreSilentError):
         await silence.watch("s3://x", last_heard_of_almost_5_s_ago)
+
+
+@pytest.fixture
+async def store(fault_proxy, s3_url):
+    prefix = s3_url.removeprefix(f"s3://{servers.BUCKET}/")
+    store = S3Store(servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url)
+    yield store
+    await store.aclose()
+
+
+@pytest.mark.parametrize(("trouble", "counted"), [(SLOW_DOWN_503, 1), (TOO_MANY_429, 1), (ERROR_500, 0)])
+async def test_a_throttled_request_is_counted_though_its_retry_succeeds(store, fault_proxy, trouble, counted):
+    fault_proxy.once("GET", "a/b", trouble)
+    assert await store.get("a/b") is None
+    assert (store.counts.get, store.counts.throttled) == (2, counted)
+
+
+async def test_a_throttled_create_is_counted_too(store, fault_proxy):
+    fault_proxy.once("PUT", "a/b", SLOW_DOWN_503)
+    assert await store.create("a/b", b"x") is Put.UNKNOWN
+    assert store.counts.throttled == 1

@@ -51,12 +51,9 @@ def root(s3_url: str) -> str:
 @pytest.fixture
 def put(root: str, seaweed: servers.S3Server) -> Callable[[str, bytes], None]:
     client = boto3.client(
-        "s3",
-        endpoint_url=seaweed.endpoint_url,
-        aws_access_key_id=servers.ACCESS_KEY,
-        aws_secret_access_key=servers.SECRET_KEY,
-        region_name="us-east-1",
-    )
+        "s3", endpoint_url=seaweed.endpoint_url, aws_access_key_id=servers.ACCESS_KEY,
+        aws_secret_access_key=servers.SECRET_KEY, region_name="us-east-1",
+    )  # fmt: skip
     prefix = urllib.parse.urlsplit(root).path.strip("/")
 
     def send(key: str, data: bytes) -> None:
@@ -137,9 +134,7 @@ def test_an_object_that_was_replaced_is_refused_by_name(root, put, same_size) ->
     listing = list_corpus(spec)
     stored = from_shards(listing.to_shards(), listing.digest)
     put("a.jsonl", line("after!" if same_size else "a longer text"))
-    with pytest.raises(
-        RefusedError, match=r"/a\.jsonl was replaced since it was listed .*restore it, or give"
-    ):
+    with pytest.raises(RefusedError, match=r"/a\.jsonl was replaced since it was listed .*restore it, or give"):
         texts(spec, listing)
     with pytest.raises(RefusedError, match=r"/a\.jsonl (was replaced|is longer)"):
         located(stored, list_corpus(spec), "code")
@@ -158,9 +153,7 @@ def test_an_object_that_is_gone_is_refused_by_name(root, put) -> None:
 def test_what_is_not_there_is_said(root) -> None:
     with pytest.raises(AbsentError, match=r"no files that end in \.jsonl"):
         list_corpus(source(f"{root}/nothing/"))
-    with pytest.raises(
-        AbsentError, match="bucket no-such-bucket of the source does not exist; correct the URL"
-    ):
+    with pytest.raises(AbsentError, match="bucket no-such-bucket of the source does not exist; correct the URL"):
         list_corpus(source("s3://no-such-bucket/x/"))
 
 

@@ -11,6 +11,7 @@ import pytest
 import rawserver
 import servers
 import trio
+from at_work import until
 from directreads import FIRST, KEY, SIZE, learn, read, was_direct
 from rawserver import BODY, Reply, part, wanted
 
@@ -117,15 +118,11 @@ async def test_a_hung_read_is_left_at_once_and_its_thread_ends(raw_https):
     landed = trio.Event()
     token = trio.lowlevel.current_trio_token()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            store.read_into, KEY, FIRST, memoryview(buffer), lambda _: token.run_sync_soon(landed.set)
-        )
+        nursery.start_soon(store.read_into, KEY, FIRST, memoryview(buffer), lambda _: token.run_sync_soon(landed.set))
         await landed.wait()
         nursery.cancel_scope.cancel()
     seen = bytes(buffer)
-    with trio.fail_after(60):
-        while store._calls.data_threads.borrowed_tokens:  # noqa: ASYNC110 - the thread tells nobody
-            await trio.sleep(0.01)
+    await until(lambda: not store._calls.data_threads.borrowed_tokens)
     assert buffer == seen
     await store.aclose()
 

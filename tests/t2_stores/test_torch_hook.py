@@ -64,9 +64,7 @@ def test_after_a_roll_back_what_was_saved_last_is_kept_whatever_its_number(lake)
     hook = CheckpointHook(lake, group="run", keep=2)
     for next_step in (10, 30, 35):
         hook(next_step)
-    CheckpointHook(lake, group="run").resumed(
-        15
-    )  # another process; its checkpoint was not on record any more
+    CheckpointHook(lake, group="run").resumed(15)  # another process; its checkpoint was not on record any more
     hook(20)
     assert kept(lake) == [15, 20, 30, 35]
     hook(40)

@@ -28,19 +28,12 @@ def state(inside: str) -> Answer:
 ENABLED = state("<Status>Enabled</Status>")
 LISTING = Answer(body=b"<ListBucketResult><Name>x</Name></ListBucketResult>", headers=XML)
 SILENT_ABOUT_IT = {
-    "never versioned": state(""),
-    "suspended": state("<Status>Suspended</Status>"),
-    "no right to ask": xml_error(403, "AccessDenied"),
-    "expired": xml_error(400, "ExpiredToken"),
-    "unknown call": xml_error(501, "NotImplemented"),
-    "unknown query": xml_error(400, "InvalidArgument"),
-    "no such route": EMPTY_404,
-    "a proxy's page": HTML_404,
-    "a listing": LISTING,
-    "no XML": Answer(body=b"what?", headers=XML),
-    "nothing": Answer(),
-    "not now": xml_error(503, "SlowDown"),
-}
+    "never versioned": state(""), "suspended": state("<Status>Suspended</Status>"),
+    "no right to ask": xml_error(403, "AccessDenied"), "expired": xml_error(400, "ExpiredToken"),
+    "unknown call": xml_error(501, "NotImplemented"), "unknown query": xml_error(400, "InvalidArgument"),
+    "no such route": EMPTY_404, "a proxy's page": HTML_404, "a listing": LISTING,
+    "no XML": Answer(body=b"what?", headers=XML), "nothing": Answer(), "not now": xml_error(503, "SlowDown"),
+}  # fmt: skip
 
 
 async def test_a_versioned_bucket_is_asked_once_and_says_so(stubbed, stub):

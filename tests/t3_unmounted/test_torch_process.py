@@ -49,14 +49,11 @@ def test_it_says_what_torch_says_here(reader):
 
 
 @pytest.mark.parametrize(
-    ("hostile", "reason"),
-    [
-        (bomb, "Unsupported global: GLOBAL exec"),
-        (many_copies, "MemoryError"),
-        (one_large_buffer, "MemoryError"),
+    ("hostile", "reason"), [
+        (bomb, "Unsupported global: GLOBAL exec"), (many_copies, "MemoryError"), (one_large_buffer, "MemoryError"),
         (hashed_for_ever, r"ended the process that looked into it \(SIGXCPU\)"),
     ],
-)
+)  # fmt: skip
 def test_a_hostile_file_is_refused_and_the_next_one_is_read(reader, hostile, reason):
     with pytest.raises(UnreadablePayloadError, match=reason):
         reader(Excerpt.of(hostile()))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from realmount import make_lake, produce
+from realmount import lake_with
 
 
 @pytest.fixture
 def lake(file_url: str) -> str:
     """Three steps of two slices."""
-    make_lake(file_url)
-    produce(file_url, 3)
+    lake_with(file_url, 3)
     return file_url

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import trio
+from finished import ran
 from realmount import PATIENCE_S, gone, mounted, stepfs, until
 
 from stepfs.lake.fleet import list_nodes
@@ -32,9 +33,7 @@ def end_lazily_though_busy(mount):
 def seal_then_unmount(mount):
     """Who waits for a step that will never come is told so at once."""
     code = "import sys; open(sys.argv[1])"
-    waiter = subprocess.Popen(
-        [sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.PIPE, text=True
-    )
+    waiter = subprocess.Popen([sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.PIPE, text=True)
     until(lambda: mount.status()["waiting"] == 1, "nobody waits")
     stepfs("seal", mount.config()["options"]["lake"]).check_returncode()
     assert "FileNotFoundError" in waiter.communicate(timeout=PATIENCE_S)[1]
@@ -56,7 +55,7 @@ def run_though_busy(*command):
     done = []
 
     def taken_away():
-        done[:] = [subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)]
+        done[:] = [ran(command, timeout=PATIENCE_S)]
         return done[0].returncode == 0 or "busy" not in done[0].stderr.lower()
 
     until(taken_away, "the mount stays busy")
@@ -72,9 +71,7 @@ ENDINGS = {
     "umount -l": lambda m: subprocess.run(["umount", "-l", str(m.directory)], check=True, timeout=PATIENCE_S),
     "umount -l, busy": end_lazily_though_busy,
     "stepfs unmount": lambda m: stepfs("unmount", m.directory).check_returncode(),
-    "stepfs unmount --checkpoint": lambda m: stepfs(
-        "unmount", m.directory, "--checkpoint", "3"
-    ).check_returncode(),
+    "stepfs unmount --checkpoint": lambda m: stepfs("unmount", m.directory, "--checkpoint", "3").check_returncode(),
     "stepfs seal": seal_then_unmount,
     "kill -9, and the next mount": kill_then_mount_again,
 }

@@ -15,11 +15,7 @@ def mount_with_descriptor(directory):
     options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,default_permissions"
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.mount(
-        b"stepfs",
-        bytes(directory),
-        b"fuse.stepfs",
-        MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC,
-        options.encode(),
-    )
+        b"stepfs", bytes(directory), b"fuse.stepfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, options.encode(),
+    )  # fmt: skip
     assert done == 0, os.strerror(ctypes.get_errno())
     return descriptor

@@ -6,14 +6,13 @@ import re
 import shlex
 
 import pytest
-from realmount import make_lake, mounted, produce, stepfs
+from realmount import lake_with, mounted, stepfs
 
 
 @pytest.fixture
 def lake(tmp_path):
     url = (tmp_path / "a lake").as_uri().replace("%20", " ")
-    make_lake(url)
-    produce(url, 3)
+    lake_with(url, 3)
     return url
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 import time
 
 import json_schemas
 import pytest
-from realmount import make_lake, mounted, payload, produce
+from finished import ran
+from realmount import lake_with, mounted, payload
 
 from stepfs import CheckpointHook, ShuffledSteps
 from stepfs.announce import announce_file, announce_none, announce_steps
@@ -24,8 +24,7 @@ ATTEMPTS = 3  # a machine that is busy fetches too late for one epoch, not for e
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory):
     url = (tmp_path_factory.mktemp("order") / "lake").as_uri()
-    make_lake(url, slices=1)
-    produce(url, STEPS, slices=1, size=2000)
+    lake_with(url, STEPS, slices=1, size=2000)
     return url
 
 
@@ -80,7 +79,7 @@ def test_another_user_reads_and_may_not_say_what_comes_next(lake, tmp_path):
     tmp_path.chmod(0o755)
     with mounted(lake, tmp_path / "m", "--allow-other") as mount:
         command = [sys.executable, "-c", program, str(mount.directory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = ran(command, check=True)
         assert done.stdout.strip() == str(errno.EACCES)
 
 

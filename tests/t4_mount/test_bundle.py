@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import servers
 from prometheus_client.parser import text_string_to_metric_families
-from realmount import PATIENCE_S, change_constants, gone, make_lake, mounted, produce, stepfs
+from realmount import PATIENCE_S, change_constants, gone, lake_with, make_lake, mounted, stepfs
 
 from stepfs.mount.status import metrics
 
@@ -21,14 +21,11 @@ SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"
 
 def contents(path):
     with tarfile.open(path) as archive:
-        return {
-            m.name.removeprefix("stepfs-doctor/"): archive.extractfile(m).read().decode() for m in archive
-        }
+        return {m.name.removeprefix("stepfs-doctor/"): archive.extractfile(m).read().decode() for m in archive}
 
 
 def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
-    make_lake(file_url)
-    produce(file_url, 3)
+    lake_with(file_url, 3)
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_SESSION_TOKEN", f"{SECRET}/token")
@@ -39,9 +36,7 @@ def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
         assert bundle.stat().st_mode & 0o777 == 0o600
         inside = contents(bundle)
         (place,) = {
-            name.split("/")[1]
-            for name in inside
-            if name.startswith("mounts/") and f"{tmp_path.name}_m/" in name
+            name.split("/")[1] for name in inside if name.startswith("mounts/") and f"{tmp_path.name}_m/" in name
         }
         assert json.loads(inside[f"mounts/{place}/status.json"])["frontier"] == 2
         assert json.loads(inside[f"mounts/{place}/config.json"])["pid"] == mount.pid
@@ -61,9 +56,7 @@ def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
 
 
 def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path, monkeypatch):
-    change_constants(
-        monkeypatch, {"stepfs.control_files:ANSWER_S": 1.0, "stepfs.doctor.bundle:ANSWER_S": 1.0}
-    )
+    change_constants(monkeypatch, {"stepfs.control_files:ANSWER_S": 1.0, "stepfs.doctor.bundle:ANSWER_S": 1.0})
     make_lake(file_url)
     bundle = tmp_path / "bundle.tar.gz"
     with mounted(file_url, tmp_path / "m") as mount:
@@ -81,8 +74,7 @@ def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_no_secret_is_in_argv_in_the_log_or_in_the_mount(s3_url, tmp_path, monkeypatch, log_format):
-    make_lake(s3_url)
-    produce(s3_url, 2)
+    lake_with(s3_url, 2)
     monkeypatch.setenv("STEPFS_LOG_FORMAT", log_format)
     port = servers.free_port_of_nobody()
     options = ["--group", "g", "--metrics-port", str(port)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from endings import save
-from realmount import change_constants, make_lake, mounted, payload, produce, stepfs, until
+from realmount import change_constants, lake_with, mounted, payload, stepfs, until
 
 from stepfs import CheckpointHook
 from stepfs.data.pagecache.residency import resident_bytes
@@ -64,15 +64,12 @@ def cached(mount, step: int) -> int | None:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_no_kept_checkpoint_needs_leaves_every_mount_of_the_group(
-    file_url, tmp_path, monkeypatch, trainer
-):
+def test_what_no_kept_checkpoint_needs_leaves_every_mount_of_the_group(file_url, tmp_path, monkeypatch, trainer):
     change_constants(monkeypatch, OFTEN_S)
     said = TRAINERS[trainer]
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
-    make_lake(file_url)
-    produce(file_url, STEPS, size=SIZE)
+    lake_with(file_url, STEPS, size=SIZE)
     run = ["--group", "run", "--no-prime", "--prefetch", "0"]
     with (
         mounted(file_url, tmp_path / "a", *run, "--checkpoint-dir", str(checkpoints)) as watching,
@@ -112,8 +109,7 @@ def test_what_no_kept_checkpoint_needs_leaves_every_mount_of_the_group(
 
 
 def test_a_final_checkpoint_is_refused_while_the_mount_stands_or_recorded_when_it_is_gone(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 3)
+    lake_with(file_url, 3)
     with mounted(file_url, tmp_path / "plain") as mount:
         done = stepfs("unmount", mount.directory, "--checkpoint", "3")
         assert (done.returncode, mount.steps() != []) == (4, True)

@@ -54,9 +54,7 @@ def step_of(key):
 @pytest.mark.parametrize("how", HOW)
 def test_a_mount_lives_through_the_rot_of_every_object(lake, tmp_path, how):
     options = ["--no-prime", "--prefetch", "0", "--poll", "20ms"]
-    with mounted(
-        lake.as_uri(), tmp_path / "m", *options, allowed=["step ", "cannot follow", "answers again"]
-    ) as mount:
+    with mounted(lake.as_uri(), tmp_path / "m", *options, allowed=["step ", "cannot follow", "answers again"]) as mount:
         chance = random.Random(how)
         kinds = rottenlake.objects(lake)
         healthy = list(range(rottenlake.FIRST, rottenlake.STEPS))
@@ -96,9 +94,7 @@ def produce_more(url):
 
 @pytest.mark.parametrize("mounts", FRESH_MOUNTS)
 @pytest.mark.parametrize("how", HOW)
-def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(
-    lake, tmp_path, how, mounts, monkeypatch
-):
+def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_path, how, mounts, monkeypatch):
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     chance = random.Random(f"fresh {how}")

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from realmount import change_constants, make_lake, mounted, produce, stepfs, until
+from finished import ran
+from realmount import change_constants, lake_with, mounted, stepfs, until
 
 LONG_LAKE = Path(__file__).parents[2] / "scripts" / "make_long_lake"
 SELDOM_S = 0.5  # the longest interval between two looks, which is two seconds in earnest
@@ -21,8 +22,7 @@ def store_requests(mount) -> int:
 
 def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url, tmp_path, monkeypatch):
     change_constants(monkeypatch, {"stepfs.follow.poll_interval:INTERVAL_S_MAX": SELDOM_S})
-    make_lake(lake_url)
-    produce(lake_url, 5)
+    lake_with(lake_url, 5)
     with mounted(lake_url, tmp_path / "m", "--poll", "100ms", "--no-prime") as mount:
         began, before = time.monotonic(), store_requests(mount)
         looks = 0
@@ -38,16 +38,11 @@ def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url,
 
 
 def test_lookups_stats_and_listings_cost_the_store_nothing(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 200)
+    lake_with(file_url, 200)
     with mounted(file_url, tmp_path / "m", "--poll", "30s") as mount:
         before = store_requests(mount)
-        subprocess.run(
-            ["ls", "-lR", *mount.steps()], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL
-        )
-        subprocess.run(
-            ["find", ".", "-name", "rank*"], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL
-        )
+        subprocess.run(["ls", "-lR", *mount.steps()], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL)
+        subprocess.run(["find", ".", "-name", "rank*"], check=True, cwd=mount.directory, stdout=subprocess.DEVNULL)
         for step in range(200):
             mount.file(step, 0).stat()
             mount.file(step, 7).exists()
@@ -55,8 +50,7 @@ def test_lookups_stats_and_listings_cost_the_store_nothing(file_url, tmp_path):
 
 
 def test_a_file_costs_three_requests_when_primed_and_its_bytes_are_fetched_once(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 10, size=100_000)
+    lake_with(file_url, 10, size=100_000)
     with mounted(file_url, tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
         before = mount.requests()
         for step in range(10):
@@ -79,10 +73,7 @@ def test_a_file_costs_three_requests_when_primed_and_its_bytes_are_fetched_once(
         assert spent["lookup"] <= 20 + status_reads["lookup"]  # one per directory, one per file
         assert spent.get("getxattr", 0) == 0
         data = mount.status()["data"]
-        assert (
-            data["bytes_fetched"]
-            <= 1.02 * sum(os.stat(mount.file(s, 0)).st_size for s in range(10)) + 10 * 200_000
-        )
+        assert data["bytes_fetched"] <= 1.02 * sum(os.stat(mount.file(s, 0)).st_size for s in range(10)) + 10 * 200_000
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +87,7 @@ def long_lake(tmp_path_factory):
 def test_listing_ten_thousand_steps_causes_no_storm(long_lake, tmp_path):
     with mounted(long_lake, tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
         before, store_before = mount.requests(), store_requests(mount)
-        out = subprocess.run(
-            ["ls", "-l"], check=True, cwd=mount.directory, capture_output=True, text=True
-        ).stdout
+        out = ran(["ls", "-l"], check=True, cwd=mount.directory).stdout
         assert out.count("step-") == 10_000 + 1  # and the target of `latest`
         after = mount.requests()
         spent = {name: after[name] - before.get(name, 0) for name in after}
@@ -113,8 +102,7 @@ def test_listing_ten_thousand_steps_causes_no_storm(long_lake, tmp_path):
 def test_old_steps_in_random_order_cost_two_requests_each(tmp_path):
     """One for the entry of the step, one for the slice; at most 16 KiB beside the slice itself."""
     steps, size = 1100, 4096
-    make_lake((tmp_path / "lake").as_uri(), slices=1)
-    produce((tmp_path / "lake").as_uri(), steps, slices=1, size=size)
+    lake_with((tmp_path / "lake").as_uri(), steps, slices=1, size=size)
     with mounted((tmp_path / "lake").as_uri(), tmp_path / "m", "--poll", "30s", "--no-prime") as mount:
         for step in (700, 200, 900, 450):
             before = mount.status()["store"]
@@ -138,8 +126,7 @@ def test_old_steps_cost_one_index_segment_once(long_lake, tmp_path):
 
 
 def test_names_withdrawn_are_only_those_the_kernel_knew(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 50)
+    lake_with(file_url, 50)
     with mounted(file_url, tmp_path / "m", "--group", "g") as mount:
         for step in (3, 4):
             mount.step(step).stat()

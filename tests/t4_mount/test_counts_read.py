@@ -1,12 +1,16 @@
-"""What reading costs, as counts on a real mount: nobody is asked for primed bytes, and nothing is fetched twice."""
+"""What reading costs, as counts on a real mount: primed bytes ask nobody, mapped files cost nothing, and nothing is
+fetched twice.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
+from functools import partial
 
 import pytest
-from realmount import make_lake, mounted, until
+from realmount import make_lake, mounted, stepfs, until
 
 from stepfs.data.pagecache.residency import resident_bytes, resident_bytes_of
 from stepfs.format.ids import BLOCK_BYTES
@@ -123,9 +127,7 @@ def test_a_node_fetches_the_bytes_of_its_ranks_in_one_request_per_step(file_url,
     first = ranks if 2 * ranks <= slices else 0  # slices of other nodes lie on both sides
     mine = range(first, first + ranks)
     needed = sum(len(batch[rank]) for batch in batches for rank in mine)
-    with mounted(
-        file_url, tmp_path / "m", "--ranks", f"{mine[0]}-{mine[-1]}", "--prefetch", f"{STEPS}"
-    ) as mount:
+    with mounted(file_url, tmp_path / "m", "--ranks", f"{mine[0]}-{mine[-1]}", "--prefetch", f"{STEPS}") as mount:
         until(lambda: mount.status()["data"]["bytes_fetched"] >= needed, "not fetched ahead")
         for step, batch in enumerate(batches):
             for rank in mine:
@@ -154,3 +156,40 @@ def test_a_large_file_is_fetched_in_blocks_each_once(file_url, tmp_path):
         data = mount.status()["data"]
         assert data["requests"] == 2 * 3, data
         assert data["bytes_fetched"] == 2 * size, data
+
+
+MAPPED = 160
+SIZE = 512 << 10
+IN_ORDER = 8  # steps after which a reader that began in the middle of a lake is believed to go on in order
+
+
+def map_file(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+def are_primed(mount, files):
+    return mount.status()["data"]["primed_files"] >= files
+
+
+def test_files_mapped_beyond_the_budget_leave_room_for_steps_and_have_their_bytes_when_touched(file_url, tmp_path):
+    batches = commit(file_url, 1, [SIZE], steps=MAPPED + 20)
+    with mounted(file_url, tmp_path / "m", "--group", "g", "--memory-size", "64M", "--poll", "30s") as mount:
+        maps = [map_file(mount.file(step, 0)) for step in range(MAPPED)]
+        assert mount.status()["data"]["bytes_fetched"] == 0
+        for step in range(MAPPED, MAPPED + 20):
+            if step == MAPPED + IN_ORDER + 1:  # what is opened before it is primed stays so
+                until(partial(are_primed, mount, MAPPED + 20 - step), "the steps ahead are not primed")
+            assert read(mount.file(step, 0)) == batches[step][0]
+        assert mount.status()["data"]["bytes_fetched"] <= 20 * SIZE
+        stepfs("checkpoint", file_url, "--group", "g", str(MAPPED))
+        until(lambda: mount.steps()[0] == f"step-{MAPPED:09d}", "the checkpoint is not seen")
+        held = 16
+        for opened in maps[held:]:
+            opened.close()
+        for step, opened in enumerate(maps[:held]):
+            assert opened[:] == batches[step][0]
+            opened.close()

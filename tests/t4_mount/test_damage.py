@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from realmount import make_lake, mounted, payload, produce
+from realmount import lake_with, mounted, payload
 
 DAMAGE = {
     "a flipped bit": lambda path, at: _patch(path, at),  # noqa: PLW0108 (defined below)
@@ -27,8 +27,7 @@ def _patch(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_slice_is_eio_for_that_file_alone(file_url, tmp_path, damage):
-    make_lake(file_url)
-    produce(file_url, 4)
+    lake_with(file_url, 4)
     allowed = ["step 2"]
     with mounted(file_url, tmp_path / "m", "--no-prime", "--prefetch", "0", allowed=allowed) as mount:
         facts = json.loads((mount.directory / ".stepfs/steps/2.json").read_text())
@@ -51,8 +50,7 @@ def test_a_damaged_slice_is_eio_for_that_file_alone(file_url, tmp_path, damage):
 
 
 def test_a_steps_facts_agree_with_the_files(file_url, tmp_path):
-    make_lake(file_url)
-    batches = produce(file_url, 3)
+    batches = lake_with(file_url, 3)
     with mounted(file_url, tmp_path / "m") as mount:
         every = [json.loads((mount.directory / f".stepfs/steps/{n}.json").read_text()) for n in range(3)]
         facts = every[1]
@@ -67,8 +65,7 @@ def test_a_steps_facts_agree_with_the_files(file_url, tmp_path):
 
 
 def test_many_threads_read_many_files_at_once(lake_url, tmp_path):
-    make_lake(lake_url, slices=4)
-    batches = produce(lake_url, 8, slices=4, size=300_000)
+    batches = lake_with(lake_url, 8, slices=4, size=300_000)
     with mounted(lake_url, tmp_path / "m") as mount:
         wrong = []
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from endings import ENDINGS, assert_nothing_is_left
+from finished import ran
 from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, stepfs, until
 
 from stepfs.mount.daemon import LOG_BYTES_MAX
@@ -96,9 +97,7 @@ def test_a_dead_mount_can_be_unmounted(lake, tmp_path):
 def test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging(lake, tmp_path):
     with mounted(lake, tmp_path / "m", "--wait", "600") as mount:
         code = "import sys; open(sys.argv[1])"
-        reader = subprocess.Popen(
-            [sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.DEVNULL
-        )
+        reader = subprocess.Popen([sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.DEVNULL)
         until(lambda: mount.status()["waiting"] == 1, "nobody waits")
         mount.kill(signal.SIGKILL)
         assert reader.wait(timeout=PATIENCE_S) != 0
@@ -117,14 +116,8 @@ def test_foreground_serves_until_interrupted(lake, tmp_path):
     directory = tmp_path / "m"
     directory.mkdir()
     command = [
-        sys.executable,
-        "-c",
-        "from stepfs.cli import main; main()",
-        "mount",
-        lake,
-        str(directory),
-        "--foreground",
-    ]
+        sys.executable, "-c", "from stepfs.cli import main; main()", "mount", lake, str(directory), "--foreground",
+    ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         said = ""
@@ -198,23 +191,13 @@ def test_without_dev_fuse_or_the_right_to_mount_one_line_says_so(lake, tmp_path)
     """In a mount namespace where /dev/fuse is hidden, and as a user who may not mount."""
     directory = tmp_path / "m"
     directory.mkdir()
-    mount = f"{sys.executable} -c 'from stepfs.cli import main; main()' mount {lake} {directory} --cache-dir {tmp_path}/c"
-    hidden = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && {mount}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    mount = (
+        f"{sys.executable} -c 'from stepfs.cli import main; main()' mount {lake} {directory} --cache-dir {tmp_path}/c"
     )
+    hidden = ran(["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && {mount}"])
     assert hidden.returncode == 4, hidden.stderr
     assert "/dev/fuse" in hidden.stderr.splitlines()[-1]
-    powerless = subprocess.run(
-        ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all", "sh", "-c", mount],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    powerless = ran(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all", "sh", "-c", mount])
     assert powerless.returncode == 4, powerless.stderr
     assert "cannot mount" in powerless.stderr
     assert not (tmp_path / "c").exists()

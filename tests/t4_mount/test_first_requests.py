@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from realmount import make_lake, mounted, produce
+from realmount import lake_with, mounted
 
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.mount.host import mountinfo
@@ -15,8 +15,7 @@ from stepfs.mount.host import mountinfo
 
 def test_a_reader_at_the_first_moment_gets_its_step(file_url, tmp_path):
     """Its step is in an index segment that is not loaded. Loads had no home until the guardian ran: EIO."""
-    make_lake(file_url)
-    produce(file_url, SEGMENT_STEPS + 2, size=20)
+    lake_with(file_url, SEGMENT_STEPS + 2, size=20)
     directory = tmp_path / "m"
     over = threading.Event()
 

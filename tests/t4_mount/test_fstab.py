@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from finished import ran
 from realmount import PATIENCE_S, gone, mounted, payload
 
 from stepfs.mount.host import mountinfo
@@ -38,9 +39,7 @@ def mount8(tmp_path, *arguments):
         "STEPFS_LOG_DIR": str(tmp_path / "logs"),
         "STEPFS_CACHE_DIR": str(tmp_path / "cache"),
     }
-    return subprocess.run(
-        ["mount", *arguments], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    return ran(["mount", *arguments], env=env)
 
 
 def flags_of(directory):
@@ -98,18 +97,12 @@ def test_the_mount_carries_the_flags_that_keep_it_harmless(lake, tmp_path, allow
             if not path.is_symlink():
                 assert path.stat().st_mode & 0o7777 == (0o555 if path.is_dir() else 0o444), path
         others = subprocess.run(
-            ["cat", str(mount.file(0, 0))],
-            user=65534,
-            group=65534,
-            extra_groups=[],
-            capture_output=True,
+            ["cat", str(mount.file(0, 0))], user=65534, group=65534, extra_groups=[], capture_output=True,
             check=False,
-        )
+        )  # fmt: skip
         if not allow_other:
             assert others.returncode != 0
         assert (
-            subprocess.run(
-                ["sh", "-c", f"exec {mount.file(0, 0)}"], stderr=subprocess.PIPE, check=False
-            ).returncode
+            subprocess.run(["sh", "-c", f"exec {mount.file(0, 0)}"], stderr=subprocess.PIPE, check=False).returncode
             == 126
         )

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from finished import ran
 from rawmount import mount_with_descriptor
 from realmount import PATIENCE_S, STEPFS, gone, payload, stepfs
 
@@ -18,11 +19,8 @@ from stepfs.mount.host.passed_fd import descriptor_of
 from stepfs.mount.host.umount import unmount
 
 UNPRIVILEGED = [
-    shutil.which("setpriv") or "setpriv",
-    "--bounding-set=-all",
-    "--inh-caps=-all",
-    "--no-new-privs",
-]
+    shutil.which("setpriv") or "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -41,12 +39,8 @@ def test_a_daemon_that_may_not_mount_serves_a_mount_that_was_handed_over(lake, t
     arguments = ["mount", lake, f"/dev/fd/{descriptor}", how, "--cache-dir", str(tmp_path / "cache")]
     env = {**os.environ, "STEPFS_LOG_DIR": str(tmp_path / "logs")}
     process = subprocess.Popen(
-        [*UNPRIVILEGED, *STEPFS, *arguments],
-        pass_fds=(descriptor,),
-        env=env,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [*UNPRIVILEGED, *STEPFS, *arguments], pass_fds=(descriptor,), env=env, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     os.close(descriptor)  # the helper keeps nothing: the daemon's end is the mount's end
     try:
         if how == "--daemon":
@@ -84,9 +78,7 @@ def test_sigterm_ends_the_daemon_and_readers_fail(lake, tmp_path, handed_over):
 def test_a_descriptor_that_is_something_else_is_refused(lake, tmp_path):
     with (tmp_path / "x").open("w") as file:
         command = [*STEPFS, "mount", lake, f"/dev/fd/{file.fileno()}"]
-        done = subprocess.run(
-            command, pass_fds=(file.fileno(),), capture_output=True, text=True, timeout=60, check=False
-        )
+        done = ran(command, pass_fds=(file.fileno(),))
     assert (done.returncode, done.stderr.count("\n")) == (4, 1)
     assert "is not an open /dev/fuse" in done.stderr
     assert stepfs("mount", lake, "/dev/fd/987").returncode == 4
@@ -95,11 +87,8 @@ def test_a_descriptor_that_is_something_else_is_refused(lake, tmp_path):
 def test_only_descriptors_are_taken_for_descriptors(tmp_path):
     assert descriptor_of(tmp_path) is None
     assert [descriptor_of(Path(p)) for p in ("/dev/fd/7", "/dev/fd", "/dev/fd/x", "/dev/fd/7/m")] == [
-        7,
-        None,
-        None,
-        None,
-    ]
+        7, None, None, None,
+    ]  # fmt: skip
 
 
 def mountinfo_pid(directory):

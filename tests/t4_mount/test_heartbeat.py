@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from realmount import PATIENCE_S, clear, make_lake, produce, until
+from realmount import PATIENCE_S, clear, lake_with, until
 
 from stepfs.mount.host import mountinfo
 
@@ -67,8 +67,7 @@ while True:
 
 
 def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 3)
+    lake_with(file_url, 3)
     directory, out = tmp_path / "m", tmp_path / "frozen.json"
     directory.mkdir()
     code = [sys.executable, "-c", SERVE, file_url, str(directory), str(tmp_path / "c"), str(out)]

@@ -1,7 +1,5 @@
-"""kill -9 of a daemon whose own threads are inside its own mount: readers get errors, the process goes, nothing hangs.
-
-A thread of the daemon that waits in the kernel for the daemon's own answer keeps the process, and with it /dev/fuse:
-without the guardian 3 to 5 kills of 20 left readers hanging for good.
+"""kill -9 of a daemon, or of its guardian, whose own threads are inside its mount: readers get errors, and nothing is
+left.
 """
 
 from __future__ import annotations
@@ -11,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from realmount import PATIENCE_S, clear, gone, make_lake, mounted, until
+from realmount import PATIENCE_S, clear, gone, lake_with, make_lake, mounted, payload, until
 
 from stepfs.mount.host import mountinfo
 from stepfs_producer import Producer
@@ -65,9 +64,7 @@ def kill_while_priming(lake, directory, seed):
             for reader in readers:
                 reader.wait(timeout=PATIENCE_S)
             gone(mount.pid)
-            with pytest.raises(
-                OSError, match=r"not connected|abort"
-            ):  # a thread may still be closing the device
+            with pytest.raises(OSError, match=r"not connected|abort"):  # a thread may still be closing the device
                 os.listdir(directory)
         finally:
             for reader in readers:
@@ -90,3 +87,19 @@ def test_a_killed_daemon_lets_its_readers_go(lake, tmp_path, seed):
 def test_a_hundred_kills_let_every_reader_go(lake, tmp_path):
     for seed in range(100):
         kill_while_priming(lake, tmp_path / "m", seed)
+
+
+def test_a_mount_whose_guardian_is_killed_serves_on_without_priming(file_url, tmp_path):
+    lake_with(file_url, 3)
+    with mounted(file_url, tmp_path / "m", "--ranks", "0-1", allowed=["its guardian was killed"]) as mount:
+        (guardian,) = Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text().split()
+        os.kill(int(guardian), signal.SIGTERM)  # meant for daemons: a guardian ends with its own
+        until(lambda: mount.status()["data"]["primed_files"] == 6, "not primed")
+        os.kill(int(guardian), signal.SIGKILL)
+        until(lambda: "its guardian was killed" in mount.log.read_text(), "nobody noticed")
+        fetched = mount.status()["data"]["bytes_fetched"]
+        with Producer(file_url, producer_id="p1") as producer:
+            producer.append([payload(3, rank) for rank in range(2)], position=0)
+        until(lambda: mount.status()["data"]["bytes_fetched"] > fetched, "step 3 is not fetched")
+        assert mount.file(3, 1).read_bytes() == payload(3, 1)
+        assert mount.status()["data"]["primed_files"] == 6

@@ -1,10 +1,13 @@
-"""`stepfs lineage` of a file of a mount: its inode says which slice it is, under whatever name a rank has for it."""
+"""The inode of a file says which slice it is: for `stepfs lineage`, and for file handles as an NFS export uses them."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,8 @@ from typing import Any
 
 import json_schemas
 import pytest
-from realmount import mounted, stepfs
+from finished import ran
+from realmount import lake_with, mounted, stepfs, until
 
 PLAN = """\
 version: 1
@@ -54,9 +58,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
         shown = document(f"{latest}:1:{token}", "--text", "--plan-dir", tmp_path)
         json_schemas.check("lineage", shown)
         assert [span["text"] for span in shown["spans"]] == [
-            json.loads(text)["text"]
-            for text in texts
-            if json.loads(text)["text"] == shown["spans"][0]["text"]
+            json.loads(text)["text"] for text in texts if json.loads(text)["text"] == shown["spans"][0]["text"]
         ]
         one_line(2, "token 128: a micro-batch has 128, from 0 on", f"{path}:1:128")
         one_line(2, "micro-batch 2: the file has 2, from 0 on", f"{path}:2")
@@ -68,18 +70,11 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
             ["replay", "--steps", "0:1"],
         ):
             program = [
-                sys.executable,
-                "-m",
-                "stepfs_producer",
-                command[0],
-                str(mount.directory),
-                *command[1:],
-            ]
-            refused = subprocess.run(program, capture_output=True, check=False, text=True)
+                sys.executable, "-m", "stepfs_producer", command[0], str(mount.directory), *command[1:],
+            ]  # fmt: skip
+            refused = ran(program)
             assert refused.returncode == 2
-            assert refused.stderr == (
-                f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n"
-            )
+            assert refused.stderr == (f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n")
         one_line(2, "--step is for lakes", path, "--step", "3")
         one_line(2, "is no file of a step", mount.directory / ".stepfs/status.json")
         one_line(3, "no such file", mount.file(9, 0, ".safetensors"))
@@ -101,12 +96,8 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
 
 def test_every_name_of_another_mesh_is_that_micro_batch_of_the_plan(tmp_path: Path, file_url: str) -> None:
     (tmp_path / "lines").mkdir()
-    (tmp_path / "lines/a.jsonl").write_text(
-        "\n".join(json.dumps({"text": f"line {number}"}) for number in range(200))
-    )
-    (tmp_path / "plan.yaml").write_text(
-        PLAN.replace("micro_batches: 2", "micro_batches: 2, files: micro_batches")
-    )
+    (tmp_path / "lines/a.jsonl").write_text("\n".join(json.dumps({"text": f"line {number}"}) for number in range(200)))
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("micro_batches: 2", "micro_batches: 2, files: micro_batches"))
     command = [sys.executable, "-m", "stepfs_producer", "run", str(tmp_path / "plan.yaml"), file_url]
     subprocess.run([*command, "--limit-steps", "1", "--workers", "1"], check=True, capture_output=True)
     whole = document(file_url)["spans"]
@@ -120,3 +111,48 @@ def test_every_name_of_another_mesh_is_that_micro_batch_of_the_plan(tmp_path: Pa
             assert mine
             assert document(path)["spans"] == document(f"{path}:0")["spans"] == mine
         one_line(2, "micro-batch 1: the file has 1, from 0 on", f"{files[3]}:1")
+
+
+_AT_FDCWD = -100
+_HANDLE_BYTES = 128
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def handle_of(path: Path) -> bytes:
+    buffer = ctypes.create_string_buffer(struct.pack("Ii", _HANDLE_BYTES, 0), 8 + _HANDLE_BYTES)
+    mount_id = ctypes.c_int()
+    if _libc.name_to_handle_at(_AT_FDCWD, bytes(path), buffer, ctypes.byref(mount_id), 0) != 0:
+        raise OSError(ctypes.get_errno(), "name_to_handle_at", str(path))
+    return buffer.raw
+
+
+def read_by_handle(mount: Path, handle: bytes) -> bytes:
+    directory = os.open(mount, os.O_RDONLY)
+    try:
+        descriptor = _libc.open_by_handle_at(directory, ctypes.create_string_buffer(handle, len(handle)), os.O_RDONLY)
+        if descriptor < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(directory)
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="open_by_handle_at is root's")
+def test_a_handle_outlives_the_mount_that_gave_it_and_ends_with_its_step(tmp_path: Path) -> None:
+    """Another mount of the lake stands for a server that was started again."""
+    url = f"file://{tmp_path}/lake"
+    batches = lake_with(url, 8)
+    with mounted(url, tmp_path / "a") as first:
+        handles = [handle_of(first.file(step, 1)) for step in range(8)]
+    with mounted(url, tmp_path / "b", "--group", "g") as second:
+        assert read_by_handle(second.directory, handles[5]) == batches[5][1]
+        assert read_by_handle(second.directory, handles[1]) == batches[1][1]
+        assert stepfs("checkpoint", second.directory, "--group", "g", "4").returncode == 0
+        until(lambda: "step-000000003" not in second.steps(), "the checkpoint to be followed")
+        for step in (0, 1, 3):
+            with pytest.raises(OSError, match="tale") as raised:
+                read_by_handle(second.directory, handles[step])
+            assert raised.value.errno == errno.ESTALE
+        assert read_by_handle(second.directory, handles[5]) == batches[5][1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
+from finished import ran
 from realmount import make_lake, mounted
 from safetensors import safe_open
 from safetensors.torch import save
@@ -111,9 +111,7 @@ def test_safetensors(reading):
                 assert np.array_equal(file.get_tensor("ids").numpy(), array(step, index))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # it leaves its files to the collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its files to the collector
 def test_webdataset(reading):
     with reading(".tar", tar) as mount:
         urls = [str(mount.file(step, index, ".tar")) for step, index in each()]
@@ -149,7 +147,5 @@ def test_a_forked_dataloader_with_four_workers(reading):
     with reading(".pt", pt) as mount:
         code = f"import test_loaders; test_loaders.load_forked({str(mount.directory)!r})"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=env, check=False
-        )
+        done = ran([sys.executable, "-c", code], env=env)
         assert done.returncode == 0, done.stderr

@@ -19,9 +19,7 @@ def batches(file_url):
 @pytest.mark.parametrize(
     ("mesh", "own", "peers"), [("dp=2", 4, 1), ("dp=1,tp=2", 8, 2), ("pp=2,dp=4,cp=2", 2, 4), ("dp=8", 1, 1)]
 )
-def test_a_mesh_of_any_size_that_divides_reads_the_same_global_batch(
-    file_url, tmp_path, batches, mesh, own, peers
-):
+def test_a_mesh_of_any_size_that_divides_reads_the_same_global_batch(file_url, tmp_path, batches, mesh, own, peers):
     with mounted(file_url, tmp_path / "m", "--mesh", mesh) as mount:
         read: dict[int, bytes] = {}
         for rank in range(mount.status()["world"]):
@@ -46,9 +44,9 @@ def test_what_a_rank_reads_is_fetched_and_primed_by_micro_batch(file_url, tmp_pa
         fetched = mount.status()["data"]["bytes_fetched"]
         own_bytes = sum(len(batch[index]) for batch in batches for index in (4, 5))
         assert own_bytes <= fetched < own_bytes + 1000, "and no other file, of 2000 bytes at least"
-        assert [
-            file.read_bytes() for step in range(3) for file in sorted(mount.step(step).glob("rank-00002.*"))
-        ] == [batch[index] for batch in batches for index in (4, 5)]
+        assert [file.read_bytes() for step in range(3) for file in sorted(mount.step(step).glob("rank-00002.*"))] == [
+            batch[index] for batch in batches for index in (4, 5)
+        ]
         assert mount.status()["data"]["bytes_fetched"] == fetched
 
 

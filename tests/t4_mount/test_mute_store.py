@@ -6,7 +6,7 @@ import socket
 import subprocess
 
 import pytest
-from realmount import STEPFS, change_constants, make_lake, mounted, produce, stepfs, until
+from realmount import STEPFS, change_constants, lake_with, mounted, stepfs, until
 from test_outage import ALLOWED, road_to
 
 SAY_S, GIVE_UP_S = 0.3, 1.5
@@ -74,14 +74,11 @@ def test_the_line_comes_while_the_daemon_waits(mute, tmp_path):
 
 @pytest.mark.timeout(200)
 def test_a_daemon_that_serves_bears_a_store_that_hangs(seaweed, s3_url, tmp_path, impatient):
-    make_lake(s3_url)
-    produce(s3_url, 1)
+    lake_with(s3_url, 1)
     impatient(SAY_S, 60.0, 2.0)
     with (
         road_to(seaweed) as road,
-        mounted(
-            s3_url, tmp_path / "m", "--endpoint-url", road.endpoint_url, allowed=[*ALLOWED, WAITS]
-        ) as mount,
+        mounted(s3_url, tmp_path / "m", "--endpoint-url", road.endpoint_url, allowed=[*ALLOWED, WAITS]) as mount,
     ):
         opened = len(mount.log.read_text())
         road.cut("hangs")

@@ -16,7 +16,7 @@ from pathlib import Path
 import faultproxy
 import pytest
 import servers
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, until
+from realmount import PATIENCE_S, lake_with, mounted, payload, until
 
 from stepfs_producer import Producer
 
@@ -78,26 +78,14 @@ def digest(step: int, index: int) -> str:
 @pytest.mark.parametrize("outage_s", [6, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["hangs", "refuses"])
 def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s):
-    make_lake(s3_url)
-    produce(s3_url, 6)
+    lake_with(s3_url, 6)
     port = servers.free_port_of_nobody()
     options = [
-        "--ranks",
-        "0-1",
-        "--prefetch",
-        "3",
-        "--wait",
-        "300",
-        "--group",
-        "run",
-        "--metrics-port",
-        str(port),
-    ]
+        "--ranks", "0-1", "--prefetch", "3", "--wait", "300", "--group", "run", "--metrics-port", str(port),
+    ]  # fmt: skip
     with (
         road_to(seaweed) as road,
-        mounted(
-            s3_url, tmp_path / "m", *options, "--endpoint-url", road.endpoint_url, allowed=ALLOWED
-        ) as mount,
+        mounted(s3_url, tmp_path / "m", *options, "--endpoint-url", road.endpoint_url, allowed=ALLOWED) as mount,
     ):
         # A file that is read between its fetch and its priming is never primed.
         until(lambda: mount.status()["data"]["primed_files"] >= 6, "steps 0 to 2 are not primed")

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
+from realmount import PATIENCE_S, lake_with, make_lake, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -65,9 +65,7 @@ def test_a_poller_never_sees_a_gap_or_a_step_that_is_not_whole(lake_url, tmp_pat
         # Each producer's records, exactly once, in its own order.
         order: dict[str, list[int]] = {}
         for step in range(PRODUCERS * EACH):
-            name, _, number = (
-                facts[f"step-{step:09d}/rank-00000.bin"][3].partition(b";")[0].decode().partition(":")
-            )
+            name, _, number = facts[f"step-{step:09d}/rank-00000.bin"][3].partition(b";")[0].decode().partition(":")
             order.setdefault(name, []).append(int(number))
         assert order == {f"tok-{n}": list(range(EACH)) for n in range(PRODUCERS)}
         assert mount.status()["faults"] == 0
@@ -100,8 +98,7 @@ def test_a_new_step_is_seen_within_the_poll_interval_by_one_who_waits(file_url, 
 
 
 def test_open_files_stay_readable_and_names_never_come_back(file_url, tmp_path):
-    make_lake(file_url)
-    batches = produce(file_url, 20)
+    batches = lake_with(file_url, 20)
     with mounted(file_url, tmp_path / "m", "--group", "train") as mount:
         with mount.file(2, 0).open("rb") as held, mount.file(3, 1).open("rb", buffering=0) as half:
             first = half.read(10)

@@ -30,12 +30,9 @@ def issuing(tmp_path_factory):
 def keys(issuing):
     """Role → (access key, secret key), as an administrator of the server makes them from our files."""
     iam = boto3.client(
-        "iam",
-        endpoint_url=issuing.endpoint_url,
-        region_name="us-east-1",
-        aws_access_key_id=servers.ACCESS_KEY,
+        "iam", endpoint_url=issuing.endpoint_url, region_name="us-east-1", aws_access_key_id=servers.ACCESS_KEY,
         aws_secret_access_key=servers.SECRET_KEY,
-    )
+    )  # fmt: skip
     made = {"administrator": (servers.ACCESS_KEY, servers.SECRET_KEY)}
     for policy in POLICIES.glob("*.json"):
         role = policy.stem
@@ -105,9 +102,7 @@ def test_a_mount_with_a_group_needs_and_uses_the_right_to_say_so(lake, become, t
     (tmp_path / "m").mkdir()
     refused = stepfs("mount", lake, tmp_path / "m", "--group", "g")
     assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
-    assert re.search(
-        r"cannot create \w+/control/\d+ in .*AccessDenied", refused.stderr
-    )  # the line of the policy
+    assert re.search(r"cannot create \w+/control/\d+ in .*AccessDenied", refused.stderr)  # the line of the policy
     become("mount-with-group")
     with mounted(lake, tmp_path / "m", "--group", "g") as mount:
         assert mount.file(2, 0).read_bytes() == payload(2, 0)

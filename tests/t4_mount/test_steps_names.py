@@ -11,7 +11,8 @@ import time
 
 import numpy as np
 import pytest
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, stepfs, until
+from finished import ran
+from realmount import PATIENCE_S, lake_with, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -21,8 +22,7 @@ SIZE = 3000
 
 @pytest.fixture
 def lake(file_url):
-    make_lake(file_url)
-    produce(file_url, 2)
+    lake_with(file_url, 2)
     return file_url
 
 
@@ -54,9 +54,7 @@ def test_names_and_attributes_of_steps_to_come_are_answered_at_once(lake, tmp_pa
         assert not mount.file(7, 2).exists()  # there is no such rank
         assert sorted(os.listdir(mount.step(7))) == ["rank-00000.bin", "rank-00001.bin"]
         assert not mount.file(10, 0).exists()  # nor such a step
-        found = subprocess.run(
-            ["find", str(mount.directory), "-name", "rank-*"], capture_output=True, text=True, check=True
-        )
+        found = ran(["find", str(mount.directory), "-name", "rank-*"], check=True)
         assert len(found.stdout.split()) == 20
         assert time.monotonic() - began < AT_ONCE_S
         commit_one_more(lake, 2)
@@ -83,9 +81,7 @@ def test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its
         assert not mount.file(1, 2).exists()  # there is no such rank
         with pytest.raises(FileNotFoundError):
             mount.file(1, 0).read_bytes()
-        assert [os.path.getsize(path) for path in before[:2]] == [len(payload(0, 0)), 0], (
-            "an open file is whole"
-        )
+        assert [os.path.getsize(path) for path in before[:2]] == [len(payload(0, 0)), 0], "an open file is whole"
         assert os.pread(held.fileno(), SIZE, 0) == payload(0, 0)
         held.close()
     with mounted(lake, tmp_path / "m", "--steps", "0:4", "--group", "g") as mount:

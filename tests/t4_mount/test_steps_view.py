@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from realmount import PATIENCE_S, make_lake, mounted, payload, produce, until
+from realmount import PATIENCE_S, lake_with, make_lake, mounted, payload, until
 from torch.utils.data import Dataset
 
 from stepfs_producer import Producer
@@ -110,8 +110,7 @@ def test_who_waits_with_a_redirection_can_be_killed(file_url, tmp_path):
 
 
 def test_eight_waiting_workers_do_not_delay_a_listing_of_the_root(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 3)
+    lake_with(file_url, 3)
     with mounted(file_url, tmp_path / "m", "--steps", "0:50") as mount:
 
         def listing() -> float:
@@ -155,8 +154,7 @@ def test_waiters_of_one_directory_all_die_when_killed(file_url, tmp_path):
 
 def test_a_hundred_and_fifty_waiting_requests_starve_nobody(file_url, tmp_path):
     """pyfuse3's default of 99 tasks would: `stat` included."""
-    make_lake(file_url)
-    produce(file_url, 2)
+    lake_with(file_url, 2)
     with mounted(file_url, tmp_path / "m") as mount:
         threads = [threading.Thread(target=_ignore_errors, args=(mount.wait_for, 10 + n)) for n in range(150)]
         for thread in threads:

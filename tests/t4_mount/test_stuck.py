@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from finished import ran
 from realmount import PATIENCE_S, clear, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
@@ -63,9 +64,7 @@ class Serving:
         self.directory.mkdir()
         arguments = [url, self.directory, tmp_path / "cache", tmp_path / "ready", seconds, how]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, *map(str, arguments)], stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen([sys.executable, "-c", SERVE, *map(str, arguments)], stdout=log, stderr=log)
         # Not just until it answers: its watchdog starts after that.
         until((tmp_path / "ready").exists, "not ready")
 
@@ -202,13 +201,7 @@ def test_a_stuck_daemon_that_was_detached_aborts_no_other_mount(lake, tmp_path):
         f"test_stuck.detached_while_stuck({lake!r}, Path({str(tmp_path)!r}))"
     )
     with_fusectl = 'mount -t fusectl none /sys/fs/fuse/connections && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", with_fusectl, "sh", sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = ran(["unshare", "-m", "sh", "-c", with_fusectl, "sh", sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr
 
 

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import tarfile
 
 import json_schemas
 import pytest
-from realmount import make_lake, mounted, produce
+from finished import ran
+from realmount import lake_with, make_lake, mounted, produce
 
 from stepfs.format.grid.record import Grid
 
@@ -20,7 +20,7 @@ STEPS, SLICES = 12, 3
 
 
 def run(*command: str, cwd=None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    done = ran(command, cwd=cwd)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     assert not done.stderr, f"{command}: {done.stderr}"
     return done.stdout
@@ -28,8 +28,7 @@ def run(*command: str, cwd=None) -> str:
 
 @pytest.fixture
 def expected(lake_url):
-    make_lake(lake_url, slices=SLICES)
-    batches = produce(lake_url, STEPS, slices=SLICES, size=200_000)
+    batches = lake_with(lake_url, STEPS, slices=SLICES, size=200_000)
     return {
         f"step-{step:09d}/rank-{index:05d}.bin": data
         for step, batch in enumerate(batches)
@@ -81,15 +80,11 @@ def test_tools_see_what_was_appended(lake_url, expected, tmp_path):
 
         for name, data in expected.items():
             assert (copy / name).read_bytes() == data
-        shutil.rmtree(
-            synced, ignore_errors=False, onerror=lambda f, p, _: (os.chmod(os.path.dirname(p), 0o700), f(p))
-        )
+        shutil.rmtree(synced, ignore_errors=False, onerror=lambda f, p, _: (os.chmod(os.path.dirname(p), 0o700), f(p)))
         assert mount.status()["faults"] == 0
 
 
-def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(
-    lake_url, expected, tmp_path
-):
+def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(lake_url, expected, tmp_path):
     def inodes(directory):
         return {name: os.stat(directory / name).st_ino for name in expected}
 
@@ -102,26 +97,19 @@ def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_nod
 
 
 CHANGES = {
-    "touch": lambda m: (m.directory / "x").touch(),
-    "mkdir": lambda m: (m.directory / "x").mkdir(),
-    "append": lambda m: m.file(0, 0).open("ab"),
-    "truncate": lambda m: os.truncate(m.file(0, 0), 0),
-    "unlink": lambda m: m.file(0, 0).unlink(),
-    "rmdir": lambda m: m.step(0).rmdir(),
-    "rename": lambda m: m.file(0, 0).rename(m.directory / "x"),
-    "chmod": lambda m: m.file(0, 0).chmod(0o777),
-    "chown": lambda m: os.chown(m.file(0, 0), 1, 1),
-    "utime": lambda m: os.utime(m.file(0, 0)),
+    "touch": lambda m: (m.directory / "x").touch(), "mkdir": lambda m: (m.directory / "x").mkdir(),
+    "append": lambda m: m.file(0, 0).open("ab"), "truncate": lambda m: os.truncate(m.file(0, 0), 0),
+    "unlink": lambda m: m.file(0, 0).unlink(), "rmdir": lambda m: m.step(0).rmdir(),
+    "rename": lambda m: m.file(0, 0).rename(m.directory / "x"), "chmod": lambda m: m.file(0, 0).chmod(0o777),
+    "chown": lambda m: os.chown(m.file(0, 0), 1, 1), "utime": lambda m: os.utime(m.file(0, 0)),
     "symlink": lambda m: (m.directory / "x").symlink_to("y"),
-    "link": lambda m: (m.directory / "x").hardlink_to(m.file(0, 0)),
-    "mkfifo": lambda m: os.mkfifo(m.directory / "x"),
+    "link": lambda m: (m.directory / "x").hardlink_to(m.file(0, 0)), "mkfifo": lambda m: os.mkfifo(m.directory / "x"),
     "setxattr": lambda m: os.setxattr(m.file(0, 0), "user.x", b"y"),
-}
+}  # fmt: skip
 
 
 def test_every_change_is_refused_and_special_facts_are_not_there(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 1)
+    lake_with(file_url, 1)
     with mounted(file_url, tmp_path / "m") as mount:
         for name, change in CHANGES.items():
             with pytest.raises(OSError, match="Read-only file system") as caught:
@@ -167,8 +155,7 @@ def test_context_parallel_ranks_are_peers_unless_the_lake_is_cut_for_them(file_u
 
 
 def test_latest_and_show_last(file_url, tmp_path):
-    make_lake(file_url)
-    produce(file_url, 5)
+    lake_with(file_url, 5)
     with mounted(file_url, tmp_path / "m", "--show-last", "2") as mount:
         assert os.readlink(mount.directory / "latest") == "step-000000004"
         assert mount.steps() == ["step-000000003", "step-000000004"]

@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from realmount import STEPFS, clear, make_lake, produce, stepfs
+from finished import ran
+from realmount import STEPFS, clear, lake_with, stepfs
 
 UNIT = Path(__file__).parents[2] / "scripts/deploy/stepfs@.service"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a unit of the system's manager runs as root")
@@ -22,9 +23,7 @@ def kept() -> list[str]:
 def sandboxed(capabilities: list[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     bounds = ",".join(["-all", *(f"+{name}" for name in capabilities)])
     taken = ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set={bounds}"]
-    return subprocess.run(
-        [*taken, *STEPFS, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100
-    )
+    return ran([*taken, *STEPFS, *map(str, arguments)])
 
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def theirs(tmp_path, monkeypatch):
     directory = tmp_path / "theirs"
     (directory / "mount").mkdir(parents=True)
     url = (directory / "lake").as_uri()
-    make_lake(url)
-    batches = produce(url, 3)
+    batches = lake_with(url, 3)
     for path in [directory, *directory.rglob("*")]:
         os.chown(path, 12345, 12345)
     directory.chmod(0o700)

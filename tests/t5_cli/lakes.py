@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import subprocess
 from pathlib import Path
 
 import msgpack
+from typer import Typer
 from typer.testing import CliRunner
 
 from stepfs.cli.app import app
 from stepfs.format.codec import HEADER_BYTES, Kind, encode
 from stepfs_producer import Producer
+from stepfs_producer.cli.app import app as producer_app
 
 SLICES = 3
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(subprocess.CompletedProcess[str]):
     """How a command ended."""
 
-    code: int
-    out: str
-    err: str
+    @property
+    def code(self) -> int:
+        return self.returncode
+
+    @property
+    def out(self) -> str:
+        return self.stdout
+
+    @property
+    def err(self) -> str:
+        return self.stderr
 
     @property
     def document(self):
-        return json.loads(self.out)
+        return json.loads(self.stdout)
 
 
 def stepfs(*arguments: object, env: dict[str, str] | None = None) -> Ended:
-    result = CliRunner().invoke(
-        app, [str(argument) for argument in arguments], env=env, catch_exceptions=False
-    )
-    return Ended(result.exit_code, result.stdout, result.stderr)
+    return _ended(app, arguments, env)
+
+
+def produce(*arguments: object, env: dict[str, str] | None = None) -> Ended:
+    """`stepfs-produce` in this process: starting one takes longer than what most tests have to say."""
+    return _ended(producer_app, arguments, env)
+
+
+def _ended(program: Typer, arguments: tuple[object, ...], env: dict[str, str] | None) -> Ended:
+    words = [str(argument) for argument in arguments]
+    done = CliRunner().invoke(program, words, env=env, catch_exceptions=False)
+    return Ended(words, done.exit_code, done.stdout, done.stderr)
 
 
 def payloads(step: int) -> list[bytes]:

@@ -5,16 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lakes import Ended, stepfs
-from typer.testing import CliRunner
-
-from stepfs_producer.cli.app import app
-
-
-def produce(*arguments: object) -> Ended:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    return Ended(done.exit_code, done.stdout, done.stderr)
-
+from lakes import Ended, produce, stepfs
 
 PLAN = """\
 version: 1

@@ -7,32 +7,27 @@ import json
 import subprocess
 import sysconfig
 import tarfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import lakes
 import numpy as np
 import safetensors.numpy
 import torch
 from committed import committed
-from typer.testing import CliRunner
-
-from stepfs_producer.cli.app import app
+from finished import ran
 
 PROGRAM = str(Path(sysconfig.get_path("scripts")) / "stepfs-produce")
 END, PADDING = 256, 257
 RAW = ["--slices", 1, "--ext", ".bin", "--seq-len", 48]
 
-
-def produce(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """In this process: starting one takes longer than what most tests have to say."""
-    command = ["text", lake, *map(str, arguments)]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+produce = partial(lakes.produce, "text")
 
 
 def produce_in_a_process(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [PROGRAM, "text", lake, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return ran(command)
 
 
 def ids_of(payload: bytes, ext: str) -> list[int]:

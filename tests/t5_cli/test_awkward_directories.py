@@ -66,9 +66,7 @@ def test_a_mount_whose_daemon_is_gone(awkward: Path, monkeypatch: pytest.MonkeyP
         (Health.SILENT, [["umount", "-f"], ["umount", "-l"]]),
     ],
 )
-def test_a_mount_point_in_use(
-    awkward: Path, monkeypatch: pytest.MonkeyPatch, health: Health, commands: list[list[str]]
-) -> None:
+def test_a_mount_point_in_use(awkward, monkeypatch, health: Health, commands):
     def may_not(_mounted: Mounted) -> None:
         raise PermissionError(errno.EPERM, "not yours")
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
+from functools import partial
 from pathlib import Path
 
 import json_schemas
 import jsonschema
 import pytest
 import yaml
-from typer.testing import CliRunner
+from lakes import produce
 
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs_producer.cli.app import app
 
 PLANS = Path(__file__).parents[1] / "t0_pure/plans"
 
-
-def check(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = ["check", *map(str, arguments)]
-    done = CliRunner().invoke(app, command, catch_exceptions=False, env=env)
-    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+check = partial(produce, "check")
 
 
 @pytest.fixture
@@ -59,7 +54,7 @@ def plan(corpus: Path) -> Path:
 def test_the_document_says_what_the_plan_amounts_to(plan):
     done = check(plan, "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
+    document = done.document
     assert document["schema"] == JSON_SCHEMA
     assert (document["slices"], document["ranks"], document["mesh"]) == (4, 8, "pp=2,dp=4")
     assert document["step_tokens"] == 4 * 2 * 64
@@ -99,19 +94,10 @@ def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
     assert "slices     4 (mesh pp=2,dp=4: 8 ranks; each coordinate of dp is a slice)" in done.stdout
     assert "2 micro-batches × 64; rows of 64 (notes 32)\n" in done.stdout
     assert re.search(r"^memory     \d.* MiB at least, with one worker per core$", done.stdout, re.MULTILINE)
-    header, notes, web = (
-        line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web "))
-    )
+    header, notes, web = (line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web ")))
     assert re.split(r" {2,}", header) == [
-        "SOURCE",
-        "FORMAT",
-        "FROM STEP 0",
-        "TO STEP 50",
-        "FILES",
-        "BYTES",
-        "TOKENS",
-        "EPOCHS",
-    ]
+        "SOURCE", "FORMAT", "FROM STEP 0", "TO STEP 50", "FILES", "BYTES", "TOKENS", "EPOCHS",
+    ]  # fmt: skip
     assert re.split(r" {2,}", notes)[:6] == ["notes", "text", "30.000%", "50.000%", "1", "1000 B"]
     assert re.split(r" {2,}", web)[2:4] == ["70.000%", "50.000%"]
 
@@ -120,13 +106,13 @@ def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
 def test_the_plans_of_the_design_are_right_by_their_text(name):
     done = check(PLANS / f"{name}.yaml", "--no-sources", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
+    document = done.document
     assert {source["files"] for source in document["sources"].values()} == {None}
     json_schemas.check("produce-check", document)
 
 
 def test_the_schema_accepts_the_plans_and_refuses_a_misspelt_one():
-    schema = json.loads(check("--schema").stdout)
+    schema = check("--schema").document
     validator = jsonschema.Draft202012Validator(schema)
     for path in PLANS.glob("*.yaml"):
         document = yaml.safe_load(path.read_text())
@@ -165,12 +151,9 @@ def test_what_is_wrong_with_sources_is_told_at_once_with_its_place(plan):
     assert first == "stepfs-produce: the plan has 5 mistakes:"
     starts = [f"{plan}:{place}: " for place in ("2:38", "3:14", "5:31", "6:32", "7:53")]
     paths = [
-        "tokenizer.file: ",
-        "cost.call: ",
-        "sources.gone.files: ",
-        "sources.empty.files: ",
+        "tokenizer.file: ", "cost.call: ", "sources.gone.files: ", "sources.empty.files: ",
         "sources.mine.transform: ",
-    ]
+    ]  # fmt: skip
     for line, start, path in zip(lines, starts, paths, strict=True):
         assert line.startswith(start + path)
 
@@ -190,7 +173,7 @@ def test_records_that_cannot_be_decoded_are_noted(plan):
     (plan.parent / "web/1.jsonl").unlink()
     done = check(plan, "--json")
     assert done.returncode == 0
-    (warning,) = [one for one in json.loads(done.stdout)["warnings"] if "web" in one]
+    (warning,) = [one for one in done.document["warnings"] if "web" in one]
     assert warning.startswith("source web: 50 of 100 records looked at cannot be decoded (")
     assert "on_error: {do: skip}" in warning
 
@@ -234,5 +217,5 @@ def test_nothing_is_written(plan):
 
 
 def test_options_may_be_variables(plan):
-    document = json.loads(check(plan, env={"STEPFS_JSON": "1", "STEPFS_NO_SOURCES": "1"}).stdout)
+    document = check(plan, env={"STEPFS_JSON": "1", "STEPFS_NO_SOURCES": "1"}).document
     assert document["sources"]["web"]["files"] is None

@@ -44,16 +44,11 @@ def test_a_drop_is_of_that_checkpoint_alone(lake):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["4", "--resumed", "--drop"],
-        ["4", "--resumed", "--keep", "2"],
-        ["4", "--drop", "--keep", "2"],
-        ["4", "--retire"],
-        ["--retire", "--resumed"],
-        ["--resumed"],
+    "arguments", [
+        ["4", "--resumed", "--drop"], ["4", "--resumed", "--keep", "2"], ["4", "--drop", "--keep", "2"],
+        ["4", "--retire"], ["--retire", "--resumed"], ["--resumed"],
     ],
-)
+)  # fmt: skip
 def test_one_thing_is_said_at_a_time(lake, arguments):
     ended = stepfs("checkpoint", lake, "--group", "run", *arguments)
     assert (ended.code, "give NEXT" in ended.err) == (2, True)

@@ -72,9 +72,7 @@ class TestInit:
         with Producer(file_url, producer_id="p") as producer:
             producer.append([b"x"] * 12, position=1)
         names = [line.removesuffix(".pt") for line in stepfs("ls", file_url, "--step", 0).out.splitlines()]
-        assert names[:5] == [
-            f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
-        ]
+        assert names[:5] == [f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
         files = stepfs("ls", file_url, "--step", 0, "--json").document["steps"][0]["files"]
         assert [file["name"].removesuffix(".pt") for file in files] == names
         assert stepfs("fork", f"{file_url}@1", f"{file_url}-fork").code == 0
@@ -223,17 +221,9 @@ class TestStatus:
         tell_node(lake, host="node-0", directory="/mnt/\x1b[2J", time_ms=now_ms - 60_000, read_to=Step(0))
         silent, live = stepfs("status", lake, "--json").document["nodes"]
         assert live == {
-            "group": "train",
-            "host": "node-1",
-            "directory": "/mnt/run",
-            "pid": 7,
-            "stepfs": "1.0",
-            "frontier": 4,
-            "last_step": 2,
-            "waited": 0.125,
-            "time": now_ms / 1000,
-            "stale": False,
-        }
+            "group": "train", "host": "node-1", "directory": "/mnt/run", "pid": 7, "stepfs": "1.0", "frontier": 4,
+            "last_step": 2, "waited": 0.125, "time": now_ms / 1000, "stale": False,
+        }  # fmt: skip
         assert (silent["host"], silent["last_step"], silent["stale"]) == ("node-0", None, True)
         out = stepfs("status", lake).out
         assert re.search(r"^node-1 +/mnt/run +train +4 +2 +12\.5 % +\S+Z$", out, re.MULTILINE)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import subprocess
+import os
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
+from finished import ran
 from lakes import stepfs
 from programs import commands_of
 
@@ -51,15 +54,11 @@ def test_an_empty_word_is_never_a_name(command):
             assert "is empty" in ended.err, argument.name
 
 
-@pytest.mark.parametrize(
-    ("package", "command"), [("stepfs", "stepfs"), ("stepfs_producer", "stepfs-produce")]
-)
+@pytest.mark.parametrize(("package", "command"), [("stepfs", "stepfs"), ("stepfs_producer", "stepfs-produce")])
 def test_each_package_says_its_version_and_runs_as_a_module(package, command):
     version = importlib.import_module(package).__version__
     assert version == importlib.metadata.version("stepfs")
-    ended = subprocess.run(
-        [sys.executable, "-m", package, "--version"], capture_output=True, text=True, check=True
-    )
+    ended = ran([sys.executable, "-m", package, "--version"], check=True)
     assert ended.stdout == f"{command} {version}\n"
 
 
@@ -70,3 +69,30 @@ def test_exit_codes_are_in_the_help():
 def test_without_arguments_it_helps():
     ended = stepfs()
     assert "Commands:" in ended.out + ended.err
+
+
+def completing(program: str, **variables: str) -> str:
+    env = {"PATH": os.environ["PATH"], **variables}
+    path = Path(sysconfig.get_path("scripts")) / program
+    done = ran([path], env=env, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("stepfs mount --cache-", ["--cache-dir", "--cache-size"]),
+        ("stepfs-produce ch", ["check"]),
+        ("stepfs-produce check --no-s", ["--no-sources"]),
+    ],
+)
+def test_words_are_completed(words, expected):
+    program, *more = words.split()
+    variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    shown = completing(program, **{variable: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(more))})
+    assert shown.split() == expected
+
+
+def test_a_shell_is_given_something_to_source():
+    assert "_STEPFS_COMPLETE=complete_" in completing("stepfs", _STEPFS_COMPLETE="source_bash")

@@ -1,4 +1,4 @@
-"""doctor on real stores and directories: what it says of them, and how it ends."""
+"""doctor on real stores, directories and buckets that keep versions: what it says of them, and how it ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 
 import pytest
 from lakes import SLICES, commit, stepfs
+from stubs3 import ABSENT, Answer
+
+from stepfs.store.local.local_store import LocalStore
 
 
 @pytest.fixture
@@ -39,3 +42,35 @@ def test_directories_that_cannot(tmp_path):
     assert stepfs("doctor", tmp_path / "nothing").code == 3
     assert stepfs("doctor", tmp_path / "file").code == 3
     assert stepfs("doctor", "/proc").code == 4
+
+
+STATE = b"<VersioningConfiguration><Status>%s</Status></VersioningConfiguration>"
+NOTE = "the bucket keeps versions: each mount with a group adds up to 8,640 a day"
+
+
+@pytest.mark.parametrize(("status", "notes"), [(b"Enabled", 1), (b"Suspended", 0)])
+def test_doctor_notes_a_bucket_that_keeps_versions(stub, status, notes):
+    def answer(_method: str, path: str) -> Answer:
+        return Answer(body=STATE % status) if path.endswith("?versioning") else ABSENT
+
+    stub.answer = answer
+    ended = stepfs("doctor", "s3://stepfs-tests/lake", "--endpoint-url", stub.endpoint_url)
+    assert ended.code == 4  # the stub stores nothing, so its creates are refused; the note changes nothing
+    found = re.findall("^note  versions .*", ended.out, re.MULTILINE)
+    assert len(found) == notes
+    assert all(NOTE in line for line in found)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_init_says_it_in_one_line_and_succeeds(file_url, monkeypatch, keeps):
+    class Versioned(LocalStore):  # no patch of LocalStore: isinstance with a protocol remembers what a class had
+        async def keeps_versions(self) -> bool:
+            return keeps
+
+    monkeypatch.setattr("stepfs.store.opening.LocalStore", Versioned)
+    ended = stepfs("init", file_url, "--slices", SLICES)
+    assert ended.code == 0
+    assert ended.out.startswith("created lake ")
+    lines = ended.err.splitlines()
+    assert len(lines) == keeps
+    assert all(line.startswith(f"stepfs: {NOTE}") and "lifecycle rule" in line for line in lines)

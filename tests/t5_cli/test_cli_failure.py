@@ -24,18 +24,12 @@ def fail_with(error: BaseException, program: str = "stepfs") -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        (errors.StepfsError, 1),
-        (errors.UsageError, 2),
-        (errors.AbsentError, 3),
-        (errors.RefusedError, 4),
-        (errors.SealedError, 4),
-        (errors.CorruptError, 5),
-        (errors.StoreUnreachableError, 6),
+    ("kind", "code"), [
+        (errors.StepfsError, 1), (errors.UsageError, 2), (errors.AbsentError, 3), (errors.RefusedError, 4),
+        (errors.SealedError, 4), (errors.CorruptError, 5), (errors.StoreUnreachableError, 6),
         (errors.FencedError, 7),
     ],
-)
+)  # fmt: skip
 def test_each_class_has_its_documented_exit_code(kind, code, capsys):
     assert fail_with(kind("do this instead")) == code
     assert capsys.readouterr() == ("", "stepfs: do this instead\n")
@@ -128,10 +122,7 @@ def test_a_bug_is_one_line_and_says_how_to_see_more(capsys, monkeypatch):
     monkeypatch.delenv("STEPFS_DEBUG", raising=False)
     assert fail_with(ValueError("first\nsecond")) == 1
     err = capsys.readouterr().err
-    assert (
-        err
-        == "stepfs: unexpected ValueError: first second (run again with STEPFS_DEBUG=1 for the traceback)\n"
-    )
+    assert err == "stepfs: unexpected ValueError: first second (run again with STEPFS_DEBUG=1 for the traceback)\n"
     monkeypatch.setenv("STEPFS_DEBUG", "1")
     assert fail_with(ValueError("first")) == 1
     assert "Traceback (most recent call last)" in capsys.readouterr().err
@@ -182,8 +173,6 @@ def test_closed_streams_are_not_the_next_file_that_is_opened(tmp_path):
         "    assert file.fileno() > 2\n"
         "    print('to nobody'); os.write(1, b'to nobody'); os.write(2, b'to nobody')\n"
     )
-    done = subprocess.run(
-        ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, script], check=False, timeout=30
-    )
+    done = subprocess.run(["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, script], check=False, timeout=30)
     assert done.returncode == 0
     assert (tmp_path / "data").read_bytes() == b""

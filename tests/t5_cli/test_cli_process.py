@@ -12,20 +12,14 @@ from pathlib import Path
 
 import pytest
 import servers
+from finished import ran
 from lakes import SLICES, commit, stepfs
 
 STEPFS = Path(sysconfig.get_path("scripts")) / "stepfs"
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [STEPFS, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return ran([STEPFS, *arguments], env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize(
@@ -82,25 +76,16 @@ def test_watching_shows_what_is_committed_until_interrupted(file_url):
 def test_output_may_be_cut_off(file_url):
     stepfs("init", file_url, "--slices", SLICES)
     commit(file_url, range(3))
-    done = subprocess.run(
-        ["bash", "-c", f'"{STEPFS}" ls "{file_url}" | true; echo "${{PIPESTATUS[0]}}"'],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    done = ran(["bash", "-c", f'"{STEPFS}" ls "{file_url}" | true; echo "${{PIPESTATUS[0]}}"'], check=True)
     assert done.stdout.strip() in {"0", "141"}
     assert done.stderr == ""
 
 
 def test_it_runs_without_a_home_and_without_a_terminal():
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", "from stepfs.cli import main; main()", "--version"],
         env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
         check=True,
         stdin=subprocess.DEVNULL,
-        timeout=100,
     )
     assert done.stdout.startswith("stepfs ")

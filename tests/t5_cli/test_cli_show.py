@@ -35,17 +35,12 @@ def test_a_slice_is_shown_with_its_text_where_the_lake_knows_the_tokenizer(file_
         "scores": {"dtype": "float32", "shape": [None]},
     }
     payload = safetensors(input_ids=IDS, scores=np.array([0.5, np.nan], np.float32))
-    make(
-        file_url, ".safetensors", [payload] * 2, [payload] * 2, schema={"arrays": arrays, "tokenizer": BYTES}
-    )
+    make(file_url, ".safetensors", [payload] * 2, [payload] * 2, schema={"arrays": arrays, "tokenizer": BYTES})
     document = stepfs("show", file_url, "--json").document
     json_schemas.check("show", document)
     assert (document["step"], document["rank"], document["producer"], document["bytes"]) == (
-        1,
-        0,
-        "p",
-        len(payload),
-    )
+        1, 0, "p", len(payload),
+    )  # fmt: skip
     assert document["lake"] == file_url
     assert document["arrays"] == [
         {"name": "input_ids", "dtype": "int64", "shape": [2, 18], "bytes": 288, "values": list(SAID[:8])},
@@ -60,9 +55,7 @@ def test_a_slice_is_shown_with_its_text_where_the_lake_knows_the_tokenizer(file_
     assert SAID.decode() in page
 
 
-def test_a_file_of_each_format_is_shown_and_gives_a_schema_to_start_from(
-    tmp_path: Path, file_url: str
-) -> None:
+def test_a_file_of_each_format_is_shown_and_gives_a_schema_to_start_from(tmp_path, file_url):
     rows = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     files = {
         "a.pt": (
@@ -99,9 +92,7 @@ def test_text_by_a_models_file_and_a_warning_when_it_is_not_the_lakes(file_url: 
     assert (shown.code, shown.document["text"], shown.err) == (0, "hello world hello", "")
     schema = {"tokenizer": {"kind": "huggingface", "identity": "huggingface-1", "file_sha256": "0" * 64}}
     make(file_url, ".npy", [payload.read_bytes()], schema=schema)
-    assert stepfs("show", file_url, "--json").document["text"] is None, (
-        "the lake has only the tokenizer's name"
-    )
+    assert stepfs("show", file_url, "--json").document["text"] is None, "the lake has only the tokenizer's name"
     other = stepfs("show", file_url, "--tokenizer", path, "--json")
     assert other.document["text"] == "hello world hello"
     assert "is not the file that the lake's ids were made with (huggingface-1)" in other.err
@@ -132,9 +123,7 @@ def test_a_slice_at_odds_is_shown_and_ends_with_5(file_url: str) -> None:
         ("a", b"x", 2, "a file without extension"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shown_is_one_line(
-    tmp_path: Path, name: str, data: bytes, code: int, words: str
-) -> None:
+def test_what_cannot_be_shown_is_one_line(tmp_path, name, data, code, words):
     (tmp_path / name).write_bytes(data)
     ended = stepfs("show", tmp_path / name)
     assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", 1)
@@ -167,9 +156,7 @@ def test_a_micro_batch_is_named_by_rank_and_number(file_url: str) -> None:
     assert "the lake has 2 ranks" in stepfs("show", file_url, "--rank", 2).err
 
 
-def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(
-    file_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(file_url, monkeypatch):
     payload = npy(np.arange(2_000_000))
     make(file_url, ".npy", [payload])
     whole = stepfs("show", file_url, "--json").document
@@ -190,9 +177,7 @@ def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(
 
 def test_a_hostile_file_neither_writes_to_the_terminal_nor_breaks_the_decoder(tmp_path: Path) -> None:
     header = {"\x1b[31mred\ud800": {"dtype": "\x1b[31m" + "D" * 5000, "shape": [1], "data_offsets": [0, 8]}}
-    (tmp_path / "a.safetensors").write_bytes(
-        framed({"__metadata__": {"\x1b]0;": "\x1b[2J"}, **header}, bytes(8))
-    )
+    (tmp_path / "a.safetensors").write_bytes(framed({"__metadata__": {"\x1b]0;": "\x1b[2J"}, **header}, bytes(8)))
     for options in ([], ["--json"]):
         ended = stepfs("show", tmp_path / "a.safetensors", *options)
         assert (ended.code, "\x1b" in ended.out) == (0, False)

@@ -27,11 +27,8 @@ def test_sums_are_by_producer_and_by_the_hour_of_the_commit() -> None:
     assert stats.whole.amounts() == {"steps": 4, "bytes": 400, "records": 8}
     assert {name: sums.steps for name, sums in stats.producers.items()} == {"a": 3, "b": 1}
     assert {key: sums.payload_bytes for key, sums in stats.hours.items()} == {
-        (0, "a"): 100,
-        (1, "b"): 100,
-        (1, "a"): 100,
-        (3, "a"): 100,
-    }
+        (0, "a"): 100, (1, "b"): 100, (1, "a"): 100, (3, "a"): 100,
+    }  # fmt: skip
     assert {hour: sums.steps for hour, sums in stats.by_hour().items()} == {0: 1, 1: 2, 3: 1}
     assert stats.producers["b"].bytes_per_s is None, "one moment is no span"
     assert stats.producers["a"].bytes_per_s == pytest.approx(300_000 / (2 * HOUR_MS + 2))

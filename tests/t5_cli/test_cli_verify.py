@@ -26,17 +26,14 @@ class TestVerify:
         assert stepfs("verify", lake_url).out.startswith("5 steps, 15 slices, ")
 
     @pytest.mark.parametrize(
-        ("spoil", "problem"),
-        [
+        ("spoil", "problem"), [
             (lambda path: path.unlink(), "the object is missing"),
             (lambda path: os.truncate(path, path.stat().st_size - 1), "the object ends at byte"),
             (lambda path: flip(path, 64), "checksum mismatch"),
-            (lambda path: flip(path, 0), "not a TGB object"),
-            (lambda path: flip(path, -1), "footer"),
+            (lambda path: flip(path, 0), "not a TGB object"), (lambda path: flip(path, -1), "footer"),
             (lambda path: flip(path, -40), "checksum mismatch"),
-        ],
-        ids=["missing", "truncated", "slice", "header", "footer", "index"],
-    )
+        ], ids=["missing", "truncated", "slice", "header", "footer", "index"],
+    )  # fmt: skip
     def test_damage_is_named_and_exits_with_5(self, lake, spoil, problem):
         victim = data_files(lake)[1]
         spoil(victim)

@@ -63,16 +63,11 @@ def test_libfuse_is_the_one_that_pyfuse3_loads():
 
 
 @pytest.mark.parametrize(
-    ("package", "remedy"),
-    [
-        ("torch", "stepfs[torch]"),
-        ("tokenizers", "stepfs[text]"),
-        ("pyyaml", "stepfs[plan]"),
-        ("pyarrow", "stepfs[parquet]"),
-        ("zstandard", "stepfs[zstd]"),
-        ("trio", "stepfs"),
+    ("package", "remedy"), [
+        ("torch", "stepfs[torch]"), ("tokenizers", "stepfs[text]"), ("pyyaml", "stepfs[plan]"),
+        ("pyarrow", "stepfs[parquet]"), ("zstandard", "stepfs[zstd]"), ("trio", "stepfs"),
     ],
-)
+)  # fmt: skip
 def test_a_library_that_is_missing_is_named_with_the_least_that_brings_it(monkeypatch, package, remedy):
     without(monkeypatch, package)
     (line,) = [line for line in stepfs("version").out.splitlines() if line.split()[0] == package]

@@ -147,9 +147,7 @@ def test_a_refused_key_is_exit_4(az_url, monkeypatch):
 )
 def test_a_bound_on_live_bytes_that_is_none(tmp_path, size, line):
     plan = tmp_path / "plan.yaml"
-    plan.write_text(
-        "output: {mesh: dp=1, sequence_length: 8}\nsources: {a: {format: text, files: plan.yaml}}\n"
-    )
+    plan.write_text("output: {mesh: dp=1, sequence_length: 8}\nsources: {a: {format: text, files: plan.yaml}}\n")
     ended = produce("run", plan, f"file://{tmp_path}/lake", "--max-live-bytes", size)
     assert (ended.code, ended.err.count("\n"), line in ended.err) == (2, 1, True), ended.err
 

@@ -13,11 +13,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
+from lakes import produce
 from realmount import mounted
-from typer.testing import CliRunner
 
 from stepfs import Lake
-from stepfs_producer.cli.app import app
 
 TRAIN = Path(__file__).with_name("train_elastic.py")
 STOP = 7
@@ -37,8 +36,7 @@ def lake(request, tmp_path) -> str:
     (tmp_path / "prose.txt").write_text("".join(lines))
     (tmp_path / "plan.yaml").write_text(PLAN.replace("FILES", request.param))
     url = (tmp_path / "lake").as_uri()
-    command = ["run", str(tmp_path / "plan.yaml"), url, "--workers", "1"]
-    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert produce("run", tmp_path / "plan.yaml", url, "--workers", 1).code == 0
     return url
 
 
@@ -92,9 +90,7 @@ def test_a_mesh_with_peers_comes_back_with_half_and_twice_as_many_data_ranks(lak
     def source(data: int):
         if through == "data set" or (whole and data > 2):
             return nullcontext(lake)
-        return mounted(
-            lake, tmp_path / f"mount-{data}", "--mesh", f"tp=2,dp={data},cp=2", "--steps", f"0:{STOP}"
-        )
+        return mounted(lake, tmp_path / f"mount-{data}", "--mesh", f"tp=2,dp={data},cp=2", "--steps", f"0:{STOP}")
 
     def place(opened) -> str:
         return opened if isinstance(opened, str) else str(opened.directory)

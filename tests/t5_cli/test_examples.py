@@ -25,11 +25,8 @@ CALM = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
 PUBLIC = {"stepfs", "stepfs_producer"}
 # Their imports take 3 and 5 s of CPU: each program is forked from a process that has done them.
 LOADED = [
-    "stepfs.training",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.nn.parallel",
-    "transformers.trainer",
-]
+    "stepfs.training", "torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "transformers.trainer",
+]  # fmt: skip
 FORKED = multiprocessing.get_context("forkserver")
 
 
@@ -100,13 +97,9 @@ def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_o
         commit(lake, range(10, STEPS))
         assert ended(started(*command, output=after)) == 0, shown(after)
         assert re.findall(r"opens (.*)", shown(after)) == [
-            f"step-{step:09d}/rank-{rank:05d}.safetensors"
-            for step in range(8, STEPS)
-            for rank in range(SLICES)
+            f"step-{step:09d}/rank-{rank:05d}.safetensors" for step in range(8, STEPS) for rank in range(SLICES)
         ]
-        again = [
-            line for line in shown(before).splitlines() if "'epoch': '0.75'" in line
-        ]  # step 8, trained twice
+        again = [line for line in shown(before).splitlines() if "'epoch': '0.75'" in line]  # step 8, trained twice
         assert again
         assert again == [line for line in shown(after).splitlines() if "'epoch': '0.75'" in line]
         until(lambda: mount.status()["need"] == 8, "checkpoint 12 is not recorded")
@@ -153,9 +146,7 @@ def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tm
 
 def losses(output):
     """Step → loss, with all its digits."""
-    return {
-        int(step): loss for step, loss in re.findall(r"^step (\d+) loss (\S+)$", shown(output), re.MULTILINE)
-    }
+    return {int(step): loss for step, loss in re.findall(r"^step (\d+) loss (\S+)$", shown(output), re.MULTILINE)}
 
 
 def shown(output):

@@ -1,14 +1,17 @@
-"""A fork through the CLI, seen through mounts: it reads every byte after its parent let go, and lets go of it in turn."""
+"""A fork through the CLI: it reads every byte after its parent let go, lets go of it in turn, and finds it at its own
+endpoint.
+"""
 
 from __future__ import annotations
 
 import pytest
 import trio
-from lakes import stepfs
+from lakes import SLICES, commit, stepfs
 from realmount import Mount, mounted, payload, produce, until
 
 from stepfs.format.keys import data_prefix
 from stepfs.lake.identity import open_lake
+from stepfs.store import opening
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 
@@ -31,8 +34,7 @@ def said(*arguments: object) -> str:
 
 def read(mount: Mount) -> list[list[bytes]]:
     return [
-        [(mount.directory / name / f"rank-{rank:05d}.bin").read_bytes() for rank in (0, 1)]
-        for name in mount.steps()
+        [(mount.directory / name / f"rank-{rank:05d}.bin").read_bytes() for rank in (0, 1)] for name in mount.steps()
     ]
 
 
@@ -69,9 +71,7 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
             said("reclaim", fork)
             until(lambda: again.steps() == ["step-000000025"], "the view is not behind the checkpoint")
             assert read(again) == payloads(30)
-            assert (
-                stepfs("status", parent, "--json").document["groups"] == {}
-            )  # the fork holds nothing any more
+            assert stepfs("status", parent, "--json").document["groups"] == {}  # the fork holds nothing any more
 
             said("checkpoint", parent, "--group", "end", 30)
             said("reclaim", parent)
@@ -81,3 +81,26 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
             until(lambda: before.steps() == ["step-000000030"], "the parent still shows what is gone")
             assert read(before) == payloads(31)
             assert read(again) == payloads(30)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(["show", "--step", 0], 5), (["lineage", "--step", 0], 5), (["verify"], 0)],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_a_parents_store_is_opened_as_that_of_an_origin(monkeypatch, file_url, tmp_path, command, code):
+    stepfs("init", file_url, "--slices", SLICES)
+    commit(file_url, range(2))
+    fork = f"file://{tmp_path / 'fork'}"
+    assert stepfs("fork", f"{file_url}@2", fork).code == 0
+    opened = []
+    open_store = opening.open_store
+
+    def noted(url, *, options, silence):
+        opened.append((url, options.endpoint_url, options.of_origin))
+        return open_store(url, options=options, silence=silence)
+
+    monkeypatch.setattr(opening, "open_store", noted)
+    ended = stepfs(command[0], fork, *command[1:], "--endpoint-url", "http://of-the-fork")
+    assert ended.code == code, ended.err
+    assert set(opened) == {(fork, "http://of-the-fork", False), (file_url, "http://of-the-fork", True)}

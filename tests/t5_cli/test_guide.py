@@ -95,15 +95,9 @@ def follow(tmp_path):
             if block.language in {"text", "console"}:
                 continue
             process = subprocess.Popen(
-                block.command,
-                cwd=tmp_path,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
+                block.command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
             started.append(process)
             said, wrong = process.communicate(timeout=120)
             assert process.returncode == 0, f"{section}\n{block.text}\n{said}\n{wrong}"
@@ -136,9 +130,7 @@ def test_a_section_does_what_it_says(sections, follow, tmp_path):
 
 
 def test_every_section_with_commands_runs():
-    with_commands = {
-        name for name, text in SECTIONS.items() if re.search(r"^```(sh|python)$", text, re.MULTILINE)
-    }
+    with_commands = {name for name, text in SECTIONS.items() if re.search(r"^```(sh|python)$", text, re.MULTILINE)}
     assert with_commands == {BEGINNING, *(part for sections in PRINTED for part in parts(sections))}
     assert {block.language for block in blocks_of(PAGE, GUIDE)} <= {"sh", "python", "text", "console"}
     assert GUIDE.count("\n```") == 2 * len(blocks_of(PAGE, GUIDE))

@@ -36,19 +36,13 @@ def test_a_schema_is_one_has_the_number_and_describes_every_field(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("ls", ["ls"]),
-        ("ls", ["ls", "--step", 3]),
-        ("status-lake", ["status"]),
-        ("verify", ["verify"]),
+    ("name", "command"), [
+        ("ls", ["ls"]), ("ls", ["ls", "--step", 3]), ("status-lake", ["status"]), ("verify", ["verify"]),
         ("checkpoint", ["checkpoint", "--group", "run", "2"]),
-        ("checkpoint", ["checkpoint", "--group", "run", "--retire"]),
-        ("reclaim", ["reclaim", "--dry-run"]),
-        ("reclaim", ["reclaim"]),
-        ("doctor", ["doctor"]),
+        ("checkpoint", ["checkpoint", "--group", "run", "--retire"]), ("reclaim", ["reclaim", "--dry-run"]),
+        ("reclaim", ["reclaim"]), ("doctor", ["doctor"]),
     ],
-)
+)  # fmt: skip
 def test_a_command_prints_what_its_schema_says(lake, name, command):
     ended = stepfs(command[0], lake, *command[1:], "--json")
     assert ended.code == 0 or name == "doctor", ended.err

@@ -32,9 +32,7 @@ def commit(url: str, *batches: list[bytes]) -> None:
 
 @pytest.fixture
 def lake(file_url: str) -> str:
-    made = stepfs(
-        "init", file_url, "--slices", SLICES, "--ext", ".npy", "--payload-schema", json.dumps(SCHEMA)
-    )
+    made = stepfs("init", file_url, "--slices", SLICES, "--ext", ".npy", "--payload-schema", json.dumps(SCHEMA))
     assert made.code == 0, made.err
     return file_url
 
@@ -160,6 +158,4 @@ def test_a_schema_that_cannot_be_read_hides_no_step(lake: str) -> None:
     assert stepfs("ls", lake).out == "step-000000000\n"
     damaged = stepfs("verify", lake, "--json")
     assert damaged.code == 5
-    assert [(one["key"], "format" in one["problem"]) for one in damaged.document["errors"]] == [
-        ("lake.msgpack", True)
-    ]
+    assert [(one["key"], "format" in one["problem"]) for one in damaged.document["errors"]] == [("lake.msgpack", True)]

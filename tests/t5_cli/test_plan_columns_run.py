@@ -70,9 +70,7 @@ def numbers_of(batch: dict) -> dict[int, int]:
     found = {}
     rows = np.split(batch["pixels"], np.cumsum(batch["pixels_counts"])[:-1])
     for (micro, start, tokens, *_), patches in zip(batch["spans"].tolist(), rows, strict=True):
-        text = bytes(batch["input_ids"][micro, start : start + tokens].astype(np.uint8)).decode(
-            errors="ignore"
-        )
+        text = bytes(batch["input_ids"][micro, start : start + tokens].astype(np.uint8)).decode(errors="ignore")
         number = int(text[:3])
         assert (patches[:, ::3] == number).all()
         assert len(patches) == (1 + number % 4 if number % 3 else 0)

@@ -121,9 +121,7 @@ def test_killed_and_continued_with_other_workers_it_makes_the_same_bytes(origina
     directory, steps, _ = original
     lake = f"file://{tmp_path}/lake"
     command = [sys.executable, "-m", "stepfs_producer", "run", str(directory / "plan.yaml"), lake]
-    process = subprocess.Popen(
-        [*command, "--workers", "2", "--steps-per-second", "2"], stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([*command, "--workers", "2", "--steps-per-second", "2"], stderr=subprocess.DEVNULL)
     try:
         until(lambda: (tmp_path / "lake/lake.msgpack").exists() and len(committed(lake)) > 1, "no step")
     finally:
@@ -133,9 +131,7 @@ def test_killed_and_continued_with_other_workers_it_makes_the_same_bytes(origina
     assert [payloads for _, payloads in committed(lake)] == steps
 
 
-def test_a_run_without_files_beside_has_the_same_arrays_and_is_refused_by_the_other_lake(
-    original, tmp_path
-) -> None:
+def test_a_run_without_files_beside_has_the_same_arrays_and_is_refused_by_the_other_lake(original, tmp_path):
     directory, steps, _ = original
     plan = directory / "inside.yaml"
     plan.write_text(PLAN.replace("OWN", ""))
@@ -160,9 +156,7 @@ def test_a_stage_without_the_encoder_fetches_no_pixel(original, tmp_path) -> Non
     lake = f"file://{directory}/lake"
     with mounted(lake, tmp_path / "m") as mount:
         names = sorted(path.name for path in mount.step(0).iterdir())
-        assert names == [
-            f"rank-0000{rank}{file}.safetensors" for rank in range(2) for file in (".pixels", "")
-        ]
+        assert names == [f"rank-0000{rank}{file}.safetensors" for rank in range(2) for file in (".pixels", "")]
         for step, payloads in enumerate(steps):
             assert mount.file(step, 1, ".safetensors").read_bytes() == payloads[2]
         texts = sum(len(payloads[2]) for payloads in steps)
@@ -186,9 +180,7 @@ def test_replay_and_lineage_know_images(original) -> None:
     lake = f"file://{directory}/lake"
     done = produce("replay", lake, "--steps", "0:3", "--plan-dir", directory, "--workers", 1)
     assert (done.code, "all the same" in done.out) == (0, True), done.err
-    spans = stepfs("lineage", lake, "--step", 0, "--text", "--plan-dir", directory, "--json").document[
-        "spans"
-    ]
+    spans = stepfs("lineage", lake, "--step", 0, "--text", "--plan-dir", directory, "--json").document["spans"]
     shown = [json.loads(span["text"]) for span in spans if span["source"] == "pictures"]
     assert shown
     assert all(re.fullmatch(r"\d+ bytes", one["jpg"]) for one in shown)
@@ -196,10 +188,7 @@ def test_replay_and_lineage_know_images(original) -> None:
 
 def test_check_and_simulate_show_slices_and_both_loads(original) -> None:
     directory, _, document = original
-    assert (
-        "4 (mesh dp=2: 2 ranks; each coordinate of dp has 2 slices)"
-        in produce("check", directory / "plan.yaml").out
-    )
+    assert "4 (mesh dp=2: 2 ranks; each coordinate of dp has 2 slices)" in produce("check", directory / "plan.yaml").out
     done = produce("simulate", directory / "plan.yaml", "--steps", 3, "--workers", 1)
     assert re.search(
         r"^  tokens +slowest ÷ mean rank 1\.\d+.*\n  pixels +slowest ÷ mean rank 1\.", done.out, re.MULTILINE
@@ -233,18 +222,14 @@ def test_another_column_or_version_of_pillow_is_another_source(original, monkeyp
     one_line(produce("run", directory / "plan.yaml", lake), 4, words)
     monkeypatch.undo()
     plan = directory / "other.yaml"
-    plan.write_text(
-        PLAN.replace("OWN", ", file: own").replace("images: jpg", "images: {fields: jpg, merge: 1}")
-    )
+    plan.write_text(PLAN.replace("OWN", ", file: own").replace("images: jpg", "images: {fields: jpg, merge: 1}"))
     one_line(produce("run", plan, lake, "--accept-changes"), 4, words)
 
 
 def test_without_pillow_the_extra_is_named(original, monkeypatch) -> None:
     directory, _, _ = original
     monkeypatch.setitem(sys.modules, "PIL", None)
-    one_line(
-        produce("run", directory / "plan.yaml", "file:///nowhere/lake"), 2, "pip install 'stepfs[images]'"
-    )
+    one_line(produce("run", directory / "plan.yaml", "file:///nowhere/lake"), 2, "pip install 'stepfs[images]'")
     done = produce("check", directory / "plan.yaml")
     assert done.code == 2
     assert "sources.pictures.images: images need the package pillow" in done.err

@@ -72,15 +72,8 @@ def test_a_reclaimed_step_has_no_lineage(here: Path) -> None:
     assert stepfs("reclaim", url, "--grace", "0s").code == 0
     one_line(stepfs("lineage", url, "--step", 2), 3, "step 2 is not in the lake (steps 6 to 11 are)")
     words = [
-        "--source",
-        record["source"],
-        "--file",
-        record["file"],
-        "--record",
-        record["record"],
-        "--plan-dir",
-        here,
-    ]
+        "--source", record["source"], "--file", record["file"], "--record", record["record"], "--plan-dir", here,
+    ]  # fmt: skip
     one_line(produce("find", url, *words), 3, "no step from 6 on holds it; those before were reclaimed")
     one_line(replayed(here, steps="2:8"), 3, "step 2 is not in the lake")
     refused = replayed(here, steps="6:12")
@@ -115,20 +108,11 @@ def test_files_of_micro_batches_have_the_same_past(tmp_path: Path, original: Pat
     assert [{**one, "slice": 0} for one in here] == [{**one, "slice": 0} for one in whole]
     assert {one["slice"] for one in here} == {0, 1, 2, 3}
     assert spans(tmp_path, "--step", 2, "--rank", "1:1") == [one for one in here if one["slice"] == 3]
-    one_line(
-        stepfs("lineage", lake_of(tmp_path), "--rank", "1:2"), 2, "micro-batch 2: a rank has 2, from 0 on"
-    )
+    one_line(stepfs("lineage", lake_of(tmp_path), "--rank", "1:2"), 2, "micro-batch 2: a rank has 2, from 0 on")
     last = here[-1]
     words = [
-        "--source",
-        last["source"],
-        "--file",
-        last["file"],
-        "--record",
-        last["record"],
-        "--plan-dir",
-        tmp_path,
-    ]
+        "--source", last["source"], "--file", last["file"], "--record", last["record"], "--plan-dir", tmp_path,
+    ]  # fmt: skip
     found = produce("find", lake_of(tmp_path), *words, "--json").document["found"]
     assert (2, 1, last["micro"], last["start"]) in {
         (one["step"], one["rank"], one["micro"], one["start"]) for one in found
@@ -177,9 +161,7 @@ def test_another_text_is_never_shown(here: Path, change, why: str) -> None:
         one_line(shown_alone, 3, "--text: the text of the record is not at hand: ")
         assert why in shown_alone.err
         assert "0/prose.txt" in shown_alone.out
-    assert {one["text"] for one in after if one["source"] == "prose"} <= {None} | {
-        one["text"] for one in shown
-    }
+    assert {one["text"] for one in after if one["source"] == "prose"} <= {None} | {one["text"] for one in shown}
     said = {one["problem"] for one in after if one["source"] == "prose" and one["text"] is None}
     assert said
     assert all(why in one for one in said), said
@@ -206,9 +188,7 @@ def test_a_lost_listing_and_a_lost_plan_are_named(here: Path) -> None:
     one_line(produce("find", url, *words), 3, "the list of files of source prose is not in the lake; restore")
 
 
-def test_from_another_directory_than_the_plans_the_way_there_is_named(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_another_directory_than_the_plans_the_way_there_is_named(here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     url, said = (
         lake_of(here),

@@ -23,8 +23,7 @@ def test_files_of_micro_batches_are_the_parts_of_the_ranks_files(tmp_path: Path,
         for limit in (2, 5):  # and goes on
             assert produce("run", plan, lake, "--workers", 1, "--limit-steps", limit).code == 0
         found[files] = [
-            np.concatenate([np.load(io.BytesIO(payload)) for payload in step], axis=1)
-            for _, step in committed(lake)
+            np.concatenate([np.load(io.BytesIO(payload)) for payload in step], axis=1) for _, step in committed(lake)
         ]
         with Lake(lake) as reader:
             assert (reader.world, reader.micro_batches) == (2, 1 if files == "ranks" else 4)

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 import tools
-from lakes import stepfs
+from finished import ran
+from lakes import produce, stepfs
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
-from typer.testing import CliRunner
-
-from stepfs_producer.cli.app import app
 
 
 @pytest.mark.parametrize(
-    ("change", "advice"),
-    [
-        (
-            ("dp=2", "dp=3"),
-            "2 slices per step, not 3 slices; name another lake, or set output.mesh to one with dp = 2",
-        ),
-        (
-            ("micro_batch_tokens: 512", "micro_batches: 4, files: micro_batches"),
-            "2 slices per step, not 8 slices (ranks 2 × micro-batches 4); name another lake, or set output.files to ranks\n",
-        ),
+    ("change", "advice"), [
+        (("dp=2", "dp=3"),
+         "2 slices per step, not 3 slices; name another lake, or set output.mesh to one with dp = 2"),
+        (("micro_batch_tokens: 512", "micro_batches: 4, files: micro_batches"),
+         "2 slices per step, not 8 slices (ranks 2 × micro-batches 4); name another lake, or set output.files to ranks\n"),
         ((".npy", ".pt"), "holds .npy files, not .pt; name another lake, or set output.ext to .npy"),
-    ],
-    ids=["mesh", "files", "ext"],
-)
+    ], ids=["mesh", "files", "ext"],
+)  # fmt: skip
 def test_a_lake_of_another_shape_names_the_key_of_the_plan(plan, file_url, change, advice):  # noqa: F811
     assert run(plan, file_url, "--limit-steps", 1).returncode == 0
     plan.write_text(PLAN.replace(*change))
@@ -65,8 +56,8 @@ def test_a_plan_that_is_complete_already_shows_no_shares_of_nothing(plan, file_u
 
 def test_a_misspelt_sources_is_one_mistake_and_not_one_for_every_name(plan):  # noqa: F811
     plan.write_text(PLAN.replace("sources:", "source:"))
-    done = CliRunner().invoke(app, ["check", str(plan)], catch_exceptions=False)
-    assert done.exit_code == 2
+    done = produce("check", plan)
+    assert done.code == 2
     assert [line.partition("plan.yaml:")[2] for line in done.stderr.splitlines()[1:]] == [
         "1:1: 'sources' is missing",
         "3:1: unknown key 'source'; did you mean 'sources'?",
@@ -77,26 +68,16 @@ HIDDEN = "import sys; sys.modules[sys.argv.pop(1)] = None; from stepfs_producer.
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "command"),
-    [
-        ("yaml", "PyYAML", ["run", "PLAN", "LAKE"]),
-        ("yaml", "PyYAML", ["check", "PLAN"]),
+    ("module", "package", "command"), [
+        ("yaml", "PyYAML", ["run", "PLAN", "LAKE"]), ("yaml", "PyYAML", ["check", "PLAN"]),
         ("yaml", "PyYAML", ["check", "--schema"]),
         ("trio_parallel", "trio-parallel", ["run", "PLAN", "LAKE"]),
         ("trio_parallel", "trio-parallel", ["simulate", "PLAN", "--steps", "1"]),
-    ],
-    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
-)
+    ], ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
+)  # fmt: skip
 def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, module, package, command):  # noqa: F811
     words = [{"PLAN": str(plan), "LAKE": file_url}.get(word, word) for word in command]
-    done = subprocess.run(
-        [sys.executable, "-c", HIDDEN, module, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=tools.environment(),
-    )
+    done = ran([sys.executable, "-c", HIDDEN, module, *words], env=tools.environment())
     assert done.returncode == 2
     assert done.stderr == (
         f"stepfs-produce: plans need the package {package}, which is not installed: pip install 'stepfs[plan]'\n"
@@ -109,8 +90,6 @@ def test_plans_from_python_name_the_extra_and_are_an_import_error():
         "try: import stepfs_producer.plans\n"
         "except ImportError as error: print(type(error).__name__, error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout.startswith("MissingPackageError plans need the package pydantic")
     assert done.stdout.endswith("pip install 'stepfs[plan]'\n")

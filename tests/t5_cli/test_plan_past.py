@@ -1,7 +1,10 @@
-"""A planned lake, asked for its past: `lineage`, `find`, `replay` agree with an audit of all spans."""
+"""A planned lake, asked for its past and its plan: `lineage`, `find`, `replay`, `status` agree with an audit of all
+spans.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass
@@ -10,8 +13,7 @@ from pathlib import Path
 import json_schemas
 import pytest
 import trio
-from lakes import stepfs
-from planned_lake import produce
+from lakes import SLICES, commit, produce, stepfs
 
 from stepfs.cli.commands.lineage.spans import Wanted, shown_spans
 from stepfs.store.options import StoreOptions
@@ -51,8 +53,7 @@ def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(a
         with_text = step % 3 == 0
         shown = trio.run(shown_spans, wanted, str(audited.directory) if with_text else None)
         assert [
-            (span.epoch, span.source, span.file_number, span.record, span.first, span.tokens)
-            for span in shown.spans
+            (span.epoch, span.source, span.file_number, span.record, span.first, span.tokens) for span in shown.spans
         ] == [(piece.epoch, *piece.address, piece.first, len(piece.ids)) for piece in pieces]
         for span in shown.spans:
             seen.add((span.source, span.epoch))
@@ -79,9 +80,7 @@ def test_find_and_lineage_agree(audited: Audited) -> None:
     chosen = random.Random(SEED).sample(sorted(held), RECORDS) + split[:5]
     for source, file, record in chosen:
         listed = stepfs("lineage", audited.url, "--step", held[source, file, record][0][1], "--json").document
-        [name] = {
-            one["file"] for one in listed["spans"] if (one["source"], one["file_number"]) == (source, file)
-        }
+        [name] = {one["file"] for one in listed["spans"] if (one["source"], one["file_number"]) == (source, file)}
         words = ["--source", source, "--file", name, "--record", record, "--plan-dir", audited.directory]
         found = produce("find", audited.url, *words, "--json").document
         json_schemas.check("produce-find", found)
@@ -95,15 +94,8 @@ def test_find_and_lineage_agree(audited: Audited) -> None:
     said = []
     for source, file, record in sorted(audited.corpus.bad)[:6]:
         words = [
-            "--source",
-            source,
-            "--file",
-            f"{file}.jsonl",
-            "--record",
-            record,
-            "--plan-dir",
-            audited.directory,
-        ]
+            "--source", source, "--file", f"{file}.jsonl", "--record", record, "--plan-dir", audited.directory,
+        ]  # fmt: skip
         ended = produce("find", audited.url, *words)
         assert (ended.code, ended.out) == (3, "")
         said.append(ended.err)
@@ -116,3 +108,50 @@ def test_all_steps_are_made_again(audited: Audited) -> None:
     assert done.code == 0, done.err
     json_schemas.check("produce-replay", done.document)
     assert (done.document["steps"], done.document["different"]) == (STEPS, [])
+
+
+PLAN = f"""\
+output: {{ext: .npy, mesh: "dp={SLICES}", sequence_length: 64}}
+sources:
+  code: {{format: jsonl, files: code.jsonl, on_error: {{do: skip}}}}
+  prose: {{format: text, files: prose.txt}}
+mix: {{code: 25, prose: 75}}
+"""
+
+
+@pytest.fixture
+def summary(tmp_path, file_url):
+    """Of a run of 8 steps into a lake that another producer uses, too."""
+    lines = [json.dumps({"text": f"code {n} " + "x" * (n % 40)}) for n in range(99)]
+    for place in range(5, 99, 12):
+        lines[place] = "{"
+    (tmp_path / "code.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "prose.txt").write_text("".join(f"prose {n} " + "y" * (n * 31 % 120) + "\n" for n in range(99)))
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    stepfs("init", file_url, "--slices", SLICES, "--ext", ".npy")
+    commit(file_url, range(3))
+    plan = tmp_path / "plan.yaml"
+    done = produce("run", plan, file_url, "--workers", 1, "--limit-steps", 8, "--json")
+    assert done.code == 0, done.err
+    return done.document
+
+
+def test_what_a_run_prints_and_a_status_says_of_it_is_as_their_schemas_say(summary, file_url) -> None:
+    assert summary["bad_records"], "else their fields are not compared"
+    json_schemas.check("produce-run", summary)
+    json_schemas.check("status-lake", stepfs("status", file_url, "--json").document)
+
+
+def test_the_status_of_a_lake_agrees_with_the_run_that_filled_it(summary, file_url) -> None:
+    producers = stepfs("status", file_url, "--json").document["producers"]
+    plan = producers.pop("plan")["plan"]
+    assert [known["plan"] for known in producers.values()] == [None] * len(producers) != []
+    assert (plan["digest"], plan["step"], plan["tokens"]) == (summary["plan"], 8, summary["total"]["tokens"])
+    same = ("tokens", "share", "records", "skipped", "epoch")
+    assert plan["sources"] == {
+        name: {field: source[field] for field in same} for name, source in summary["sources"].items()
+    }
+    assert plan["sources"]["code"]["skipped"]
+    shown = [line.split() for line in stepfs("status", file_url).out.splitlines()]
+    prose = plan["sources"]["prose"]
+    assert ["plan", "prose", str(prose["tokens"]), f"{prose['share']:.2%}"] in [row[:4] for row in shown]

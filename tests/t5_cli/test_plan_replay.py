@@ -34,9 +34,7 @@ def test_a_replay_begins_anywhere_and_makes_the_wanted_ranks_alone(here: Path, t
     written = replayed(here, "--to", tmp_path / "out", steps="5:7")
     assert written.code == 0, written.err
     assert f": 4 files written to {tmp_path}/out, nothing compared with the lake" in written.out
-    found = sorted(
-        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.safetensors")
-    )
+    found = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.safetensors"))
     assert found == [f"step-{step:09}/rank-{rank:05}.safetensors" for step in (5, 6) for rank in (0, 1)]
     listed = stepfs("ls", lake_of(here), "--step", 5, "--json").document["steps"][0]["files"]
     assert [one["size"] for one in listed] == [(tmp_path / "out" / name).stat().st_size for name in found[:2]]
@@ -64,17 +62,12 @@ def edited(payload: bytes, array: str, place: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "said"),
-    [
-        (flip_a_token, "token 7 of source"),
-        (move_a_span, "span 0 is source"),
+    ("mutant", "said"), [
+        (flip_a_token, "token 7 of source"), (move_a_span, "span 0 is source"),
         (lambda payload: payload[:-1] + b"\1", "step 3, rank 1 (slice 1)"),
-    ],
-    ids=["token", "span", "byte"],
-)
-def test_a_planted_difference_is_found_and_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant, said: str
-) -> None:
+    ], ids=["token", "span", "byte"],
+)  # fmt: skip
+def test_a_planted_difference_is_found_and_described(tmp_path, monkeypatch, mutant, said):
     class Planting(AsyncProducer):
         async def append(self, batch, *, position, records):  # type: ignore[override]
             if position["step"] == 4:
@@ -166,15 +159,8 @@ def test_the_steps_of_two_producers_are_told_apart(here: Path) -> None:
     one_line(replayed(here, "--producer-id", "nobody", steps=whole), 3, "none is of the producer nobody")
     record = spans(here, "--step", 3)[0]
     words = [
-        "--source",
-        record["source"],
-        "--file",
-        record["file"],
-        "--record",
-        record["record"],
-        "--plan-dir",
-        here,
-    ]
+        "--source", record["source"], "--file", record["file"], "--record", record["record"], "--plan-dir", here,
+    ]  # fmt: skip
     found = produce("find", lake_of(here), *words, "--json").document["found"]
     assert {(one["producer"], one["step"] % ONE_PLAN_STEPS) for one in found} == {("plan", 3), ("other", 3)}
 

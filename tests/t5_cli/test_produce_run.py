@@ -16,12 +16,12 @@ import json_schemas
 import numpy as np
 import pytest
 from committed import committed
+from finished import ran
+from lakes import Ended, produce
 from payload_samples import npy
 from produced_text import PROGRAM
-from typer.testing import CliRunner
 
 from stepfs_producer import Producer
-from stepfs_producer.cli.app import app
 
 STEPS = 60
 PAUSE_S = 0.02  # between two looks: without one, looking takes the core that the command needs
@@ -38,9 +38,7 @@ mix: {code: 30, prose: 70}
 def plan_in(tmp_path: Path) -> Path:
     (tmp_path / "code").mkdir()
     for part in range(2):
-        lines = [
-            json.dumps({"text": f"code {part} {number} " + "x" * (number * 37 % 90)}) for number in range(300)
-        ]
+        lines = [json.dumps({"text": f"code {part} {number} " + "x" * (number * 37 % 90)}) for number in range(300)]
         (tmp_path / "code" / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "prose.txt").write_text(
         "".join(f"prose {number} " + "y" * (number * 31 % 120) + "\n" for number in range(700))
@@ -64,10 +62,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, lis
     return committed(lake)
 
 
-def run(plan: Path, lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = ["run", str(plan), lake, "--workers", "1", *map(str, arguments)]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+def run(plan: Path, lake: str, *arguments: object) -> Ended:
+    return produce("run", plan, lake, "--workers", 1, *arguments)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(plan: Path, file_url: str, undisturbed) -> None:
@@ -75,8 +71,8 @@ def test_a_run_goes_on_where_the_last_one_ended(plan: Path, file_url: str, undis
     first = run(plan, parted, "--limit-steps", 5, "--json")
     second = run(plan, parted, "--limit-steps", 12, "--json")
     assert committed(parted) == undisturbed[:12]
-    assert [json.loads(one.stdout)["run"]["steps"] for one in (first, second)] == [5, 7]
-    summary = json.loads(second.stdout)
+    assert [one.document["run"]["steps"] for one in (first, second)] == [5, 7]
+    summary = second.document
     json_schemas.check("produce-run", summary)
     assert summary["total"]["steps"] == 12
     assert summary["ending"] == "limit"
@@ -121,9 +117,7 @@ def test_a_source_that_is_not_the_one_of_before_is_refused_by_name(plan: Path, f
     ],
     ids=["gone", "shorter", "other"],
 )
-def test_a_file_that_changed_since_the_plan_began_is_refused_by_name(
-    plan: Path, file_url: str, change, said: str
-) -> None:
+def test_a_file_that_changed_since_the_plan_began_is_refused_by_name(plan, file_url, change, said):
     (plan.parent / "more.txt").write_text("one more line\n")
     plan.write_text(PLAN.replace("prose.txt", "[prose.txt, more.txt]"))
     assert run(plan, file_url, "--limit-steps", 3).returncode == 0
@@ -170,9 +164,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_any_ending_leaves_whole_steps_and_no_process(
-    plan: Path, tmp_path: Path, number: int, undisturbed
-) -> None:
+def test_any_ending_leaves_whole_steps_and_no_process(plan, tmp_path, number, undisturbed):
     lake = f"file://{tmp_path}/ended"
     command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--steps-per-second", "20"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -231,11 +223,10 @@ def test_functions_of_the_user_may_stand_beside_the_plan(plan: Path, tmp_path: P
     (tmp_path / "own_cost.py").write_text("def of(columns):\n    return columns['tokens'] * 2\n")
     (tmp_path / "own_render.py").write_text("def render(record):\n    return record['text'].upper()\n")
     plan.write_text(
-        PLAN.replace("files: code/", 'files: code/, transform: "own_render:render"')
-        + 'cost: {call: "own_cost:of"}\n'
+        PLAN.replace("files: code/", 'files: code/, transform: "own_render:render"') + 'cost: {call: "own_cost:of"}\n'
     )
     command = [PROGRAM, "run", str(plan), file_url, "--workers", "1", "--limit-steps", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=100)
+    done = ran(command, cwd="/")
     assert done.returncode == 0, done.stderr
 
 
@@ -265,12 +256,11 @@ def test_skipped_records_are_told_and_listed_beside_the_plan(plan: Path, tmp_pat
     lines = path.read_text().splitlines()
     path.write_text("\n".join(["{broken", *lines, "[1]"]) + "\n")
     plan.write_text(
-        PLAN
-        + "defaults: {epochs: 1, on_error: {do: skip, at_most: 1%}}\nuntil: {exhausted: all, last: pad}\n"
+        PLAN + "defaults: {epochs: 1, on_error: {do: skip, at_most: 1%}}\nuntil: {exhausted: all, last: pad}\n"
     )
     done = run(plan, f"file://{tmp_path}/lake", "--json")
     assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    summary = done.document
     assert summary["sources"]["code"]["skipped"] == 2
     told = {(one["file"], one["offset"]) for one in summary["bad_records"]}
     assert told == {("0/0.jsonl", 0), ("0/0.jsonl", path.stat().st_size - 4)}

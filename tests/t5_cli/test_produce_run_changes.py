@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import trio
 from committed import committed
-from typer.testing import CliRunner
+from lakes import Ended, produce, stepfs
 
-from stepfs.cli.app import app as stepfs
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
-from stepfs_producer.cli.app import app
 from stepfs_producer.plan.state import SourceState, State, read_position
 from stepfs_producer.tgb_writer import unpack_position
 from torture.planned.audit import pieces_of
@@ -48,10 +45,8 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-def run(plan: Path, lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = ["run", str(plan), lake, "--workers", "1", *map(str, arguments)]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+def run(plan: Path, lake: str, *arguments: object) -> Ended:
+    return produce("run", plan, lake, "--workers", 1, *arguments)
 
 
 def position(lake: str) -> State:
@@ -137,14 +132,12 @@ def test_a_source_that_is_no_readable_file_is_refused_by_name(plan: Path, file_u
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_run_whose_corpus_grew_goes_on_in_a_fork_as_in_its_lake(
-    plan: Path, file_url: str, tmp_path: Path
-) -> None:
+def test_a_run_whose_corpus_grew_goes_on_in_a_fork_as_in_its_lake(plan, file_url, tmp_path):
     """A fork has the listings of its parent's sources: files that came later are no reason to refuse."""
     child = f"file://{tmp_path}/fork"
     assert run(plan, file_url, "--limit-steps", 4).returncode == 0
-    forked = CliRunner().invoke(stepfs, ["fork", f"{file_url}@4", child], catch_exceptions=False)
-    assert forked.exit_code == 0, forked.output
+    forked = stepfs("fork", f"{file_url}@4", child)
+    assert forked.code == 0, forked.err
     (tmp_path / "code" / "b.jsonl").write_text('{"text": "came later"}\n')
     for lake in (file_url, child):
         done = run(plan, lake, "--limit-steps", 6)

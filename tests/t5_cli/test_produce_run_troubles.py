@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from finished import ran
 from produced_text import PROGRAM
 
 PLAN = """\
@@ -20,9 +21,7 @@ mix: {chats: 1}
 
 
 def run(directory: Path, render: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command_of(directory, render), capture_output=True, text=True, timeout=100, check=False
-    )
+    return ran(command_of(directory, render))
 
 
 def command_of(directory: Path, render: str) -> list[str]:

@@ -29,12 +29,8 @@ def test_text_records_its_arrays_and_show_undoes_its_ids(file_url: str, corpus: 
     schema = schema_of(file_url)
     assert (schema["format"], "binding" in schema) == (ext[1:], False)
     assert schema["tokenizer"] == {
-        "kind": "bytes",
-        "identity": "bytes",
-        "vocabulary": 258,
-        "eos": 256,
-        "pad": 257,
-    }
+        "kind": "bytes", "identity": "bytes", "vocabulary": 258, "eos": 256, "pad": 257,
+    }  # fmt: skip
     shown = stepfs("show", file_url, "--step", 0, "--json")
     if ext == ".tar":
         assert "arrays" not in schema
@@ -61,26 +57,20 @@ def test_a_run_records_its_arrays_and_says_of_its_own_that_they_are(file_url: st
     assert stepfs("verify", file_url, "--content").code == 0
     text = stepfs("show", file_url, "--step", 0, "--json").document["text"]
     assert "prose " in text or "code " in text
-    wider = PLAN.replace(".npy", ".safetensors").replace(
-        "micro_batch_tokens: 512", "micro_batch_tokens: 1024"
-    )
+    wider = PLAN.replace(".npy", ".safetensors").replace("micro_batch_tokens: 512", "micro_batch_tokens: 1024")
     plan.write_text(wider)
     changed = run(plan, file_url, "--limit-steps", 5, "--accept-changes")
     assert (changed.returncode, changed.stderr) == (0, ""), "a plan may change at a step"
 
 
 @pytest.mark.parametrize("command", ["run", "text"])
-def test_a_lake_that_promises_other_arrays_is_refused_before_anybody_is_fenced(
-    file_url: str, plan: Path, corpus: Path, command: str
-) -> None:
+def test_a_lake_that_promises_other_arrays_is_refused_before_anybody_is_fenced(file_url, plan, corpus, command):
     given = json.dumps({"arrays": {"array": {"dtype": "int32", "shape": [4, None]}}})
     assert stepfs("init", file_url, "--slices", 2, "--ext", ".npy", "--payload-schema", given).code == 0
     name = "plan" if command == "run" else "text-0-of-1"
     with Producer(file_url, producer_id=name) as healthy:
         done = run(plan, file_url) if command == "run" else produce(file_url, "-i", corpus, *SHAPE)
-        refused(
-            done, 4, "its schema says 'array' is int32 [4, ?], not int32 [4, ", "fork this one with another"
-        )
+        refused(done, 4, "its schema says 'array' is int32 [4, ?], not int32 [4, ", "fork this one with another")
         assert stepfs("status", file_url, "--json").document["producers"][name]["epoch"] == healthy.epoch
 
 

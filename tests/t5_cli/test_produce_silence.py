@@ -9,7 +9,8 @@ from pathlib import Path
 
 import trio
 from faultproxy import FaultProxy
-from test_cli_silence import LAKE, mute
+from finished import ran
+from test_cli_patience import LAKE, mute
 
 __all__ = ["mute"]  # fixtures
 
@@ -33,13 +34,7 @@ def command(lake: str, endpoint_url: str, *options: object, start_s: float) -> l
 
 def test_from_the_start(mute: str, corpus: Path) -> None:
     began_s = time.monotonic()
-    done = subprocess.run(
-        command(LAKE, mute, "-i", corpus, start_s=1.0),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = ran(command(LAKE, mute, "-i", corpus, start_s=1.0))
     assert time.monotonic() - began_s < 60  # four time-outs of 20 s without it
     waiting, gave_up = done.stderr.splitlines()
     assert waiting == f"stepfs-produce: waiting for {LAKE}: no answer yet; gives up after 1 s"

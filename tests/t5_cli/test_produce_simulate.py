@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import json_schemas
 import pytest
+from lakes import produce
 from test_cli_check import check
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
-from typer.testing import CliRunner
-
-from stepfs_producer.cli.app import app
 
 MEASURES = (
-    "fill",
-    "slowest_to_mean",
-    "slowest_to_mean_micro",
-    "padding_tokens",
-    "cut_documents",
-    "lost_tokens",
-    "sources",
-)
+    "fill", "slowest_to_mean", "slowest_to_mean_micro", "padding_tokens", "cut_documents", "lost_tokens", "sources",
+)  # fmt: skip
 
-
-def simulate(path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = ["simulate", str(path), *map(str, arguments)]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+simulate = partial(produce, "simulate")
 
 
 def test_what_it_says_is_what_a_run_says(plan, file_url):  # noqa: F811
@@ -38,9 +24,9 @@ def test_what_it_says_is_what_a_run_says(plan, file_url):  # noqa: F811
     done = simulate(plan, "--steps", 9, "--workers", 2, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(plan.parent.rglob("*")) == before
-    simulated = json.loads(done.stdout)
+    simulated = done.document
     assert simulated["steps"] == 9
-    ran = json.loads(run(plan, file_url, "--limit-steps", 9, "--json").stdout)
+    ran = run(plan, file_url, "--limit-steps", 9, "--json").document
     assert {name: simulated[name] for name in MEASURES} == {name: ran[name] for name in MEASURES}
     assert simulated["plan"] == ran["plan"]
     assert simulated["tokens"] == ran["run"]["tokens"]
@@ -84,18 +70,14 @@ def test_a_bad_record_that_may_not_be_skipped_ends_it(plan):  # noqa: F811
 def test_functions_of_the_user_may_stand_beside_the_plan(plan, monkeypatch):  # noqa: F811
     monkeypatch.setattr("sys.path", list(sys.path))
     (plan.parent / "my_functions_beside_the_plan.py").write_text(
-        "def render(record):\n    return record['text'][:5]\n\n"
-        "def flops(columns):\n    return columns['tokens'] ** 2\n"
+        "def render(record):\n    return record['text'][:5]\n\ndef flops(columns):\n    return columns['tokens'] ** 2\n"
     )
     mine = "my_functions_beside_the_plan"
     plan.write_text(
-        PLAN.replace("files: code/", f"files: code/, transform: '{mine}:render'")
-        + f"cost: {{call: '{mine}:flops'}}\n"
+        PLAN.replace("files: code/", f"files: code/, transform: '{mine}:render'") + f"cost: {{call: '{mine}:flops'}}\n"
     )
     done = simulate(plan, "--steps", 3, "--workers", 1, "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    code = json.loads(done.stdout)["sources"]["code"]
-    assert code["tokens"] == pytest.approx(6 * code["records"], abs=6), (
-        "five bytes and the end of each document"
-    )
+    code = done.document["sources"]["code"]
+    assert code["tokens"] == pytest.approx(6 * code["records"], abs=6), "five bytes and the end of each document"
     assert check(plan).returncode == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 from committed import committed
+from finished import ran
 from produced_text import (
     END,
     PROGRAM,
@@ -108,9 +109,7 @@ def test_a_lake_may_be_sealed_with_the_text(file_url: str, corpus: Path) -> None
     refused(produce(file_url, "-i", corpus, *RAW), 4, "sealed")
 
 
-def test_options_come_from_the_environment_too(
-    file_url: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_come_from_the_environment_too(file_url, corpus, monkeypatch):
     monkeypatch.setenv("STEPFS_INPUT", f"{corpus / '05.txt'} {corpus / '06.txt'}")
     for name, value in {"SLICES": "3", "SEQ_LEN": "32", "EXT": ".npy", "PRODUCER_ID": "named"}.items():
         monkeypatch.setenv(f"STEPFS_{name}", value)
@@ -126,9 +125,7 @@ def test_help_loads_nothing_heavy() -> None:
         "assert CliRunner().invoke(app, ['text', '--help']).exit_code == 0;"
         "print([name for name in ('torch', 'boto3', 'numpy', 'rich', 'tokenizers') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
-    )
+    done = ran([sys.executable, "-c", program], check=True, env={**os.environ})
     assert done.stdout == "[]\n"
 
 

@@ -87,9 +87,7 @@ def test_a_producer_id_of_its_own_does_not_get_around_it(file_url: str, corpus: 
     refused(beside, 4, "a has produced", "1/3", "not 0/1")
 
 
-def test_another_corpus_may_have_other_shards_also_under_the_same_names(
-    file_url: str, tmp_path: Path
-) -> None:
+def test_another_corpus_may_have_other_shards_also_under_the_same_names(file_url, tmp_path):
     for year in ("y24", "y25"):
         (tmp_path / year).mkdir()
         (tmp_path / year / "train.txt").write_text(f"{year}\n" * 100)
@@ -99,9 +97,7 @@ def test_another_corpus_may_have_other_shards_also_under_the_same_names(
         assert produce(file_url, "-i", tmp_path / "y25", *options).returncode == 0
 
 
-def test_two_that_begin_together_are_looked_at_again_before_the_first_step(
-    file_url: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_that_begin_together_are_looked_at_again_before_the_first_step(file_url, corpus, monkeypatch):
     class Overtaken(AsyncProducer):
         async def __aenter__(self) -> Self:
             arguments = (file_url, "-i", corpus, *RAW, "--limit-steps", 1)

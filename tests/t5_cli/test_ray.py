@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import servers
 from committed import committed
+from finished import ran
 from produced_text import PROGRAM
 
 RAY_PYTHON = Path(sys.prefix) / "ray/bin/python"  # scripts/setup makes it
@@ -66,21 +67,11 @@ def command(plan: Path, lake: str, *arguments: object) -> list[str]:
 
 
 def run(plan: Path, lake: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(plan, lake, *arguments),
-        env={**os.environ, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=plan.parents[1],
-        timeout=500,
-    )
+    return ran(command(plan, lake, *arguments), env={**os.environ, **more}, cwd=plan.parents[1], timeout=500)
 
 
 def locally(plan: Path, lake: str) -> list[tuple[str, list[bytes]]]:
-    subprocess.run(
-        [PROGRAM, "run", plan, lake, "--workers", "1", "--limit-steps", str(STEPS)], check=True, timeout=300
-    )
+    subprocess.run([PROGRAM, "run", plan, lake, "--workers", "1", "--limit-steps", str(STEPS)], check=True, timeout=300)
     return committed(lake)
 
 
@@ -119,9 +110,7 @@ def log_length(lake: str) -> int:
     return len(list(Path(lake.removeprefix("file://")).glob("*/log/*")))
 
 
-def test_steps_are_those_of_local_workers_and_nothing_is_left_of_a_killed_run(
-    plan, tmp_path, file_url
-) -> None:
+def test_steps_are_those_of_local_workers_and_nothing_is_left_of_a_killed_run(plan, tmp_path, file_url):
     expected = locally(plan, f"file://{tmp_path}/local")
     home = tempfile.mkdtemp(dir="/tmp")  # names of sockets may have 107 bytes
     mine = {"TMPDIR": home, "HOME": home}
@@ -178,23 +167,17 @@ def cluster(*nodes: str) -> Iterator[tuple[str, Callable[[int], None]]]:
 
 @pytest.mark.slow
 def test_unfit_nodes_are_named_and_nobody_is_fenced(plan, tmp_path, file_url) -> None:
-    subprocess.run(
-        [PROGRAM, "run", plan, file_url, "--workers", "1", "--limit-steps", "2"], check=True, timeout=300
-    )
+    subprocess.run([PROGRAM, "run", plan, file_url, "--workers", "1", "--limit-steps", "2"], check=True, timeout=300)
     before = log_length(file_url)
     shadow, none = tmp_path / "shadow", tmp_path / "none"
     (shadow / "numpy-0.9.dist-info").mkdir(parents=True)
     (shadow / "numpy-0.9.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.9\n")
     (none / "stepfs_producer").mkdir(parents=True)
-    (none / "stepfs_producer/__init__.py").write_text(
-        "raise ModuleNotFoundError('No module named stepfs_producer')"
-    )
+    (none / "stepfs_producer/__init__.py").write_text("raise ModuleNotFoundError('No module named stepfs_producer')")
     with cluster("1", f"1,PYTHONPATH={shadow}", f"1,PYTHONPATH={none}") as (address, _):
         refused = run(plan, file_url, "--ray-address", address)
     assert refused.returncode == 4, refused.stderr
-    lines = sorted(
-        re.sub(r".*node [0-9.]+ \([0-9a-f]{8}\) ", "", line) for line in refused.stderr.splitlines()
-    )
+    lines = sorted(re.sub(r".*node [0-9.]+ \([0-9a-f]{8}\) ", "", line) for line in refused.stderr.splitlines())
     assert len(lines) == 2, refused.stderr
     assert lines[0].startswith("cannot run stepfs (ModuleNotFoundError: No module named stepfs_producer)")
     assert lines[1].startswith("has numpy 0.9, the command ")
@@ -250,9 +233,7 @@ def test_the_commands_of_the_readme_run(plan, tmp_path, file_url) -> None:
         line.partition("#")[0].removeprefix("$ ") for line in part.splitlines() if line.startswith("$ ")
     )
     assert install.strip() == "pip install 'stepfs[ray]'"
-    port = next(
-        port for port in iter(lambda: servers.free_ports(1)[0], None) if port >= 20_000
-    )  # below are Ray's
+    port = next(port for port in iter(lambda: servers.free_ports(1)[0], None) if port >= 20_000)  # below are Ray's
     given = token.replace("…", secrets.token_hex(16))
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/stepfs-produce"
@@ -264,19 +245,9 @@ def test_the_commands_of_the_readme_run(plan, tmp_path, file_url) -> None:
         try:
             for line in (head, node, f"{produce} --limit-steps {STEPS}"):
                 words = (
-                    f"{given}; {line}".replace("6379", str(port))
-                    .replace("HEAD", "127.0.0.1")
-                    .replace("LAKE", file_url)
+                    f"{given}; {line}".replace("6379", str(port)).replace("HEAD", "127.0.0.1").replace("LAKE", file_url)
                 )
-                done = subprocess.run(
-                    ["sh", "-ec", words],
-                    env=mine,
-                    cwd=plan.parent,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=200,
-                )
+                done = ran(["sh", "-ec", words], env=mine, cwd=plan.parent, timeout=200)
                 assert done.returncode == 0, done.stdout + done.stderr
         finally:
             for pid in processes(below=home):

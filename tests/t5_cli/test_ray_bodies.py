@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from committed import committed
+from finished import ran
 from test_ray import PLAN, RAY_PYTHON, ROOT, cluster, ray_is_there  # noqa: F401 - a fixture
 
 SUPPORT = str(ROOT / "tests/support")
@@ -24,14 +25,7 @@ def words(*arguments: object) -> list[str]:
 
 
 def look(*arguments: object) -> dict:
-    done = subprocess.run(
-        words(*arguments),
-        env={**os.environ, "PYTHONPATH": SUPPORT},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    done = ran(words(*arguments), env={**os.environ, "PYTHONPATH": SUPPORT}, timeout=500)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,18 +1,24 @@
-"""The README as a program: its blocks run in order, in one directory, against real lakes. The pages name what exists."""
+"""The README as a program: its blocks run in order against real lakes, the pages name what exists, and no name
+shadows a module.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
 import pytest
+from finished import ran
 
 from stepfs import errors
+from stepfs_producer import Producer
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -39,10 +45,7 @@ class Block:
 
 def blocks_of(page: str, text: str) -> list[Block]:
     """The fenced blocks of a page, in order."""
-    return [
-        Block(page, text[: match.start()].count("\n") + 1, match[1], match[2])
-        for match in _FENCE.finditer(text)
-    ]
+    return [Block(page, text[: match.start()].count("\n") + 1, match[1], match[2]) for match in _FENCE.finditer(text)]
 
 
 BLOCKS = [block for page, text in PAGES.items() for block in blocks_of(page, text)]
@@ -75,23 +78,14 @@ def reader(tmp_path, seaweed):
 @pytest.mark.timeout(900)
 def test_every_block_runs(reader):
     directory, environment = reader
-    ran = 0
+    count = 0
     for block in BLOCKS:
         if block.language in {"text", "console"}:  # what is seen, and what other tests run
             continue
-        done = subprocess.run(
-            block.command,
-            cwd=directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            stdin=subprocess.DEVNULL,
-        )
+        done = ran(block.command, cwd=directory, env=environment, timeout=300, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, f"{block.page}:{block.line}\n{block.text}\n{done.stdout}\n{done.stderr}"
-        ran += 1
-    assert ran >= 8
+        count += 1
+    assert count >= 8
     mounted = Path("/proc/self/mountinfo").read_text()
     assert str(directory) not in mounted, "the pages unmount what they mount"
 
@@ -137,3 +131,26 @@ def test_exit_codes_are_those_of_the_errors():
 )
 def test_no_block_depends_on_this_machine(block):
     assert not re.search(r"/(home|root|tmp|mnt|work)/", block.text)
+
+
+def test_no_lake_is_called_like_a_standard_module():
+    names = set(re.findall(r"(?:\$PWD|\{os\.getcwd\(\)\})/([a-z_]+)", README))
+    assert "lake" in names
+    assert not names & sys.stdlib_module_names
+
+
+def test_globs_name_steps():
+    patterns = set(re.findall(r"glob\(\"([^\"]+/rank-[^\"]+)\"\)", README))
+    others = {pattern for pattern in patterns if "/step-*/" not in pattern}
+    assert others == {"run/*/rank-*"}, "shown as what reads the newest step twice"
+    assert "`step-*`" in README
+
+
+def test_what_holds_back_a_producer_is_named():
+    produce = OPERATIONS[OPERATIONS.index("## Producers") : OPERATIONS.index("## Mounts")]
+    options = set(inspect.signature(Producer.__init__).parameters) - {"self", "lake_url", "endpoint_url"}
+    assert {name for name in options if not re.search(rf"`{name}\b|{name}=", produce)} == {
+        "store",
+        "clock",
+        "pacer",
+    }, "for tests and simulations"

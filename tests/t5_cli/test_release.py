@@ -161,9 +161,7 @@ def test_troubles_with_git_are_told(checkout, monkeypatch, tmp_path):
 
 def test_what_cannot_be_built_says_why(checkout, tmp_path):
     (checkout / "fs/stepfs/__init__.py").write_text("version = 1\n")
-    with pytest.raises(
-        StepfsError, match=r"the wheel of .* cannot be built: ValueError: .*fs/stepfs/__init__.py$"
-    ):
+    with pytest.raises(StepfsError, match=r"the wheel of .* cannot be built: ValueError: .*fs/stepfs/__init__.py$"):
         build(checkout, "wheel", tmp_path, COMMITTED)
 
 
@@ -220,13 +218,6 @@ def test_metadata_that_an_index_refuses_is_found(checkout, tmp_path):
 
 
 def test_an_option_that_does_not_exist_is_a_usage_error():
-    done = subprocess.run(
-        tools.command("release", "--wrong"),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=tools.environment(),
-        timeout=60,
-    )
+    done = tools.ran("release", "--wrong")
     assert done.returncode == 2
     assert "usage: scripts/release" in done.stderr

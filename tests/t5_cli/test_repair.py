@@ -115,23 +115,21 @@ def test_a_commit_that_is_missing_before_others_is_damage_like_a_flipped_bit(lak
     assert contents(new) == payloads(*range(FIRST, STEPS - 3))
 
 
-def test_a_damaged_step_is_left_out(lake, tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (("data", 7, "delete"), [*range(FIRST, FIRST + 7), *range(FIRST + 8, STEPS)]),
+        (("index", 0), range(rottenlake.SEGMENT_STEPS, STEPS)),  # type: ignore[attr-defined]
+    ],
+    ids=["a step", "the segment of the first live steps"],
+)
+def test_damaged_steps_are_left_out(lake, tmp_path, damage, left):
     new = (tmp_path / "new").as_uri()
-    spoilt(lake, "data", 7, "delete")
-    [command] = told(lake)
-    assert run(command, new).code == 0
-    assert contents(new) == payloads(*range(FIRST, FIRST + 7), *range(FIRST + 8, STEPS))
-    assert stepfs("verify", new).code == 0
-
-
-def test_a_damaged_segment_costs_its_live_steps(lake, tmp_path):
-    """The first live step is in it."""
-    new = (tmp_path / "new").as_uri()
-    spoilt(lake, "index", 0)
+    spoilt(lake, *damage)
     [command] = told(lake)
     ended = run(command, new)
     assert ended.code == 0, ended.err
-    assert contents(new) == payloads(*range(rottenlake.SEGMENT_STEPS, STEPS))  # type: ignore[attr-defined]
+    assert contents(new) == payloads(*left)
     assert stepfs("verify", new).code == 0
 
 
@@ -159,9 +157,7 @@ def test_a_damaged_newest_control_record_is_continued_by_the_one_before(lake):
     [command] = told(lake)
     assert command == f"stepfs verify {lake.as_uri()} --repair"
     ended = run(command, "")
-    assert (
-        f"control record 1 is damaged; record 2 continues the one before: steps from {FIRST} on" in ended.err
-    )
+    assert f"control record 1 is damaged; record 2 continues the one before: steps from {FIRST} on" in ended.err
     assert "groups g" in ended.err
     assert (ended.code, key in ended.err) == (0, True), "the damaged object stays, and nobody reads it"
     assert told(lake, 0) == []

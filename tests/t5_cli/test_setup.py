@@ -1,4 +1,4 @@
-"""scripts/setup, with a Python that only notes what it is asked for: two of them in one checkout take turns."""
+"""scripts/setup with a Python that only notes what it is asked for, and the quickstart as CI sees it."""
 
 from __future__ import annotations
 
@@ -56,3 +56,24 @@ def test_a_second_one_waits_for_the_first_and_finds_nothing_to_do(checkout: Path
     assert outputs[1].read_text() == "setup: waiting for another one in this checkout\n"
     asked = calls.read_text().splitlines()
     assert len(asked) == len(set(asked)) == 3
+
+
+SOURCES, DOCUMENTS = "every source byte", "every document is there"
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--brief"], SOURCES),
+        pytest.param(["--plan", "--brief"], DOCUMENTS, marks=pytest.mark.slow),
+        pytest.param([], SOURCES, marks=pytest.mark.slow),
+        *(pytest.param(["--store", kind], SOURCES, marks=pytest.mark.slow) for kind in ("s3", "gs", "az")),
+        pytest.param(["--plan"], DOCUMENTS, marks=pytest.mark.slow),
+    ],
+    ids=["brief", "plan", "file", "s3", "gs", "az", "whole-plan"],
+)
+def test_the_quickstart_holds_what_its_table_says(options, said):
+    done = tools.ran("quickstart", *options, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert said in done.stdout

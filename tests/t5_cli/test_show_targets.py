@@ -50,9 +50,7 @@ def test_options_of_lakes_are_refused_for_a_file(tmp_path: Path, option: list[ob
         (["init", "{lake}", "--slices", 1, "--from-payload", ""], "--from-payload: is empty; name a file"),
     ],
 )  # fmt: skip
-def test_an_option_without_a_name_is_one_clear_line(
-    file_url: str, tmp_path: Path, arguments: list[object], words: str
-) -> None:
+def test_an_option_without_a_name_is_one_clear_line(file_url, tmp_path, arguments, words):
     (tmp_path / "x.npy").write_bytes(npy(np.zeros(2, np.int32)))
     places = {"{lake}": file_url, "{file}": tmp_path / "x.npy"}
     ended = stepfs(*(places.get(str(each), each) for each in arguments))

@@ -24,13 +24,9 @@ Edit = Callable[[list[dict]], object]
 
 @pytest.mark.timeout(180)
 def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
-    command = tools.command(
-        "torture", "--store", "file", "--kills", "5", "--seed", "1687"
-    )  # one of each kind at least
-    command += ["--producers", "2", "--readers", "2", "--every", "0.7", "--rate", "8", "--json"]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=tools.environment(TMPDIR=str(tmp_path))
-    )
+    options = ["--store", "file", "--kills", "5", "--seed", "1687"]  # one of each kind at least
+    options += ["--producers", "2", "--readers", "2", "--every", "0.7", "--rate", "8", "--json"]
+    done = tools.ran("torture", *options, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     kills = found["kills"]
@@ -39,9 +35,7 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     assert kills["server"] == 0
     assert found["fenced_zombies"] == found["frozen"]["producer"]
     assert found["steps"] == found["records"] > 0
-    assert not any(
-        found[what] for what in ("lost", "duplicated", "torn", "disordered", "readers_differ", "faults")
-    )
+    assert not any(found[what] for what in ("lost", "duplicated", "torn", "disordered", "readers_differ", "faults"))
     assert not list(tmp_path.iterdir())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +17,9 @@ from torture.planned.corpus import Address, Corpus
 @pytest.mark.slow  # test_produce_run kills workers and commands, too; the audit's mutants run below
 @pytest.mark.timeout(300)
 def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
-    command = tools.command("torture", "--plan", "--store", "file", "--kills", "4", "--seed", "3")
-    command += ["--workers", "1", "--every", "0.5", "--rate", "20", "--json"]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=tools.environment(TMPDIR=str(tmp_path))
-    )
+    options = ["--store", "file", "--kills", "4", "--seed", "3", "--workers", "1"]
+    options += ["--every", "0.5", "--rate", "20", "--json"]
+    done = tools.ran("torture", "--plan", *options, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kills"]["worker"] + found["kills"]["command"] == 4
@@ -32,9 +29,7 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 ADDRESSES: list[Address] = [("code", 0, offset) for offset in (0, 10, 20)]
-CORPUS = Corpus(
-    Path(), {address: b"text %d" % index for index, address in enumerate(ADDRESSES)}, {("code", 0, 30)}
-)
+CORPUS = Corpus(Path(), {address: b"text %d" % index for index, address in enumerate(ADDRESSES)}, {("code", 0, 30)})
 
 
 def lake() -> PlannedLake:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from finished import ran
 from lakes import stepfs
 from lakework import list_groups
 from realmount import STEPFS, mounted, payload, until
@@ -84,13 +85,7 @@ def reclaiming(url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def trained(*arguments: object) -> dict[int, str]:
     """Step → what was read, of a training loop that ran to its end."""
-    done = subprocess.run(
-        [sys.executable, str(TRAIN), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = ran([sys.executable, str(TRAIN), *map(str, arguments)], timeout=300)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
@@ -106,9 +101,7 @@ def test_a_training_loop_that_keeps_its_last_two_checkpoints(s3_url, tmp_path):
         producer = threading.Thread(target=produce, args=(s3_url, STEPS), kwargs={"max_lead": LEAD})
         producer.start()
         seen: dict[int, str] = {}
-        loop = threading.Thread(
-            target=lambda: seen.update(trained(mount.directory, checkpoints, STEPS, EVERY))
-        )
+        loop = threading.Thread(target=lambda: seen.update(trained(mount.directory, checkpoints, STEPS, EVERY)))
         loop.start()
         most = 0
         with reclaiming(s3_url, "--every", "0.5s"):
@@ -147,9 +140,7 @@ class Forked:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["stepfs.cli.app", "stepfs.lake.reclaim.run", "stepfs.store.s3.s3_store"]
-        )
+        self._context.set_forkserver_preload(["stepfs.cli.app", "stepfs.lake.reclaim.run", "stepfs.store.s3.s3_store"])
         self._environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
     def start(self, *arguments: str) -> multiprocessing.Process:

@@ -34,14 +34,11 @@ def test_the_list_is_what_is_read():
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("STEPFS_MEMORYSIZE", "STEPFS_MEMORY_SIZE"),
-        ("STEPFS_GRUOP", "STEPFS_GROUP"),
-        ("STEPFS_CACHE_DIRECTORY", "STEPFS_CACHE_DIR"),
-        ("STEPFS_XYZZY_PLUGH_QUUX", None),
+    ("name", "near"), [
+        ("STEPFS_MEMORYSIZE", "STEPFS_MEMORY_SIZE"), ("STEPFS_GRUOP", "STEPFS_GROUP"),
+        ("STEPFS_CACHE_DIRECTORY", "STEPFS_CACHE_DIR"), ("STEPFS_XYZZY_PLUGH_QUUX", None),
     ],
-)
+)  # fmt: skip
 def test_the_nearest_name_is_offered(name, near):
     (line,) = variables.unknown([name, "STEPFS_GROUP", "PATH", "MY_STEPFS_X"])
     assert line.startswith(f"{name} is set and means nothing")

@@ -124,9 +124,7 @@ def global_batch(batches: list[Batch], mesh: DeviceMesh) -> str:
     for data, rows in everybody:
         assert of_data.setdefault(data, rows) == rows, "peers"
     assert len(of_data) == coordinates(mesh)[1]
-    return hashlib.sha256(
-        json.dumps([row for data in sorted(of_data) for row in of_data[data]]).encode()
-    ).hexdigest()
+    return hashlib.sha256(json.dumps([row for data in sorted(of_data) for row in of_data[data]]).encode()).hexdigest()
 
 
 if __name__ == "__main__":

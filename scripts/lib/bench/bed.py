@@ -23,7 +23,7 @@ from typing import Any
 import servers
 import trio
 
-from bench.machine import BIN, COMMAND_S, MIB, cpu_s, let_go, program, rss, run, until
+from bench.machine import BIN, COMMAND_S, MIB, cpu_s, forget_variables, let_go, program, rss, run, until
 from bench.report import Report, at_least, median
 from stepfs.format.ids import BLOCK_BYTES
 from stepfs.lake.identity import create_lake
@@ -52,17 +52,9 @@ class Plan:
     def quick(cls) -> Plan:
         """Shows that everything works, and measures nothing that is worth quoting."""
         return cls(
-            file_bytes=2 * MIB,
-            rounds=2,
-            small_steps=4,
-            small_ranks=8,
-            workers=2,
-            commits=10,
-            long_steps=20_000,
-            worlds=(8,),
-            slice_bytes=(4 << 10,),
-            touch_bytes=64 * MIB,
-        )
+            file_bytes=2 * MIB, rounds=2, small_steps=4, small_ranks=8, workers=2, commits=10, long_steps=20_000,
+            worlds=(8,), slice_bytes=(4 << 10,), touch_bytes=64 * MIB,
+        )  # fmt: skip
 
 
 @dataclass
@@ -123,8 +115,7 @@ class Bed:
         self._number = 0
         report.say("starting SeaweedFS")
         self.server = stack.enter_context(servers.seaweedfs(self.directory / "seaweedfs"))
-        for foreign in [name for name in os.environ if name.startswith("AWS_")]:
-            del os.environ[foreign]
+        forget_variables("AWS_")
         os.environ.update(self.server.environment())
 
     def fresh(self, name: str) -> Path:

@@ -63,14 +63,9 @@ def _run(command: list[str]) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_INSTALL_S_MAX,
+            command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_INSTALL_S_MAX,
             env=environ,
-        )
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise NotInstalledError(f"{Path(command[0]).name} took longer than {_INSTALL_S_MAX:g} s") from error
     if done.returncode != 0:

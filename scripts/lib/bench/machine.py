@@ -1,9 +1,10 @@
-"""The machine under a benchmark: commands, memory, caches, and what a process has used."""
+"""The machine under a script: commands, mounts, signals, memory, caches, and what a process has used."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 BIN = Path(sysconfig.get_path("scripts"))
 SCRIPTS = Path(__file__).resolve().parents[2]
@@ -29,14 +31,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """A command that must succeed."""
     done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=env,
-        stdin=subprocess.DEVNULL,
-    )
+        command, check=False, capture_output=True, text=True, timeout=timeout_s, env=env, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
     if done.returncode != 0:
         name = " ".join(Path(word).name for word in command[:3])
         raise SystemExit(f"benchmark: {name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -55,6 +51,24 @@ def let_go(directory: Path) -> None:
 
 def is_mounted(directory: Path) -> bool:
     return f" {directory} " in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+
+def forget_variables(*prefixes: str) -> None:
+    """Nobody's own credentials and options are meant."""
+    for name in [name for name in os.environ if name.startswith(prefixes)]:
+        del os.environ[name]
+
+
+def interrupt_once() -> None:
+    """Ctrl-C and SIGTERM interrupt; what is cleaned up after that must not be interrupted again."""
+
+    def interrupted(_number: int, _frame: FrameType | None) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
 
 
 def until(done: Callable[[], bool], timeout_s: float) -> bool:

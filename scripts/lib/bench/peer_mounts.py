@@ -62,15 +62,9 @@ class Rclone:
     def mounted(self, endpoint_url: str = "") -> Iterator[PeerMount]:
         directory, cache = self._bed.fresh("rclone"), self._bed.fresh("rclone-cache")
         command = [
-            servers.program("rclone"),
-            "mount",
-            f"sea:{servers.BUCKET}/{self._prefix}",
-            str(directory),
-            "--read-only",
-            f"--vfs-cache-mode={self._mode}",
-            f"--cache-dir={cache}",
-            f"--config={cache / 'rclone.conf'}",
-        ]
+            servers.program("rclone"), "mount", f"sea:{servers.BUCKET}/{self._prefix}", str(directory), "--read-only",
+            f"--vfs-cache-mode={self._mode}", f"--cache-dir={cache}", f"--config={cache / 'rclone.conf'}",
+        ]  # fmt: skip
         variables = {
             "RCLONE_CONFIG_SEA_TYPE": "s3",
             "RCLONE_CONFIG_SEA_PROVIDER": "Other",
@@ -94,16 +88,10 @@ class JuiceFS:
         home = bed.fresh("juicefs-meta")
         self._meta = f"sqlite3://{home / 'meta.db'}"
         command = [
-            self._program,
-            "format",
-            "--storage=s3",
-            f"--bucket={bed.server.endpoint_url}/{servers.BUCKET}",
-            f"--access-key={servers.ACCESS_KEY}",
-            f"--secret-key={servers.SECRET_KEY}",
-            "--trash-days=0",
-            self._meta,
+            self._program, "format", "--storage=s3", f"--bucket={bed.server.endpoint_url}/{servers.BUCKET}",
+            f"--access-key={servers.ACCESS_KEY}", f"--secret-key={servers.SECRET_KEY}", "--trash-days=0", self._meta,
             "juicefs",
-        ]
+        ]  # fmt: skip
         run(command)
 
     @contextmanager

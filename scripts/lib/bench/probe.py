@@ -77,12 +77,8 @@ def memmap() -> Read:
 
 
 READERS = {
-    "raw": plain,
-    "np.load": np_load,
-    "torch.load": torch_load,
-    "safetensors": safetensors,
-    "memmap": memmap,
-}
+    "raw": plain, "np.load": np_load, "torch.load": torch_load, "safetensors": safetensors, "memmap": memmap,
+}  # fmt: skip
 KINDS = {"raw": "raw", "np.load": "npy", "torch.load": "pt", "safetensors": "safetensors", "memmap": "npy"}
 
 

@@ -129,22 +129,14 @@ def machine() -> dict[str, Any]:
     ]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], check=False, capture_output=True, text=True,
+    )  # fmt: skip
     return {
-        "cpu": cpu[0] if cpu else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory / 2**30),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip() or "unknown",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "load": load(),
-        "pages_taken_back": _pages_taken_back(),
-    }
+        "cpu": cpu[0] if cpu else platform.processor(), "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30), "kernel": platform.release(), "python": platform.python_version(),
+        "commit": commit.stdout.strip() or "unknown", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "load": load(), "pages_taken_back": _pages_taken_back(),
+    }  # fmt: skip
 
 
 def _pages_taken_back() -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import servers  # how tests start SeaweedFS is how it is started
 import trio
 
+from bench.machine import forget_variables
 from bench.report import ROOT, Report
 from bench_ingest import bandwidth, growth, pace
 from stepfs.cli.failure import reported
@@ -40,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("bench_ingest", "stepfs: what writing costs and yields")
     with tempfile.TemporaryDirectory(prefix="stepfs-bench-", dir=options.scratch) as name:
         directory = Path(name)
-        for variable in [variable for variable in os.environ if variable.startswith("AWS_")]:
-            del os.environ[variable]
+        forget_variables("AWS_")
         with servers.seaweedfs(directory / "seaweedfs") as server:
             os.environ.update(server.environment())
             url = f"s3://{servers.BUCKET}/bench"

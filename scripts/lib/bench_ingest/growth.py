@@ -86,11 +86,8 @@ async def run(report: Report, name: str, base_url: str, long_steps: int, commits
     moved = [(late[1] - early[1]) / commits for early, late in zip(before, after, strict=True)]
     times = [median(lane.seconds) for lane in lanes]
     report.figures.setdefault("growth", {})[name] = {
-        "steps": [SHORT_STEPS, long_steps],
-        "requests": requests,
-        "bytes": moved,
-        "seconds": times,
-    }
+        "steps": [SHORT_STEPS, long_steps], "requests": requests, "bytes": moved, "seconds": times,
+    }  # fmt: skip
     label = f"{long_steps:,} steps of history, {name}"
     report.add(
         Row(

@@ -105,15 +105,8 @@ async def measure(crew: Sequence[Worker], url: str, pacing: str | float, rate: f
         measured_s = plan.seconds / plan.rounds
         for number, worker in enumerate(crew):
             order = Order(
-                url,
-                f"p{number}",
-                pacing,
-                rate / len(crew),
-                plan.slice_bytes,
-                plan.warm_s,
-                measured_s,
-                plan.cool_s,
-            )
+                url, f"p{number}", pacing, rate / len(crew), plan.slice_bytes, plan.warm_s, measured_s, plan.cool_s,
+            )  # fmt: skip
             await worker.tell(asdict(order))
         for worker in crew:
             await worker.hear()

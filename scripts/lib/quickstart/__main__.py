@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench.machine import interrupt_once
 from quickstart import plan_story, text_story
-from quickstart.story import Story, console, interrupted, lake_url
+from quickstart.story import Story, console, lake_url
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupted)
+    interrupt_once()
     with tempfile.TemporaryDirectory(prefix="stepfs-quickstart-") as name, ExitStack() as stack:
         directory = Path(name)
         story = Story(directory, stack.enter_context(lake_url(directory)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quickstart.corpus import EOS, PAD, VOCABULARY, train_tokenizer, write_corpus
-from quickstart.programs import in_time, refuse_failure, run, start
+from quickstart.programs import run, start
 from quickstart.story import BRIEF, Story, console, steps_in
 from quickstart.trainer import Trainer
 
@@ -65,7 +65,7 @@ def tell(story: Story, running: ExitStack) -> None:
     story.until(f"step {KILL_AT_STEP}", lambda: frontier(mount) >= KILL_AT_STEP)
     killed_at = kill(story)
     story.producers = [start_run(story, running, plan)]
-    ended = finish(story, story.producers[0])
+    ended = story.finish("the run", story.producers[0])
     story.say("the plan is complete, everything is committed")
     trainer.finish()
     check_training(story, trainer)
@@ -113,14 +113,6 @@ def in_session(leader: int) -> list[int]:
         if int(session) == leader and state != "Z":
             found.append(int(entry.name))
     return found
-
-
-def finish(story: Story, process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The JSON that the run ends with."""
-    output, _ = in_time("the end of the run", process.communicate, story.left_s())
-    refuse_failure("the run", process)
-    summary: dict[str, Any] = json.loads(output)
-    return summary
 
 
 def status(story: Story) -> dict[str, Any]:

@@ -36,12 +36,8 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [str(BIN / command[0]), *command[1:]],
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        timeout=120,
-    )
+        [str(BIN / command[0]), *command[1:]], check=False, text=True, stdout=subprocess.PIPE, timeout=120,
+    )  # fmt: skip
     if done.returncode != 0:
         raise SystemExit(f"quickstart: {' '.join(command[:2])} ended with exit code {done.returncode}")
     return done
@@ -59,18 +55,6 @@ def refuse_failure(who: str, process: subprocess.Popen[str]) -> None:
     """End the quickstart if that process has ended with an error."""
     if process.poll():
         raise SystemExit(f"quickstart: {who} ended with exit code {process.returncode}; its message is above")
-
-
-def is_mounted(directory: Path) -> bool:
-    return f" {directory} " in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-
-
-def let_go(directory: Path) -> None:
-    """After a failure or Ctrl-C: no mount stays behind, whatever state it is in."""
-    if is_mounted(directory):
-        subprocess.run([str(BIN / "stepfs"), "unmount", str(directory)], check=False, timeout=60)
-    if is_mounted(directory):
-        subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False)
 
 
 def processes_naming(directory: Path) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from quickstart.programs import is_mounted, let_go, processes_naming, refuse_failure, run
+from bench.machine import forget_variables, is_mounted, let_go
+from quickstart.programs import in_time, processes_naming, refuse_failure, run
 
 DEADLINE_S = 300.0  # to give up on a machine that is too slow, or broken
 SERVERS = ("weed", "azurite")  # they run in this directory until the end
@@ -54,6 +55,13 @@ class Story:
                 raise SystemExit(f"quickstart: {what} did not come within {DEADLINE_S:.0f} s")
             time.sleep(0.1)
 
+    def finish(self, who: str, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """The JSON that a producer ends with."""
+        output, _ = in_time(f"the end of {who}", process.communicate, self.left_s())
+        refuse_failure(who, process)
+        summary: dict[str, Any] = json.loads(output)
+        return summary
+
     def mount(self, running: ExitStack, directory: Path, *options: str) -> None:
         """`stepfs mount` returns when the mount answers."""
         directory.mkdir()
@@ -87,13 +95,6 @@ class Story:
         return 0 if self.checks and all(held for *_, held in self.checks) else 1
 
 
-def interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Once: what is cleaned up after it must not be interrupted again."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 @contextmanager
 def lake_url(directory: Path) -> Iterator[str]:
     """A place for a lake: a directory; with --store of a server started for the purpose, or the URL that it names."""
@@ -105,8 +106,7 @@ def lake_url(directory: Path) -> Iterator[str]:
     import cloudservers  # noqa: PLC0415  (how tests start servers is how they are started)
     import servers  # noqa: PLC0415
 
-    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
-        del os.environ[name]
+    forget_variables("AWS_", "AZURE_", "GOOGLE_")
     server: servers.S3Server | cloudservers.CloudServer
     with ExitStack() as stack:
         if store == "s3":

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
-from quickstart.programs import in_time, refuse_failure, run, start
+from quickstart.programs import run, start
 from quickstart.story import BRIEF, Story, show, steps_in
 from quickstart.trainer import Trainer
 
@@ -60,7 +60,7 @@ def tell(story: Story, running: ExitStack) -> None:
     killed_at = len(steps_in(growing))
     story.say(f"[bold red]kill -9[/bold red] of producer 0 at step {killed_at}; started again")
     story.producers[0] = start_producer(story, running, 0)
-    outputs = [finish(story, producer) for producer in story.producers]
+    outputs = [story.finish("a producer", producer) for producer in story.producers]
     produced_at = time.monotonic()
     story.say("both producers have committed everything and are gone")
     trainer.finish()
@@ -75,24 +75,9 @@ def start_producer(story: Story, running: ExitStack, index: int) -> subprocess.P
     plan, shard = story.directory / f"shard-{index}.yaml", f"{index}/{PRODUCERS}"
     plan.write_text(PLAN.format(files=json.dumps([str(path) for path in CORPUS]), shard=shard))
     what = [
-        "stepfs-produce",
-        "run",
-        str(plan),
-        story.lake,
-        "--producer-id",
-        f"text-{index}",
-        "--workers",
-        "1",
-    ]
+        "stepfs-produce", "run", str(plan), story.lake, "--producer-id", f"text-{index}", "--workers", "1",
+    ]  # fmt: skip
     return start(running, [*what, "--steps-per-second", str(STEPS_PER_SECOND), "--json"])
-
-
-def finish(story: Story, process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
-    """The JSON a producer ends with."""
-    output, _ = in_time("the end of a producer", process.communicate, story.left_s())
-    refuse_failure("a producer", process)
-    summary: dict[str, dict[str, int]] = json.loads(output)
-    return summary
 
 
 def check_training(story: Story, trainer: Trainer, produced_at: float) -> None:

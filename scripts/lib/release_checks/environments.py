@@ -63,15 +63,9 @@ def run(
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        command,
-        cwd=directory,
-        env={**kept, **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_S,
-        check=False,
-    )
+        command, cwd=directory, env={**kept, **(environment or {})}, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=_COMMAND_S, check=False,
+    )  # fmt: skip
     if done.returncode != 0:
         said = re.sub(r"\n{2,}", "\n", done.stdout[-6000:] + done.stderr[-3000:])
         raise CheckFailedError(f"{' '.join(command[:6])} … ended with exit code {done.returncode}:\n{said}")

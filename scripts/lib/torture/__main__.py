@@ -6,25 +6,21 @@ import argparse
 import json
 import os
 import random
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from rich.console import Console
-
-from quickstart.programs import is_mounted, processes_naming
+from bench.machine import is_mounted
+from quickstart.programs import processes_naming
 from torture.audit import Audit, audit_journals, audit_lake
 from torture.planned import run as planned
 from torture.proxy import parse_probabilities
 from torture.records import notes
 from torture.run import COUNTED, Run, inject_faults, prepared_run, run_stepfs, stepfs
+from torture.session import Session, session
 from torture.table import print_table
 
 PROXY = (
@@ -33,7 +29,6 @@ PROXY = (
 )
 _KILL_LIMIT_S = 12.0  # of wall clock per kill before a run gives up
 _SETTLE_S = 600.0  # each phase of coming to rest, on a machine with other work to do
-_SHOWN_MAX = 20
 
 
 @dataclass
@@ -51,38 +46,22 @@ def main() -> int:
     if "--plan" in sys.argv[1:]:
         return planned.main([word for word in sys.argv[1:] if word != "--plan"])
     options = _parse()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupted)
-    console = Console(stderr=True, highlight=False)
-    directory = Path(tempfile.mkdtemp(prefix="stepfs-torture-"))
     started = time.monotonic()
-    held = False
-    try:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            del os.environ[name]
+    with session(options, "stepfs-torture-", "AWS_") as found:
         with prepared_run(
-            directory,
-            store=options.store,
-            seed=options.seed,
-            producers=options.producers,
-            readers=options.readers,
-            rate=options.rate,
+            found.directory, store=options.store, seed=options.seed, producers=options.producers,
+            readers=options.readers, rate=options.rate,
             probabilities="" if options.proxy == "none" else options.proxy,
-        ) as run:
+        ) as run:  # fmt: skip
             if run.server is not None:
                 os.environ.update(run.server.environment())
-            outcome = _run_and_audit(run, options, lambda text: console.print(_stamp(started) + text))
-        outcome.left += [] if options.store == "file" else _remnants(directory)
+            outcome = _run_and_audit(run, options, lambda text: found.console.print(_stamp(started) + text))
+        outcome.left += [] if options.store == "file" else _remnants(found.directory)
         outcome.wall_s = time.monotonic() - started
         outcome.faults += [f"left behind: {what}" for what in outcome.left]
-        held = not outcome.faults
-        _report(options, run, outcome, console)
-    finally:
-        if options.keep or not (held or sys.exc_info()[0] is KeyboardInterrupt):
-            console.print(f"journals and logs are kept in {directory}")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-    return 0 if held else 1
+        found.held = not outcome.faults
+        _report(found, run, outcome)
+    return 0 if found.held else 1
 
 
 def _run_and_audit(run: Run, options: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
@@ -169,8 +148,8 @@ def _remnants(directory: Path) -> list[str]:
     return [*mounted, *processes_naming(directory)]
 
 
-def _report(options: argparse.Namespace, run: Run, outcome: Outcome, console: Console) -> None:
-    audit = outcome.audit
+def _report(found: Session, run: Run, outcome: Outcome) -> None:
+    options, audit = found.options, outcome.audit
     proxied = {}
     if run.server is not None and run.server.counts.exists():
         proxied = json.loads(run.server.counts.read_text())
@@ -200,13 +179,8 @@ def _report(options: argparse.Namespace, run: Run, outcome: Outcome, console: Co
         "wall_s": round(outcome.wall_s, 1),
         "faults": outcome.faults,
     }
-    if options.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        print_table(figures)
-    for fault in outcome.faults[:_SHOWN_MAX]:
-        console.print(f"[red]fault:[/red] {fault}", markup=True, soft_wrap=True)
-    console.print(f"the same kinds of faults in the same order: {_again(options)}", soft_wrap=True)
+    found.report(figures, outcome.faults, print_table)
+    found.console.print(f"the same kinds of faults in the same order: {_again(options)}", soft_wrap=True)
 
 
 def _sampled(run: Run) -> Counter[str]:
@@ -231,13 +205,6 @@ def _again(options: argparse.Namespace) -> str:
 
 def _stamp(started: float) -> str:
     return f"{time.monotonic() - started:6.1f} s  "
-
-
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Once: what is cleaned up after it must not be interrupted again."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _parse() -> argparse.Namespace:

@@ -26,12 +26,9 @@ UNREACHABLE = 6
 _REAP_S = 60.0  # one that reads a mount ends with its read, which may wait for the store's time-out (20 s)
 _SUPERVISED_PAUSE_S = 0.5
 TOLERATED = {
-    "producer": {UNREACHABLE},
-    "mount": {UNREACHABLE},
-    "reclaimer": {UNREACHABLE},
-    "reader": {MOUNT_LOST},
+    "producer": {UNREACHABLE}, "mount": {UNREACHABLE}, "reclaimer": {UNREACHABLE}, "reader": {MOUNT_LOST},
     "sampler": {MOUNT_LOST},
-}
+}  # fmt: skip
 _MUTE_S = 180.0  # a sampler notes something every 5 s unless a file or a directory does not answer
 _BUS_ERROR_S = 60.0  # so long after its mount's daemon was killed a mapping may still run into that
 

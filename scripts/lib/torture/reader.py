@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -100,6 +101,9 @@ class Reader:
         except OSError as error:
             self._leave(error)
 
+    def is_between_mounts(self) -> bool:
+        return bool(self._status_or_leave()["pid"] != self.served_by)
+
     def _leave(self, error: OSError) -> NoReturn:
         self.journal.note(mount_lost=errno.errorcode.get(error.errno or 0, "?"))
         sys.exit(MOUNT_LOST)
@@ -139,6 +143,24 @@ class Reader:
         return facts
 
 
+def exit_code(
+    run: Callable[[], None], journal: Journal, *, between_mounts: Callable[[], bool] = lambda: False
+) -> int:
+    """What a reader ends with. Its faults go to the journal; `between_mounts` tells of an empty directory."""
+    try:
+        run()
+    except OSError as error:
+        if error.errno in GONE or (error.errno == errno.ENOENT and between_mounts()):
+            journal.note(mount_lost=errno.errorcode.get(error.errno or 0, "?"))
+            return MOUNT_LOST
+        journal.note(fault=f"{errno.errorcode.get(error.errno or 0)} {error.filename}")
+        return 1
+    except Fault as fault:
+        journal.note(fault=str(fault))
+        return 1
+    return 0
+
+
 def main() -> int:
     order = json.loads(sys.argv[1])
     mount, end = Path(order.pop("mount")), Path(order.pop("end"))
@@ -149,19 +171,7 @@ def main() -> int:
     else:
         checkpoints = Said(Path(order.pop("state")), order.pop("tell"), journal)
     reader = Reader(journal=journal, checkpoints=checkpoints, mount=mount, end=end, **order)
-    try:
-        reader.run()
-    except OSError as error:
-        if error.errno in GONE:
-            reader._leave(error)  # noqa: SLF001 - the end of this very program
-        if error.errno == errno.ENOENT and reader._status_or_leave()["pid"] != reader.served_by:  # noqa: SLF001
-            reader._leave(error)  # noqa: SLF001 - between two mounts there is an empty directory
-        reader.journal.note(fault=f"{errno.errorcode.get(error.errno or 0)} {error.filename}")
-        return 1
-    except Fault as fault:
-        reader.journal.note(fault=str(fault))
-        return 1
-    return 0
+    return exit_code(reader.run, journal, between_mounts=reader.is_between_mounts)
 
 
 if __name__ == "__main__":

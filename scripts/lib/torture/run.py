@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quickstart.programs import BIN, is_mounted
+from bench.machine import BIN, is_mounted
 from torture.processes import Actor, python
 from torture.records import SLICES
 from torture.server import Server
@@ -155,13 +155,9 @@ def run_stepfs(
 ) -> subprocess.CompletedProcess[str]:
     """One command, whatever becomes of it."""
     return subprocess.run(
-        [str(BIN / "stepfs"), *words],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
+        [str(BIN / "stepfs"), *words], capture_output=True, text=True, timeout=timeout_s, check=False,
         env={**os.environ, **environment},
-    )
+    )  # fmt: skip
 
 
 def _tear_down(run: Run) -> None:
@@ -177,13 +173,9 @@ def _producer(run: Run, index: int, rate: float, environment: dict[str, str]) ->
     name = f"producer-{index}"
     journal = run.directory / f"{name}.journal"
     order = {
-        "name": name,
-        "seed": run.seed,
-        "lake": run.lake,
-        "journal": str(journal),
-        "stop": str(run.stop),
+        "name": name, "seed": run.seed, "lake": run.lake, "journal": str(journal), "stop": str(run.stop),
         "rate": rate,
-    }
+    }  # fmt: skip
     command = python("torture.producer", json.dumps(order))
     return Actor("producer", name, command, _log(run, name), journal, environment)
 
@@ -204,13 +196,9 @@ def _reader(run: Run, index: int, environment: dict[str, str]) -> Actor:
     name = f"reader-{index}"
     journal = run.directory / f"{name}.journal"
     order: dict[str, object] = {
-        "seed": run.seed,
-        "mount": str(run.directory / "mnt" / f"node-{index}"),
-        "journal": str(journal),
-        "end": str(run.end),
-        "every": 60 + 20 * index,
-        "facts": index == 0,
-    }
+        "seed": run.seed, "mount": str(run.directory / "mnt" / f"node-{index}"), "journal": str(journal),
+        "end": str(run.end), "every": 60 + 20 * index, "facts": index == 0,
+    }  # fmt: skip
     if index % 2:
         watched = _watched(run, index)
         watched.mkdir(parents=True)
@@ -219,13 +207,8 @@ def _reader(run: Run, index: int, environment: dict[str, str]) -> Actor:
         order["state"] = str(run.directory / f"{name}.state")
         order["tell"] = [str(BIN / "stepfs"), "checkpoint", run.lake, "--group", f"run-{index}"]
     return Actor(
-        "reader",
-        name,
-        python("torture.reader", json.dumps(order)),
-        _log(run, name),
-        journal,
-        environment,
-    )
+        "reader", name, python("torture.reader", json.dumps(order)), _log(run, name), journal, environment,
+    )  # fmt: skip
 
 
 def _sampler(run: Run, index: int, mount: Actor) -> Actor:

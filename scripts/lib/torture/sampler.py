@@ -9,7 +9,6 @@ daemon is killed ends it by SIGBUS.
 
 from __future__ import annotations
 
-import errno
 import json
 import mmap
 import os
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torture.checkpoints import Fault
-from torture.reader import GONE, MOUNT_LOST
+from torture.reader import exit_code
 from torture.records import Journal, recognise
 
 _NOTE_S = 5.0
@@ -112,18 +111,7 @@ def _exactly(descriptor: int, size: int, offset: int) -> bytes:
 def main() -> int:
     order = json.loads(sys.argv[1])
     journal = Journal(Path(order["journal"]))
-    try:
-        Sampler(order["seed"], Path(order["mount"]), Path(order["end"]), journal).run()
-    except OSError as error:
-        if error.errno in GONE:
-            journal.note(mount_lost=errno.errorcode.get(error.errno or 0, "?"))
-            return MOUNT_LOST
-        journal.note(fault=f"{errno.errorcode.get(error.errno or 0)} {error.filename}")
-        return 1
-    except Fault as fault:
-        journal.note(fault=str(fault))
-        return 1
-    return 0
+    return exit_code(Sampler(order["seed"], Path(order["mount"]), Path(order["end"]), journal).run, journal)
 
 
 if __name__ == "__main__":

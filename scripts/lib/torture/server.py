@@ -108,11 +108,8 @@ class Server:
         """Without this SeaweedFS acknowledges before the bytes are on the disk."""
         _, master, _, filer, _, _ = self._ports
         command = [
-            servers.program("weed"),
-            "shell",
-            f"-master=127.0.0.1:{master}",
-            f"-filer=127.0.0.1:{filer}",
-        ]
+            servers.program("weed"), "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}",
+        ]  # fmt: skip
         done = subprocess.run(
             command, input=_CONFIGURE, capture_output=True, text=True, timeout=60, check=False
         )
@@ -122,13 +119,8 @@ class Server:
     def _start_proxy(self) -> None:
         log = self._directory.parent / "proxy.log"
         words = [
-            str(self._ports[0]),
-            str(self.counts),
-            "--port",
-            str(self._ports[5]),
-            "--seed",
-            str(self._seed),
-        ]
+            str(self._ports[0]), str(self.counts), "--port", str(self._ports[5]), "--seed", str(self._seed),
+        ]  # fmt: skip
         words += ["--probabilities", self._probabilities]
         self._proxy = spawn(python("torture.proxy", *words), log)
         self._stack.callback(self._proxy.wait)

@@ -124,9 +124,7 @@ class FaultyStore:
         await self._retried("put", (key,), effect, len(body), zlib.crc32(body))
         self.counts.bytes_written += len(body)
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> Listing:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> Listing:
         check_prefix(prefix)
         found: Listing = []
         while limit is None or len(found) < limit:
@@ -200,9 +198,7 @@ class FaultyStore:
 
         def land_later(after_s: float) -> None:
             if verb in {"create", "put", "delete"}:
-                self.shared.land_at(
-                    trio.current_time() + after_s, lambda time_s: note(time_s, effect(), "landed late")
-                )
+                self.shared.land_at(trio.current_time() + after_s, lambda time_s: note(time_s, effect(), "landed late"))
 
         try:
             await self._pause(travel_s)

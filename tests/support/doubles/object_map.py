@@ -39,9 +39,7 @@ class ObjectMap:
 
     objects: dict[str, bytes] = field(default_factory=dict)
     trace: list[Event] = field(default_factory=list)
-    watch: Callable[[Event], None] | None = (
-        None  # called after each request, for invariants that hold at every moment
-    )
+    watch: Callable[[Event], None] | None = None  # called after each request, for invariants that hold at every moment
     now_s: float = -math.inf  # virtual time of the last request; older objects have no age
     _written_s: dict[str, float] = field(default_factory=dict)
     _keys: list[str] = field(default_factory=list)
@@ -92,9 +90,7 @@ class ObjectMap:
     ) -> Listing:
         """Objects under `prefix` after the key `after`, in key order; with `stale_s` the objects of that long ago."""
         if stale_s and self.trace:
-            return self._select_past(
-                prefix, after, limit, self.trace[-1].time_us - round(stale_s * 1e6), ages=ages
-            )
+            return self._select_past(prefix, after, limit, self.trace[-1].time_us - round(stale_s * 1e6), ages=ages)
         start = bisect.bisect_left(self._keys, prefix)
         if after >= prefix:
             start = bisect.bisect_right(self._keys, after)

@@ -67,9 +67,7 @@ class HeldStore:
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         raise AssertionError(_ONLY_RANGES)
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> list[Entry]:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> list[Entry]:
         raise AssertionError(_ONLY_RANGES)
 
     async def delete(self, keys: Iterable[str]) -> None:
@@ -106,17 +104,10 @@ class World:
     def add_step(self, sizes: Sequence[int]) -> StepEntry:
         step = Step(len(self.entries))
         payloads = [self._random.randbytes(min(size, 4096)) for size in sizes]
-        payloads = [
-            (p * (-(-size // len(p)) if p else 0))[:size] for p, size in zip(payloads, sizes, strict=True)
-        ]
+        payloads = [(p * (-(-size // len(p)) if p else 0))[:size] for p, size in zip(payloads, sizes, strict=True)]
         image = build(
-            lake_id=LAKE_ID,
-            producer_id="p",
-            epoch=Epoch(1),
-            seq=step,
-            payloads=payloads,
-            records=[1] * len(sizes),
-        )
+            lake_id=LAKE_ID, producer_id="p", epoch=Epoch(1), seq=step, payloads=payloads, records=[1] * len(sizes),
+        )  # fmt: skip
         key = f"{LAKE_ID}/data/{step}.tgb"
         self.store.objects[key] = b"".join(image.parts)
         descriptor = Descriptor(0, key, image.size, step, image.packed_slices, image.packed_blocks)
@@ -141,6 +132,12 @@ def world_of(steps: int, *sizes: int) -> World:
     for _ in range(steps):
         world.add_step(sizes)
     return world
+
+
+def world_with(sizes: Sequence[int]) -> tuple[World, StepEntry]:
+    """One step of slices of these sizes, and its entry."""
+    world = World()
+    return world, world.add_step(sizes)
 
 
 async def read_all(handle: SliceHandle, piece: int = 1 << 20) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from data_doubles import indices
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,14 +16,9 @@ from stepfs.format.ids import SliceIndex, Step
 
 def plan(position, *, window=8, first=0, frontier=10_000, hinted=(), fixed=True):
     return plan_ahead(
-        position.runs(),
-        position.opened,
-        hinted=frozenset(hinted),
-        window=window,
-        first=Step(first),
-        frontier=Step(frontier),
-        fixed=fixed,
-    )
+        position.runs(), position.opened, hinted=frozenset(hinted), window=window, first=Step(first),
+        frontier=Step(frontier), fixed=fixed,
+    )  # fmt: skip
 
 
 def after(*opens):
@@ -36,9 +32,24 @@ def steps(planned):
     return [step for step, _ in planned]
 
 
-def test_one_rank_in_order():
-    position = after(*[(step, 3) for step in range(10)])
-    assert plan(position) == [(step, (3,)) for step in range(10, 18)]
+IN_ORDER = [(step, 0) for step in range(10)]
+ONE_LOOK = [*IN_ORDER, *[(9, index) for index in range(64)], (10, 0)]
+
+
+@pytest.mark.parametrize(
+    ("opens", "window", "planned"),
+    [
+        ([(step, 3) for step in range(10)], 8, [(step, (3,)) for step in range(10, 18)]),
+        ([*IN_ORDER, *[(step, 1) for step in range(7)]], 2, [(7, (1,)), (8, (1,)), (9, (1,)), (10, (0, 1)), (11, (0, 1))]),
+        ([(step, 0) for step in (0, 4, 1, 5, 2, 8, 6, 3, 9, 12)], 3, [(n, (0,)) for n in (7, 10, 11, 13, 14, 15)]),
+        ([(step, 0) for step in range(0, 40, 4)], 3, [(40, (0,)), (44, (0,)), (48, (0,))]),
+        (ONE_LOOK, 1, [(11, (0,))]),
+        ([one for n in range(10) for one in ((n, 0), (500 + n, 1))], 2, [(10, (0,)), (510, (1,)), (11, (0,)), (511, (1,))]),
+    ],
+    ids=["one rank", "ranks steps apart", "forked workers", "strided", "one look at all files", "a second reader elsewhere"],
+)  # fmt: skip
+def test_what_is_opened_next_is_planned(opens, window, planned):
+    assert plan(after(*opens), window=window) == planned
 
 
 def test_the_window_opens_with_evidence():
@@ -53,17 +64,6 @@ def test_nothing_beyond_the_frontier_or_below_the_first_live_step():
     assert steps(plan(position, first=12)) == list(range(12, 18))
 
 
-def test_ranks_of_a_node_that_are_steps_apart():
-    position = after(*[(step, 0) for step in range(10)], *[(step, 1) for step in range(7)])
-    assert plan(position, window=2) == [(7, (1,)), (8, (1,)), (9, (1,)), (10, (0, 1)), (11, (0, 1))]
-
-
-def test_forked_workers_interleave():
-    order = [0, 4, 1, 5, 2, 8, 6, 3, 9, 12]
-    position = after(*[(step, 0) for step in order])
-    assert steps(plan(position, window=3)) == [7, 10, 11, 13, 14, 15]
-
-
 def test_a_shuffled_window_is_one_run():
     order = list(range(64))
     random.Random(5).shuffle(order)
@@ -72,21 +72,6 @@ def test_a_shuffled_window_is_one_run():
     assert run.stride == 1
     expected = sorted(set(range(run.low, 64 + 4)) - set(order[:40]))
     assert sorted(steps(plan(position, window=68 - 1 - run.high))) == expected
-
-
-def test_a_strided_reader_is_not_given_the_steps_between():
-    position = after(*[(step, 0) for step in range(0, 40, 4)])
-    assert steps(plan(position, window=3)) == [40, 44, 48]
-
-
-def test_one_look_at_every_file_of_a_step_teaches_nothing():
-    position = after(*[(step, 0) for step in range(10)], *[(9, index) for index in range(64)], (10, 0))
-    assert plan(position, window=1) == [(11, (0,))]
-
-
-def test_a_second_reader_elsewhere_has_its_own_window():
-    position = after(*[pair for n in range(10) for pair in ((n, 0), (500 + n, 1))])
-    assert plan(position, window=2) == [(10, (0,)), (510, (1,)), (11, (0,)), (511, (1,))]
 
 
 def test_an_outlier_dies_out():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from at_work import at_work
 from data_doubles import indices, world_of
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
@@ -150,15 +151,12 @@ async def read_slice(slices, world, step):
 
 
 @pytest.mark.parametrize("link", ["full", "far"])
-async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver_more(
-    nursery, autojump_clock, link
-):
+async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver_more(nursery, autojump_clock, link):
     """Nothing is fetched ahead. A full link takes twice as long for twice as many GETs, a store far away does not."""
     world = world_of(8, 12 * BLOCK_BYTES)
     store = world.store
     store.behave = lambda *_: 0.02 * store.running if link == "full" else 0.1
-    slices = Slices(store, memory_bytes=256 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(store, memory_bytes=256 * MIB))
     await read_slice(slices, world, 0)
     assert store.running_max == 4
     offsets = [offset for _, offset, _ in store.requests]
@@ -171,14 +169,12 @@ async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver
     else:
         assert store.running_max >= 12
     assert len(store.requests) - slices.counts.hedges == 8 * 12
-    nursery.cancel_scope.cancel()
 
 
 async def test_while_blocks_of_an_open_slice_are_held_back_nothing_is_fetched_ahead(nursery, autojump_clock):
     world = world_of(3, 6 * BLOCK_BYTES)
     world.store.behave = lambda *_: 1.0
-    slices = Slices(world.store, memory_bytes=512 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=512 * MIB))
     slices.request([(entry, [SliceIndex(0)]) for entry in world.entries[1:]])
     handle = slices.reads.open(world.entries[0], SliceIndex(0))
     await trio.sleep(0.5)
@@ -188,7 +184,6 @@ async def test_while_blocks_of_an_open_slice_are_held_back_nothing_is_fetched_ah
     assert [key for key, _, _ in world.store.requests].count(first) == 6
     assert len(world.store.requests) > 6, "with all of it under way, the next steps' turn has come"
     handle.close()
-    nursery.cancel_scope.cancel()
 
 
 def pieces(world, step):

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import trio
 import trio.testing
+from at_work import at_work, until
 from data_doubles import LAKE_ID, World, read_all, world_of
 
 from stepfs.data.cache.disk import DiskCache
@@ -23,16 +24,8 @@ MIB = 1 << 20
 async def started(nursery, place, world, *, disk=64 * MIB, memory=64 * MIB):
     """Slices over a disk cache in `place`, running."""
     cache = DiskCache(place, LAKE_ID, limit=disk)
-    slices = Slices(world.store, memory_bytes=memory, disk=cache)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=memory, disk=cache))
     return slices, cache
-
-
-async def until(condition):
-    """Files come and go in worker threads: look until it is so."""
-    with trio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 -- the file system has no event
-            await trio.sleep(0.01)
 
 
 def steps_on_disk(disk):
@@ -65,7 +58,6 @@ async def test_a_crashed_cache_is_adopted(nursery, tmp_path):
         handle.close()
     assert slices.counts.adopted_files == 4
     assert slices.counts.requests == 0
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.logs("CRC32C.*cached copy is dropped|truncated")
@@ -87,7 +79,6 @@ async def test_a_damaged_file_is_not_believed(nursery, tmp_path, damage):
     other = slices.reads.open(world.entries[1], SliceIndex(0))
     assert await read_all(other) == world.payloads[1][0]
     assert slices.counts.requests == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_files_are_private_and_named_by_their_identity(tmp_path):
@@ -109,7 +100,6 @@ async def test_another_slice_under_the_same_step_is_not_served(nursery, tmp_path
     slices, _ = await started(nursery, tmp_path, other)
     assert await read_all(slices.reads.open(other.entries[0], SliceIndex(0))) == other.payloads[0][0]
     assert slices.counts.requests == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_disk_holds_more_than_memory(nursery, tmp_path):
@@ -124,7 +114,6 @@ async def test_the_disk_holds_more_than_memory(nursery, tmp_path):
         assert await read_all(handle) == payload
         handle.close()
     assert slices.counts.requests == 12
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_disk_limit_holds_and_the_nearest_steps_stay(nursery, tmp_path):
@@ -134,7 +123,6 @@ async def test_the_disk_limit_holds_and_the_nearest_steps_stay(nursery, tmp_path
     await until(lambda: len(steps_on_disk(disk)) == 4)
     await until(lambda: steps_on_disk(disk) == [0, 1, 2, 3])
     assert disk.used == 8 * MIB
-    nursery.cancel_scope.cancel()
 
 
 def test_in_an_announced_order_the_steps_read_last_leave_the_disk(tmp_path):
@@ -161,7 +149,6 @@ async def test_forgotten_steps_leave_the_disk_but_not_while_open(nursery, tmp_pa
     assert await read_all(handle) == world.payloads[0][0]
     handle.close()
     await until(lambda: len(steps_on_disk(disk)) == 1)
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.logs("No space left on device; caching in memory only")
@@ -175,8 +162,7 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("stepfs.data.cache.disk.write_all", full)
-    slices = Slices(world.store, memory_bytes=64 * MIB, disk=disk)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, disk=disk))
     wish_all(slices, world)
     await tried.wait()
     for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
@@ -185,7 +171,6 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
         handle.close()
     await until(lambda: [file.name for file in disk.path.iterdir()] == [])
     assert disk.used == slices.counts.disk_written == 0
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.logs("Read-only file system; caching in memory only")
@@ -209,7 +194,6 @@ async def test_a_disk_that_nothing_can_be_deleted_from_degrades_to_memory(nurser
         assert await read_all(handle) == world.payloads[step][0]
         handle.close()
     monkeypatch.undo()
-    nursery.cancel_scope.cancel()
 
 
 def test_leftovers_that_are_not_slices_are_cleared(tmp_path):

@@ -119,4 +119,3 @@ async def test_it_shrinks_at_once_and_grows_slowly(nursery, autojump_clock):
     assert pool.limit == MEMORY_BYTES_MIN, "not before a calm time"
     await trio.sleep(60)
     assert pool.limit == 256 * MIB
-    nursery.cancel_scope.cancel()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, processor, world_of
+from at_work import at_work, until
+from data_doubles import processor, world_of, world_with
 from data_pages import Pages
 
 from stepfs.data.cache.disk import DiskCache
@@ -19,12 +20,6 @@ from stepfs.format.ids import SliceIndex, Step
 KIB = 1 << 10
 MIB = 1 << 20
 INDEX = SliceIndex(0)
-
-
-async def until(condition):
-    with trio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 -- worker threads have no event
-            await trio.sleep(0.001)
 
 
 class PrimedNode:
@@ -72,8 +67,9 @@ async def test_mapped_and_untouched_files_do_not_keep_the_next_steps_from_being_
     world = world_of(500, 128 * KIB)
     primed = []
     for mapped in (0, 400):
-        node = PrimedNode(tmp_path / str(mapped), monkeypatch, world, memory_bytes=16 * MIB, kept=True)
-        await nursery.start(node.run)
+        node = await at_work(
+            nursery, PrimedNode(tmp_path / str(mapped), monkeypatch, world, memory_bytes=16 * MIB, kept=True)
+        )
         handles = []
         for step in range(mapped):
             handles.append(node.slices.reads.open(world.entries[step], INDEX))
@@ -84,15 +80,13 @@ async def test_mapped_and_untouched_files_do_not_keep_the_next_steps_from_being_
             handle.close()
     assert primed[1] >= primed[0] - 1
     assert primed[0] >= 98
-    nursery.cancel_scope.cancel()
 
 
 async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_first_read_fetches_the_slice(
     nursery, autojump_clock
 ):
     world = world_of(1, 20 * MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True))
     handle = slices.reads.open(world.entries[0], INDEX)
     await trio.sleep(60)
     assert slices.counts.requests == 0
@@ -100,28 +94,24 @@ async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_fi
     await trio.testing.wait_all_tasks_blocked()
     assert slices.holds(Step(0), INDEX)
     assert (slices.counts.requests, slices.counts.bytes_fetched) == (3, 20 * MIB)
-    nursery.cancel_scope.cancel()
 
 
 async def test_without_a_group_what_is_opened_is_fetched_and_stays(nursery, autojump_clock):
     world = world_of(60, MIB)
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handles = [slices.reads.open(world.entries[step], INDEX) for step in range(60)]
     await trio.sleep(60)
     assert slices.counts.requests == 60
     world.store.objects.clear()
     for step, handle in enumerate(handles):
         assert bytes(await handle.read(0, MIB)) == world.payloads[step][0]
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("end", ["checkpoint", "retired"])
 @pytest.mark.parametrize("read", [False, True])
 async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump_clock, end, read):
     world = world_of(80, 256 * KIB)
-    slices = Slices(world.store, memory_bytes=32 * MIB, opened_are_kept=True)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=32 * MIB, opened_are_kept=True))
     handles = [slices.reads.open(world.entries[step], INDEX) for step in range(40)]
     if read:
         for handle in handles:
@@ -138,7 +128,6 @@ async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump
     for step, handle in enumerate(handles):
         assert bytes(await handle.read(0, MIB)) == world.payloads[step][0]
     handle = slices.reads.open(world.entries[39], INDEX)
-    nursery.cancel_scope.cancel()
 
 
 async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_again_when_they_are_read(
@@ -146,8 +135,7 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
 ):
     """`np.load(mmap_mode="r")` reads a header, and then nothing."""
     world = world_of(140, 512 * KIB)
-    slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True))
     handles = []
     for step in range(100):
         handles.append(slices.reads.open(world.entries[step], INDEX))
@@ -160,7 +148,6 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
     assert slices.counts.requests == 118
     assert bytes(await handles[0].read(0, MIB)) == world.payloads[0][0]
     assert slices.counts.requests == 119
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nursery, autojump_clock):
@@ -184,7 +171,6 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
     await trio.sleep(100)
     assert slices.holds(Step(0), INDEX)
     assert slices.counts.requests == 8, "the budget, and nothing twice"
-    nursery.cancel_scope.cancel()
 
 
 async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nursery, autojump_clock):
@@ -207,12 +193,9 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
         await trio.sleep(0.1)
     assert waited == 1
     assert slices.counts.bytes_fetched == 60 * 256 * KIB
-    nursery.cancel_scope.cancel()
 
 
-async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
-    nursery, tmp_path, monkeypatch
-):
+async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(nursery, tmp_path, monkeypatch):
     world = world_of(3, MIB)
     node = PrimedNode(tmp_path / "m", monkeypatch, world, memory_bytes=64 * MIB, kept=True)
     seen = []
@@ -228,7 +211,6 @@ async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(
     await handle.read(0, 1)
     await handle.read(1, 1)
     assert seen == [(2, 0), (0, 0)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, tmp_path):
@@ -252,15 +234,11 @@ async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, 
 
 async def test_a_file_that_is_only_opened_and_closed_is_fetched_ahead_all_the_same(nursery, autojump_clock):
     """A look at a file, as mincore(2) needs one, before its GET is planned or while it waits for a connection."""
-    world = World()
-    entry = world.add_step([512 * KIB] * 3)
+    world, entry = world_with([512 * KIB] * 3)
     last = SliceIndex(2)
     slices = Slices(
-        world.store,
-        memory_bytes=64 * MIB,
-        opened_are_kept=True,
-        concurrency=ConcurrencyLimit(1, fixed=True),
-    )
+        world.store, memory_bytes=64 * MIB, opened_are_kept=True, concurrency=ConcurrencyLimit(1, fixed=True),
+    )  # fmt: skip
     world.store.behave = lambda _number, _offset, _size: 1.0
     await nursery.start(slices.run)
     slices.request([(entry, [INDEX, last])])

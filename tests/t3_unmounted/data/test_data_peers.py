@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from at_work import at_work
 from data_doubles import processor, world_of
 
 from stepfs.data.cache.readers import ReaderCounts
@@ -52,12 +53,9 @@ def world():
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("peers", [2, 3])
-async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(
-    nursery, autojump_clock, world, kept, peers
-):
+async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(nursery, autojump_clock, world, kept, peers):
     """As soon as it is learned that there are so many: here while the budget is full."""
-    node = Node(world, peers * 30 * MIB, opened_are_kept=kept)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, peers * 30 * MIB, opened_are_kept=kept))
     learned_s = (peers - 1) * LAG * 0.1 + 3
     fetched = []
     async with trio.open_nursery() as readers:
@@ -69,25 +67,19 @@ async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(
     fetched.append(node.slices.counts.bytes_fetched)
     assert fetched[1] - fetched[0] <= (STEPS - max(before) + 1) * MIB
     assert node.slices.counts.misses <= 8 * peers
-    nursery.cancel_scope.cancel()
 
 
 async def test_with_room_for_the_lag_nothing_is_fetched_twice(nursery, autojump_clock, world):
-    node = Node(world, 120 * MIB)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, 120 * MIB))
     async with trio.open_nursery() as readers:
         for peer in range(2):
             readers.start_soon(lambda peer=peer: node.train(range(STEPS), start_s=peer * LAG * 0.1))
     assert node.slices.counts.bytes_fetched == STEPS * MIB
     assert node.slices.counts.misses == 1
-    nursery.cancel_scope.cancel()
 
 
-async def test_when_a_peer_ends_its_share_of_the_budget_goes_back_to_reading_ahead(
-    nursery, autojump_clock, world
-):
-    node = Node(world, 48 * MIB)
-    await nursery.start(node.run)
+async def test_when_a_peer_ends_its_share_of_the_budget_goes_back_to_reading_ahead(nursery, autojump_clock, world):
+    node = await at_work(nursery, Node(world, 48 * MIB))
     async with trio.open_nursery() as readers:
         readers.start_soon(node.train, range(STEPS))
         readers.start_soon(lambda: node.train(range(40), start_s=LAG * 0.1))
@@ -95,7 +87,6 @@ async def test_when_a_peer_ends_its_share_of_the_budget_goes_back_to_reading_ahe
         assert node.slices.cache.evictable.awaited_bytes >= 15 * MIB
         await trio.sleep(9)
         assert node.slices.cache.evictable.awaited_bytes == 0
-    nursery.cancel_scope.cancel()
 
 
 def key(step):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from at_work import at_work
 from data_doubles import World, indices, processor, world_of
 
 from stepfs.data.prefetch.prefetcher import Prefetcher
@@ -48,15 +49,13 @@ class Node:
 async def test_a_steady_reader_waits_only_for_its_first_steps(nursery, autojump_clock):
     world = world_of(40, *[64 * KIB] * 8)
     world.store.behave = lambda *_: 0.05
-    node = Node(world)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world))
     for step in range(40):
         await node.read(step, 5)
         await trio.sleep(0.1)
     assert node.slices.counts.misses == 1
     assert node.slices.counts.hits == 39
     assert len(world.store.requests) == 40
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("slices", [8, 64, 512])
@@ -68,8 +67,7 @@ async def test_bytes_fetched_are_bytes_delivered(nursery, autojump_clock, slices
     count = 12
     for _ in range(count):
         world.add_step([size + 7 * (number % 3) for number in range(slices)])
-    node = Node(world)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world))
     for step in range(count):
         async with trio.open_nursery() as readers:
             for rank in ranks:
@@ -78,76 +76,60 @@ async def test_bytes_fetched_are_bytes_delivered(nursery, autojump_clock, slices
     counts = node.slices.counts
     assert counts.bytes_fetched <= 1.02 * counts.bytes_delivered
     assert counts.requests == count, "one GET for the neighbours of a step"
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("size", [BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 20 * MIB])
 async def test_large_slices_cost_one_get_per_block(nursery, autojump_clock, size):
     world = world_of(3, *[size] * 2)
-    node = Node(world)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world))
     for step in range(3):
         await node.read(step, 1)
     counts = node.slices.counts
     assert counts.requests == 3 * -(-size // BLOCK_BYTES)
     assert counts.bytes_fetched == counts.bytes_delivered == 3 * size
-    nursery.cancel_scope.cancel()
 
 
 async def test_told_slices_are_there_before_the_first_open(nursery, autojump_clock):
     world = world_of(10, *[64 * KIB] * 8)
-    node = Node(world, hinted=indices(2, 3), start=Step(4), window=3)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, hinted=indices(2, 3), start=Step(4), window=3))
     await quiet()
-    assert [node.slices.holds(Step(step), SliceIndex(2)) for step in range(8)] == [False] * 4 + [True] * 3 + [
-        False
-    ]
+    assert [node.slices.holds(Step(step), SliceIndex(2)) for step in range(8)] == [False] * 4 + [True] * 3 + [False]
     assert len(world.store.requests) == 3
-    nursery.cancel_scope.cancel()
 
 
 async def test_steps_committed_later_are_fetched_when_they_come(nursery, autojump_clock):
     world = World()
     world.add_step([MIB])
-    node = Node(world)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world))
     await node.read(0, 0)
     world.add_step([MIB])
     node.prefetcher.note_frontier()
     await quiet()
     assert node.slices.holds(Step(1), SliceIndex(0))
-    nursery.cancel_scope.cancel()
 
 
-async def test_ranks_that_open_one_after_another_are_learned_before_they_are_planned_for(
-    nursery, autojump_clock
-):
+async def test_ranks_that_open_one_after_another_are_learned_before_they_are_planned_for(nursery, autojump_clock):
     world = world_of(3, *[16 * KIB] * 64)
-    node = Node(world)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world))
     for rank in range(64):
         await node.read(0, rank)
         await trio.sleep(0.005)
     await quiet()
     assert len(world.store.requests) == 64 + 2, "the steps after the first are one GET each"
-    nursery.cancel_scope.cancel()
 
 
 async def test_window_0_fetches_nothing_ahead(nursery, autojump_clock):
     world = world_of(10, MIB)
-    node = Node(world, window=0)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, window=0))
     for step in range(5):
         await node.read(step, 0)
     await quiet()
     assert len(world.store.requests) == 5
-    nursery.cancel_scope.cancel()
 
 
 async def test_prefetch_stops_at_the_budget_and_consumed_steps_leave_first(nursery, autojump_clock):
     world = world_of(20, 2 * MIB)
-    node = Node(world, memory_bytes=8 * MIB, window=10)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, memory_bytes=8 * MIB, window=10))
     for step in range(20):
         await node.read(step, 0)
         await quiet()
@@ -155,13 +137,11 @@ async def test_prefetch_stops_at_the_budget_and_consumed_steps_leave_first(nurse
         if 0 < step < 17:
             assert all(node.slices.holds(Step(step + ahead), SliceIndex(0)) for ahead in (1, 2, 3))
     assert len(world.store.requests) == 20, "nothing was evicted unread"
-    nursery.cancel_scope.cancel()
 
 
 async def test_demand_finds_a_connection_while_prefetches_hang(nursery, autojump_clock):
     world = world_of(40, MIB)
-    node = Node(world, window=30)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, window=30))
     await node.read(0, 0)
     world.store.behave = lambda number, offset, size: (
         60.0 if world.store.requests[number][0] != demanded else 0.0  # type: ignore[has-type]
@@ -171,7 +151,6 @@ async def test_demand_finds_a_connection_while_prefetches_hang(nursery, autojump
     before = trio.current_time()
     await node.read(39, 0)
     assert trio.current_time() - before < 1
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("error", [StoreUnreachableError, AbsentError, CorruptError, RefusedError])
@@ -194,16 +173,12 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
     world = LateIndex()
     for _ in range(8):
         world.add_step([MIB])
-    node = Node(world, window=4)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, window=4))
     await node.read(0, 0)
     await quiet()
     assert [node.slices.holds(Step(step), SliceIndex(0)) for step in range(1, 5)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+        True, True, False, False,
+    ]  # fmt: skip
     asked = world.asked
     await trio.sleep(5)
     # Once a second for the segment, not for each of its steps; a damaged one is left alone until somebody reads in it.
@@ -212,4 +187,3 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
     await node.read(1, 0)
     await trio.sleep(2)
     assert all(node.slices.holds(Step(step), SliceIndex(0)) for step in range(1, 5))
-    nursery.cancel_scope.cancel()

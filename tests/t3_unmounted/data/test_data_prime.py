@@ -8,6 +8,7 @@ import threading
 import pytest
 import trio
 import trio.testing
+from at_work import at_work, until
 from data_doubles import LAKE_ID, World
 from data_pages import Pages
 
@@ -49,11 +50,6 @@ class Bench:
     def key(self, step):
         return Step(step), SliceIndex(0)
 
-    async def until(self, condition):
-        with trio.fail_after(20):
-            while not condition():  # noqa: ASYNC110 -- worker threads have no event
-                await trio.sleep(0.005)
-
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
@@ -62,34 +58,29 @@ def bench(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 4096, 4097, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * BLOCK_BYTES + 5])
 async def test_pages_are_stored_in_aligned_chunks_to_the_exact_end(nursery, bench, size):
-    there = bench(steps=2, size=size)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=2, size=size))
     there.prefetch(0, 1)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     for step in (0, 1):
         assert there.pages.content(step) == there.world.payloads[step][0]
         assert there.key(step) in there.primer.primed
     assert there.slices.counts.primed == 2 * size
     assert trio.lowlevel.current_task() is not None
     assert threading.get_native_id() not in there.pages.threads
-    nursery.cancel_scope.cancel()
 
 
 async def test_without_a_disk_copy_the_daemon_keeps_its_own(nursery, bench):
-    there = bench(steps=1, size=4 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=1, size=4 * MIB))
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files == 1)
+    await until(lambda: there.slices.counts.primed_files == 1)
     assert there.slices.holds(*there.key(0))
     assert there.slices.cache.pool.used == 8 * MIB
-    nursery.cancel_scope.cancel()
 
 
 async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nursery, bench):
-    there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
+    await until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.cache.pool.sweep()
     assert there.slices.cache.pool.used == 4 * MIB
     there.world.store.objects.clear()
@@ -99,30 +90,26 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
     assert bytes(await handle.read(MIB, 100)) == there.world.payloads[0][0][MIB : MIB + 100]
     assert there.slices.counts.requests == 1
     handle.close()
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_the_kernel_evicted_is_primed_again_one_step_ahead(nursery, bench):
-    there = bench(steps=3, size=4 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=3, size=4 * MIB))
     there.prefetch(0, 1, 2)
-    await there.until(lambda: there.slices.counts.primed_files == 3)
+    await until(lambda: there.slices.counts.primed_files == 3)
     there.resident[there.pages.path(1, 0)] = MIB
     there.prefetch(1, 2)
-    await there.until(lambda: there.slices.counts.reprimed_files == 1)
+    await until(lambda: there.slices.counts.reprimed_files == 1)
     assert there.pages.content(1)[-4 * MIB :] == there.world.payloads[1][0]
     assert there.slices.counts.primed == 16 * MIB
     assert there.slices.counts.requests == 3
-    nursery.cancel_scope.cancel()
 
 
 async def test_pages_and_memory_share_one_budget(nursery, bench):
-    there = bench(steps=12, size=2 * MIB, memory_bytes=16 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=12, size=2 * MIB, memory_bytes=16 * MIB))
     primed = 0
     for step in range(12):
         there.prefetch(*range(step, min(step + 3, 12)))
-        await there.until(lambda step=step: there.key(step) in there.primer.primed)
+        await until(lambda step=step: there.key(step) in there.primer.primed)
         handle = there.slices.reads.open(there.world.entries[step], SliceIndex(0))
         assert there.slices.cache.pool.used <= 16 * MIB
         assert there.primer.bytes <= 8 * MIB
@@ -131,17 +118,14 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
     assert primed >= 4 * MIB
     assert there.pages.dropped[0] == there.pages.path(0, 0), "consumed pages leave first, oldest first"
     assert there.slices.counts.requests == 12
-    nursery.cancel_scope.cancel()
 
 
 async def test_forgotten_steps_are_no_longer_counted(nursery, bench):
-    there = bench(steps=2, size=4 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=2, size=4 * MIB))
     there.prefetch(0, 1)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     there.slices.forget_below(Step(2))
     assert there.primer.bytes == there.slices.cache.pool.used == 0
-    nursery.cancel_scope.cancel()
 
 
 async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
@@ -149,11 +133,10 @@ async def test_it_gives_up_quietly_where_the_kernel_refuses(nursery, bench):
     there.pages.error = OSError(errno.ENOSYS, "Function not implemented")
     await nursery.start(there.run)
     there.prefetch(0, 1, 2, 3, 4)
-    await there.until(lambda: not there.primer.threads.working)
+    await until(lambda: not there.primer.threads.working)
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.primed == there.primer.bytes == 0
     assert there.slices.holds(*there.key(0))
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
@@ -161,10 +144,9 @@ async def test_a_step_this_mount_does_not_show_is_left_alone(nursery, bench):
     there.pages.path(0, 0).unlink()
     await nursery.start(there.run)
     there.prefetch(0, 1, 2)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     assert there.key(0) not in there.primer.primed
     assert there.primer.threads.working
-    nursery.cancel_scope.cancel()
 
 
 async def test_requests_of_its_own_threads_are_known(nursery, bench):
@@ -173,29 +155,25 @@ async def test_requests_of_its_own_threads_are_known(nursery, bench):
     there.pages.store_pages = lambda *_: seen.append(there.primer.threads.has(threading.get_native_id()))
     await nursery.start(there.run)
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files == 1)
+    await until(lambda: there.slices.counts.primed_files == 1)
     assert seen == [True]
     assert not there.primer.threads.has(threading.get_native_id())
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_smaller_budget_puts_pages_out(nursery, bench):
-    there = bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB))
     there.prefetch(0, 1, 2, 3)
-    await there.until(lambda: there.slices.counts.primed_files == 4)
+    await until(lambda: there.slices.counts.primed_files == 4)
     there.slices.set_memory(8 * MIB)
-    await there.until(lambda: len(there.pages.dropped) == 2)  # by a thread, after they have left the account
+    await until(lambda: len(there.pages.dropped) == 2)  # by a thread, after they have left the account
     assert there.slices.cache.pool.used <= 8 * MIB
     assert there.pages.dropped == [there.pages.path(3, 0), there.pages.path(2, 0)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_reclaimed(nursery, bench):
-    there = bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)
-    await there.until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
+    await until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
     there.slices.reads.open(there.world.entries[0], SliceIndex(0)).close()
     there.slices.disk_copies.disk.remove(
         [there.slices.disk_copies.disk.forget(there.key(0))]
@@ -204,11 +182,10 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.requests == 1
     there.slices.forget_below(Step(1))
-    await there.until(lambda: there.slices.holds(*there.key(0)))
+    await until(lambda: there.slices.holds(*there.key(0)))
     there.world.store.objects.clear()
     assert bytes(await handle.read(0, 4 * MIB)) == there.world.payloads[0][0]
     assert there.slices.counts.requests == 2
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("size", "marked"), [(CHUNK_BYTES - 1, 0), (CHUNK_BYTES, 2), (3 * MIB, 2)])
@@ -223,43 +200,38 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
     monkeypatch.setattr(prime_module, "mark_used", mark)
     await nursery.start(there.run)
     there.prefetch(0, 1)
-    await there.until(lambda: there.slices.counts.primed_files == 2)
+    await until(lambda: there.slices.counts.primed_files == 2)
     assert seen == [(there.pages.path(step, 0), size) for step in range(marked)]
     assert there.primer.threads.working
-    nursery.cancel_scope.cancel()
 
 
 async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_file(nursery, bench):
-    there = bench(steps=14, size=MIB, memory_bytes=16 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=14, size=MIB, memory_bytes=16 * MIB))
 
     def use(step):
         there.slices.reads.open(there.world.entries[step], SliceIndex(0)).close()
 
     there.prefetch(*range(4))
-    await there.until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
+    await until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
     for step in (0, 0, 1, 1, 2, 2, 3, 3):
         use(step)  # two readers, from what is known
     for step in range(4, 12):
         there.prefetch(step, step + 1)
-        await there.until(lambda step=step: there.key(step) in there.primer.primed)
+        await until(lambda step=step: there.key(step) in there.primer.primed)
         use(step)
-    await there.until(lambda: there.key(12) in there.primer.primed)
+    await until(lambda: there.key(12) in there.primer.primed)
     for step in range(4, 8):
         assert there.key(step) in there.primer.primed, "a quarter of the budget waits for the other reader"
     assert there.pages.path(8, 0) in there.pages.dropped
     assert there.slices.counts.requests == 13
-    nursery.cancel_scope.cancel()
 
 
 async def test_pages_of_an_order_that_was_given_up_make_room(nursery, bench):
     """They were never opened, so nothing dropped them: a trainer that resumed elsewhere got no pages for an epoch."""
-    there = bench(steps=8, size=4 * MIB, memory_bytes=32 * MIB)
-    await nursery.start(there.run)
+    there = await at_work(nursery, bench(steps=8, size=4 * MIB, memory_bytes=32 * MIB))
     there.prefetch(0, 1, 2, 3)
-    await there.until(lambda: there.slices.counts.primed_files == 4)
+    await until(lambda: there.slices.counts.primed_files == 4)
     there.slices.reads.open(there.world.entries[1], SliceIndex(0))
     there.prefetch(4, 5, 6, 7)
-    await there.until(lambda: there.slices.counts.primed_files == 6)
+    await until(lambda: there.slices.counts.primed_files == 6)
     assert {step for step, _ in there.primer.primed} == {1, 4, 5}, "what is open keeps its pages"
-    nursery.cancel_scope.cancel()

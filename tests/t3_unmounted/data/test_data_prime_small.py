@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import trio
+import pytest
 import trio.testing
-from data_doubles import World
+from at_work import at_work, until
+from data_doubles import world_of, world_with
 from data_pages import Pages
 
 from stepfs.data.pagecache import primer as prime_module
@@ -15,80 +16,57 @@ from stepfs.format.ids import SliceIndex
 MIB = 1 << 20
 
 
-async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(nursery, tmp_path, monkeypatch):
-    world = World()
-    entry = world.add_step([8192] * 64)
-    (tmp_path / "mount").mkdir()
-    pages = Pages(tmp_path / "mount", world)
+def wishes(world, first=0):
+    return [(entry, [SliceIndex(index) for index in range(first, entry.tgb.slices)]) for entry in world.entries]
+
+
+@pytest.fixture
+def primed(nursery, tmp_path, monkeypatch):
+    """Slices and a primer that has been asked for all of a world; `resident` says what the kernel holds."""
+
+    async def begin(world, resident):
+        monkeypatch.setattr(prime_module, "resident_bytes", resident)
+        slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
+        slices.request(wishes(world))
+        return slices, await at_work(nursery, Primer(slices, Pages(tmp_path, world)))
+
+    return begin
+
+
+async def test_of_many_small_files_a_few_are_checked_and_all_once_one_is_gone(primed):
+    world, entry = world_with([8192] * 64)
     looked, gone = [], set()
 
     def resident(path, length):
         looked.append(path.name)
         return 0 if path.name in gone else length
 
-    monkeypatch.setattr(prime_module, "resident_bytes", resident)
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    primer = Primer(slices, pages)
-    await nursery.start(slices.run)
-    everything = [(entry, [SliceIndex(index) for index in range(64)])]
-    slices.request(everything)
-    await nursery.start(primer.run)
-    with trio.fail_after(20):
-        while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+    slices, primer = await primed(world, resident)
+    await until(lambda: slices.counts.primed_files >= 64 and len(looked) >= 8)
     assert len(looked) == 8
     gone.update({"0-24", "0-25"})
     primer.closed((entry.step, SliceIndex(24)))  # it may be read again: looked at again
-    slices.request(everything)
-    with trio.fail_after(20):
-        while slices.counts.reprimed_files < 2:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+    slices.request(wishes(world))
+    await until(lambda: slices.counts.reprimed_files >= 2)
     await trio.testing.wait_all_tasks_blocked(0.05)
     assert slices.counts.reprimed_files == 2, "once per turn, even if the kernel evicts it again at once"
     assert {"0-24", "0-25"} <= set(looked[8:])
-    nursery.cancel_scope.cancel()
 
 
-async def test_of_many_small_files_no_more_are_checked_while_readers_work_through_them(
-    nursery, tmp_path, monkeypatch
-):
-    world = World()
-    entry = world.add_step([8192] * 64)
-    (tmp_path / "mount").mkdir()
-    looked = []
-    monkeypatch.setattr(
-        prime_module, "resident_bytes", lambda path, length: looked.append(path.name) or length
-    )
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    primer = Primer(slices, Pages(tmp_path / "mount", world))
-    await nursery.start(slices.run)
-    slices.request([(entry, [SliceIndex(index) for index in range(64)])])
-    await nursery.start(primer.run)
-    with trio.fail_after(20):
-        while slices.counts.primed_files < 64 or len(looked) < 8:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+async def test_of_many_small_files_no_more_are_checked_while_readers_work_through_them(primed):
+    world, looked = world_of(1, *[8192] * 64), []
+    slices, _ = await primed(world, lambda path, length: looked.append(path.name) or length)
+    await until(lambda: slices.counts.primed_files >= 64 and len(looked) >= 8)
     for opened in range(64):
-        slices.request([(entry, [SliceIndex(index) for index in range(opened + 1, 64)])])
+        slices.request(wishes(world, opened + 1))
         await trio.testing.wait_all_tasks_blocked(0.002)
     assert len(looked) == 8, "each look costs an open"
-    nursery.cancel_scope.cancel()
 
 
-async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_they_change(
-    nursery, tmp_path, monkeypatch
-):
-    world = World()
-    entries = [world.add_step([4096] * 32) for _ in range(4)]
-    (tmp_path / "mount").mkdir()
-    monkeypatch.setattr(prime_module, "resident_bytes", lambda _path, length: length)
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    primer = Primer(slices, Pages(tmp_path / "mount", world))
-    await nursery.start(slices.run)
-    slices.request([(entry, [SliceIndex(index) for index in range(32)]) for entry in entries])
-    await nursery.start(primer.run)
-    with trio.fail_after(20):
-        while slices.counts.primed_files < 128:  # noqa: ASYNC110 -- worker threads
-            await trio.sleep(0.005)
+async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_they_change(primed, monkeypatch):
+    world = world_of(4, *[4096] * 32)
+    slices, _ = await primed(world, lambda _path, length: length)
+    await until(lambda: slices.counts.primed_files >= 128)
     await trio.testing.wait_all_tasks_blocked(0.05)
     looks = 0
     requested = slices.requested
@@ -98,10 +76,9 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
         looks += 1
         return requested
 
-    monkeypatch.setattr(type(slices), "requested", property(counted))
-    for entry in entries:
+    monkeypatch.setattr(slices.requests, "listed", counted)
+    for entry in world.entries:
         for index in range(32):
             slices.reads.open(entry, SliceIndex(index)).close()
             await trio.testing.wait_all_tasks_blocked()
     assert looks == 0, "it was once per close: 2 ms of the loop's time each, with 4,096 wishes"
-    nursery.cancel_scope.cancel()

@@ -8,7 +8,8 @@ import mmap
 import pytest
 import trio
 import trio.testing
-from data_doubles import World, indices, read_all
+from at_work import at_work
+from data_doubles import World, indices, read_all, world_with
 
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.slices import Slices
@@ -22,8 +23,7 @@ async def test_bytes_are_exactly_the_committed_ones(nursery, autojump_clock):
     world = World()
     sizes = [0, 1, 4095, 4096, MIB, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES, 20 * MIB + 7]
     entry = world.add_step(sizes)
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     for number, payload in enumerate(world.payloads[0]):
         handle = slices.reads.open(entry, SliceIndex(number))
         assert handle.length == len(payload)
@@ -33,29 +33,20 @@ async def test_bytes_are_exactly_the_committed_ones(nursery, autojump_clock):
         handle.close()
     with pytest.raises(IndexError):
         slices.reads.open(entry, SliceIndex(len(sizes)))
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([3 * BLOCK_BYTES])
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    world, entry = world_with([3 * BLOCK_BYTES])
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     start = BLOCK_BYTES - 5
-    assert (
-        bytes(await handle.read(start, BLOCK_BYTES + 10))
-        == world.payloads[0][0][start : start + BLOCK_BYTES + 10]
-    )
-    nursery.cancel_scope.cancel()
+    assert bytes(await handle.read(start, BLOCK_BYTES + 10)) == world.payloads[0][0][start : start + BLOCK_BYTES + 10]
 
 
 async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery, autojump_clock, monkeypatch):
     """Overcommit, or RLIMIT_AS, may end before our own limit: nothing else is under way that would wake us."""
-    world = World()
-    entry = world.add_step([2 * MIB])
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    world, entry = world_with([2 * MIB])
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     refused = 0
     real = mmap.mmap
 
@@ -68,15 +59,12 @@ async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery,
 
     monkeypatch.setattr(mmap, "mmap", refuse)
     assert await read_all(slices.reads.open(entry, SliceIndex(0))) == world.payloads[0][0]
-    nursery.cancel_scope.cancel()
 
 
 async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     world.store.behave = lambda *_: 1.0
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
 
     async def reader():
         handle = slices.reads.open(entry, SliceIndex(0))
@@ -89,16 +77,13 @@ async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
     assert len(world.store.requests) == slices.counts.requests == 1
     assert slices.counts.misses == 32
     assert slices.counts.bytes_delivered == 32 * MIB
-    nursery.cancel_scope.cancel()
 
 
 async def test_block_0_is_served_while_block_5_hangs(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([6 * BLOCK_BYTES])
+    world, entry = world_with([6 * BLOCK_BYTES])
     base = entry.tgb.slice(SliceIndex(0)).offset
     gate = world.store.gates[base + 5 * BLOCK_BYTES] = trio.Event()
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     payload = world.payloads[0][0]
     for block in range(5):
@@ -109,42 +94,33 @@ async def test_block_0_is_served_while_block_5_hangs(nursery, autojump_clock):
     gate.set()
     assert bytes(await handle.read(5 * BLOCK_BYTES, 10)) == payload[5 * BLOCK_BYTES :][:10]
     assert len(world.store.requests) == 6
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([8 * BLOCK_BYTES])
+    world, entry = world_with([8 * BLOCK_BYTES])
     base = entry.tgb.slice(SliceIndex(0)).offset
     world.store.behave = lambda *_: 1.0
-    slices = Slices(world.store, memory_bytes=128 * MIB, concurrency=ConcurrencyLimit(1))
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=128 * MIB, concurrency=ConcurrencyLimit(1)))
     handle = slices.reads.open(entry, SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     await handle.read(6 * BLOCK_BYTES, 1)
     assert [(offset - base) // BLOCK_BYTES for _, offset, _ in world.store.requests][:2] == [0, 6]
     await handle.read(5 * BLOCK_BYTES, 1)
-    nursery.cancel_scope.cancel()
 
 
 async def test_neighbours_opened_together_cost_one_get(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([64 << 10] * 64)
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    world, entry = world_with([64 << 10] * 64)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handles = [slices.reads.open(entry, index) for index in indices(*range(8, 16))]
     for number, handle in enumerate(handles, start=8):
         assert await read_all(handle) == world.payloads[0][number]
     assert len(world.store.requests) == 1
     assert slices.counts.bytes_fetched <= 1.02 * slices.counts.bytes_delivered
-    nursery.cancel_scope.cancel()
 
 
 async def test_pinned_bytes_outlive_their_object(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([2 * BLOCK_BYTES])
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    world, entry = world_with([2 * BLOCK_BYTES])
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     await handle.read(0, 1)
     await trio.testing.wait_all_tasks_blocked()
@@ -154,15 +130,13 @@ async def test_pinned_bytes_outlive_their_object(nursery, autojump_clock):
     handle.close()
     assert not slices.holds(Step(0), SliceIndex(0))
     assert slices.cache.pool.used == 0
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_view_in_flight_keeps_its_bytes(nursery, autojump_clock):
     """What the kernel is being given must not be overwritten by the next fetch into a reused buffer."""
     world = World()
     first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
-    slices = Slices(world.store, memory_bytes=4 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=4 * MIB))
     handle = slices.reads.open(first, SliceIndex(0))
     view = await handle.read(0, 2 * MIB)
     handle.close()
@@ -171,14 +145,12 @@ async def test_a_view_in_flight_keeps_its_bytes(nursery, autojump_clock):
     await other.read(0, 1)
     assert bytes(view) == world.payloads[0][0]
     other.close()
-    nursery.cancel_scope.cancel()
 
 
 async def test_memory_seen_by_a_view_is_not_spent_twice(nursery, autojump_clock):
     world = World()
     first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
-    slices = Slices(world.store, memory_bytes=2 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=2 * MIB))
     handle = slices.reads.open(first, SliceIndex(0))
     view = await handle.read(0, 2 * MIB)
     handle.close()
@@ -189,36 +161,30 @@ async def test_memory_seen_by_a_view_is_not_spent_twice(nursery, autojump_clock)
     assert bytes(view) == world.payloads[0][0]
     del view
     assert await read_all(other) == world.payloads[1][0]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_bit_flipped_on_the_way_is_fetched_again(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
 
     def spoil(number, buffer):
         if number == 0:
             buffer[77] ^= 1
 
     world.store.spoil = spoil
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert (slices.counts.requests, slices.counts.corrupt) == (2, 1)
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.logs("CRC32C")
 async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB, MIB])
+    world, entry = world_with([MIB, MIB])
     bad, good = entry.tgb.slice(SliceIndex(0)), entry.tgb.slice(SliceIndex(1))
     data = bytearray(world.store.objects[entry.tgb.key])
     data[bad.offset + 5] ^= 0x40
     world.store.objects[entry.tgb.key] = bytes(data)
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     handle = slices.reads.open(entry, SliceIndex(0))
     for _ in range(3):
         with pytest.raises(CorruptError, match=rf"{entry.tgb.key}.*slice 0 .*{bad.crc32c:08x}"):
@@ -233,36 +199,28 @@ async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojum
     )
     again = slices.reads.open(entry, SliceIndex(0))
     assert await read_all(again) == world.payloads[0][0], "a restored object is readable after reopening"
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.logs("truncated")
 async def test_a_truncated_object_is_corrupt(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     world.store.objects[entry.tgb.key] = world.store.objects[entry.tgb.key][:1000]
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     with pytest.raises(CorruptError, match="truncated object, 936 of 1048576 bytes"):
         await slices.reads.open(entry, SliceIndex(0)).read(0, 1)
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.logs("is gone")
 async def test_a_lost_object_is_absent(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     world.store.objects.clear()
-    slices = Slices(world.store, memory_bytes=64 * MIB)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     with pytest.raises(AbsentError, match="step 0"):
         await slices.reads.open(entry, SliceIndex(0)).read(0, 1)
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery, autojump_clock):
-    world = World()
-    entry = world.add_step([MIB])
+    world, entry = world_with([MIB])
     down_until = 20.0
 
     def behave(number, offset, size):
@@ -272,8 +230,7 @@ async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery
 
     start = trio.current_time()
     world.store.behave = behave
-    slices = Slices(world.store, memory_bytes=64 * MIB, deadline_s=60)
-    await nursery.start(slices.run)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, deadline_s=60))
     handle = slices.reads.open(entry, SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert 20 <= trio.current_time() - start < 30
@@ -284,4 +241,3 @@ async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery
     with pytest.raises(StoreUnreachableError, match="step 0 within 60 s"):
         await handle.read(0, 1)
     assert trio.current_time() - start == pytest.approx(60, abs=1)
-    nursery.cancel_scope.cancel()

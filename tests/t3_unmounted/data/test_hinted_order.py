@@ -8,6 +8,7 @@ import random
 import pyfuse3
 import pytest
 import trio
+from at_work import at_work
 from data_doubles import indices
 from test_data_prefetch import KIB, MIB, Node, quiet
 from test_random_order import lake, read_all
@@ -25,8 +26,7 @@ def shuffled(steps, *, epoch=0, shard=0, shards=1):
 async def share_of_hits(nursery, order, hint, *, at_once=8, memory_bytes=64 * MIB, slices=(0,)):
     world = lake(3000, 2)
     world.store.behave = lambda *_: 0.01
-    node = Node(world, memory_bytes=memory_bytes)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, memory_bytes=memory_bytes))
     if hint is not None:
         node.prefetcher.accept(hint)
     await read_all(node, order, at_once=at_once, slices=slices)
@@ -48,13 +48,11 @@ async def test_an_announced_order_hits_like_a_sequential_one(nursery, autojump_c
     # What is ahead when the reader stops, and never more than memory holds.
     ahead = min(memory_bytes, 1024 * 4 * KIB)
     assert hinted.bytes_fetched <= 1.05 * hinted.bytes_delivered + ahead
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_whole_epoch_fetches_each_step_once(nursery, autojump_clock):
     world = lake(400, 2)
-    node = Node(world, memory_bytes=1 * MIB)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, memory_bytes=1 * MIB))
     for epoch in range(2):
         order = shuffled(400, epoch=epoch)
         node.prefetcher.accept(ShuffleHint(order, 0))
@@ -62,7 +60,6 @@ async def test_a_whole_epoch_fetches_each_step_once(nursery, autojump_clock):
     counts = node.slices.counts
     assert counts.bytes_fetched <= 1.05 * counts.bytes_delivered
     assert counts.hits >= 0.95 * 1600
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_window_beyond_the_budget_fetches_each_step_once(nursery, autojump_clock):
@@ -82,10 +79,10 @@ async def test_steps_fetched_before_an_order_was_announced_make_room_for_it(nurs
     node = Node(lake(400, 1), memory_bytes=16 * 4 * KIB, window=16, hinted=indices(0))
     await nursery.start(node.run)
     await quiet()
-    assert node.slices.facts.holds(Step(0), 0)
+    assert node.slices.holds(Step(0), 0)
     node.prefetcher.accept(StepsHint(0, tuple(map(Step, range(300, 390)))))
     await quiet()
-    assert all(node.slices.facts.holds(Step(step), 0) for step in range(300, 312))
+    assert all(node.slices.holds(Step(step), 0) for step in range(300, 312))
     nursery.cancel_scope.cancel()
 
 
@@ -94,7 +91,6 @@ async def test_a_listed_order_is_as_good(nursery, autojump_clock):
     counts = await share_of_hits(nursery, steps, StepsHint(0, tuple(map(Step, steps))))
     assert counts.hits >= 0.9 * len(steps)  # readers start at once, and nobody knows which slices
     assert counts.bytes_fetched <= 1.02 * counts.bytes_delivered
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_wrong_hint_costs_a_window_and_no_bytes_differ(nursery, autojump_clock):
@@ -102,16 +98,13 @@ async def test_a_wrong_hint_costs_a_window_and_no_bytes_differ(nursery, autojump
     counts = await share_of_hits(nursery, range(2800, 3000), ShuffleHint(shuffled(1000), 0), at_once=1)
     assert counts.hits >= 190
     assert counts.bytes_fetched <= 1.2 * counts.bytes_delivered
-    nursery.cancel_scope.cancel()
 
 
 async def test_prefetch_0_ignores_hints(nursery, autojump_clock):
-    node = Node(lake(400, 2), window=0, hinted=indices(0))
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(lake(400, 2), window=0, hinted=indices(0)))
     node.prefetcher.accept(ShuffleHint(shuffled(400), 0))
     await quiet()
     assert node.slices.counts.requests == 0
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_clock, monkeypatch):
@@ -124,8 +117,7 @@ async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_
 
     monkeypatch.setattr(world, "entry_if_loaded", lambda step: world.entries[step] if step < 200 else None)
     monkeypatch.setattr(world, "lone_entry", lone_entry)
-    node = Node(world, window=20, hinted=indices(0))
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, window=20, hinted=indices(0)))
     order = shuffled(400)
     node.prefetcher.accept(ShuffleHint(order, 0))
     await trio.sleep(5)
@@ -133,7 +125,6 @@ async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_
     assert set(asked) == {step for step in ahead if step >= 200}
     assert len(asked) <= 7 * len(set(asked)), "once a second"
     assert all(node.slices.holds(step, 0) for step in ahead if step < 200)
-    nursery.cancel_scope.cancel()
 
 
 class Taker:

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import trio
 import trio.testing
+from at_work import at_work
 from data_doubles import indices, world_of
 from test_data_prefetch import KIB, MIB, Node, quiet
 
@@ -45,61 +46,52 @@ async def read_all(node, order, *, at_once=1, slices=(0,)):
 @pytest.mark.parametrize(("steps", "count"), [(400, 40), (400, 300), (3000, 60), (3000, 400)])
 async def test_random_order_fetches_what_is_read(nursery, autojump_clock, steps, count, at_once):
     world = lake(steps, 2)
-    node = Node(world, memory_bytes=64 * MIB)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, memory_bytes=64 * MIB))
     order = random.Random(count).sample(range(steps), count)
     await read_all(node, order, at_once=at_once)
     counts = node.slices.counts
     assert counts.bytes_delivered == len(order) * SIZE
     assert counts.bytes_fetched <= 1.05 * counts.bytes_delivered
-    nursery.cancel_scope.cancel()
 
 
 async def test_random_order_is_planned_for_at_each_eighth_step(nursery, autojump_clock, monkeypatch):
-    node = Node(lake(3000, 2))
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(lake(3000, 2)))
     plans = []
-    request = node.slices.request
-    monkeypatch.setattr(node.slices, "request", lambda wanted: request(plans.append(wanted) or wanted))
+    replace = node.slices.requests.replace
+    monkeypatch.setattr(node.slices.requests, "replace", lambda wanted: replace(plans.append(wanted) or wanted))
     await read_all(node, random.Random(5).sample(range(3000), 400), slices=(0, 1))
     assert len(plans) <= 400 / 8 + 16, "some steps go on from another by chance"
     plans.clear()
     await read_all(node, range(1000, 1040))
     assert len(plans) >= 12, "in order again: not at each eighth step alone"
     assert node.slices.counts.misses <= 800 + 5, "as many as with a plan at each open"
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("options", [{"hinted": indices(0, 1, 2, 3)}, {"window": 8}])
 async def test_options_for_readers_in_order_cost_little_in_random_order(nursery, autojump_clock, options):
     world = lake(3000, 4)
-    node = Node(world, **options)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, **options))
     order = random.Random(2).sample(range(3000), 300)
     for step in order:
         await node.read(step, step % 4)
         await trio.sleep(0.02)
     await quiet()
     assert node.slices.counts.bytes_fetched <= 1.05 * node.slices.counts.bytes_delivered
-    nursery.cancel_scope.cancel()
 
 
 async def test_prefetch_0_means_none_in_any_order(nursery, autojump_clock):
     world = lake(400, 2)
-    node = Node(world, window=0)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, window=0))
     order = random.Random(1).sample(range(400), 200)
     await read_all(node, order, at_once=4)
     assert node.slices.counts.bytes_fetched == node.slices.counts.bytes_delivered
-    nursery.cancel_scope.cancel()
 
 
 async def test_sixty_four_readers_that_take_turns_are_all_fetched_ahead_for(nursery, autojump_clock):
     """More readers than the steps after which a single one counts as gone; each round is over in one planning."""
     readers = LIVE_STEPS + 16
     world = lake(3000, 1)
-    node = Node(world, window=2)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world, window=2))
     rounds = 6
     for number in range(rounds):
         async with trio.open_nursery() as turns:
@@ -107,14 +99,12 @@ async def test_sixty_four_readers_that_take_turns_are_all_fetched_ahead_for(nurs
                 turns.start_soon(node.read, 40 * reader + number, 0)
         await quiet()
     assert node.slices.counts.hits >= (rounds - 2) * readers
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_reader_in_order_keeps_its_hits_beside_random_ones(nursery, autojump_clock):
     """Training in order, and a validation job that jumps about in the same lake."""
     world = lake(3000, 2)
-    node = Node(world)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world))
     jumps = random.Random(7).sample(range(3000), 120)
     missed = 0
     for number, jump in enumerate(jumps):
@@ -125,22 +115,19 @@ async def test_a_reader_in_order_keeps_its_hits_beside_random_ones(nursery, auto
         await node.read(jump, 1)
         await trio.sleep(0.02)
     assert missed <= 10
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("jitter", [1, 4, 16])
 @pytest.mark.parametrize("start", [0, 1234])
 async def test_workers_that_run_ahead_of_each_other_are_in_order(nursery, autojump_clock, start, jitter):
     world = lake(3000, 1)
-    node = Node(world)
-    await nursery.start(node.run)
+    node = await at_work(nursery, Node(world))
     rng = random.Random(5)
     order = sorted(range(start, start + 200), key=lambda step: step + rng.uniform(0, jitter))
     await read_all(node, order, at_once=2)
     counts = node.slices.counts
     assert counts.misses <= 12 + jitter
     assert counts.bytes_fetched <= 1.02 * counts.bytes_delivered + node.prefetcher.window * SIZE
-    nursery.cancel_scope.cancel()
 
 
 def ordered(opens, *, frontier=10_000):
@@ -177,9 +164,7 @@ def test_random_steps_are_hardly_ever_taken_for_order(steps):
             position.note(Step(step), SliceIndex(0))
             frontier = Step(steps - 1)
             runs = ordered_runs(position.runs(), position.order, first=Step(0), frontier=frontier)
-            ahead = plan_ahead(
-                runs, position.opened, hinted=frozenset(), window=64, first=Step(0), frontier=frontier
-            )
+            ahead = plan_ahead(runs, position.opened, hinted=frozenset(), window=64, first=Step(0), frontier=frontier)
             fetched |= {step for step, _ in ahead}
         wasted += len(fetched - set(order))
         read += len(order)

@@ -54,13 +54,8 @@ def lake(store: HeldStore, sizes: list[int]) -> World:
     world.store = store
     payloads = [bytes(size) for size in sizes]
     image = build(
-        lake_id=LAKE_ID,
-        producer_id="p",
-        epoch=Epoch(1),
-        seq=0,
-        payloads=payloads,
-        records=[1] * len(sizes),
-    )
+        lake_id=LAKE_ID, producer_id="p", epoch=Epoch(1), seq=0, payloads=payloads, records=[1] * len(sizes),
+    )  # fmt: skip
     data = b"".join(image.parts)
     for step in range(STEPS):
         key = f"{LAKE_ID}/data/{step}.tgb"
@@ -100,16 +95,11 @@ async def waits_of(bytes_per_s: float, sizes: list[int], *, memory_bytes: int) -
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "sizes", "memory_bytes"),
-    [
-        (50e6, [4 * MIB], 512 * MIB),
-        (100e6, [4 * MIB], 512 * MIB),
-        (100e6, [MIB // 2] * 8, 512 * MIB),
-        (50e6, [4 * MIB], 128 * MIB),
-        (100e6, [10 * MIB], 512 * MIB),
-    ],
-    ids=["50 MB/s", "100 MB/s", "eight ranks", "little memory", "files of two GETs"],
-)
+    ("bytes_per_s", "sizes", "memory_bytes"), [
+        (50e6, [4 * MIB], 512 * MIB), (100e6, [4 * MIB], 512 * MIB), (100e6, [MIB // 2] * 8, 512 * MIB),
+        (50e6, [4 * MIB], 128 * MIB), (100e6, [10 * MIB], 512 * MIB),
+    ], ids=["50 MB/s", "100 MB/s", "eight ranks", "little memory", "files of two GETs"],
+)  # fmt: skip
 async def test_near_the_bandwidth_only_the_first_steps_wait(autojump_clock, bytes_per_s, sizes, memory_bytes):
     del autojump_clock
     waits, fetched = await waits_of(bytes_per_s, sizes, memory_bytes=memory_bytes)

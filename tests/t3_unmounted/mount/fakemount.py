@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -53,6 +54,7 @@ class Mounted:
     meter: Meter
     ops: StepOperations
     signalled: set[int]
+    nursery: trio.Nursery = field(init=False)
     sizes_told: list[tuple[int, int, bytes]] = field(default_factory=list)
     listed: list[tuple[bytes, int, int]] = field(default_factory=list)
     rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -65,6 +67,15 @@ class Mounted:
     def seal(self) -> None:
         self.table.seal()
         self.changes.notify()
+
+    def later(self, seconds: float, act: Callable[..., object], *arguments: object) -> None:
+        """Somebody else does it then."""
+
+        async def wait() -> None:
+            await trio.sleep(seconds)
+            act(*arguments)
+
+        self.nursery.start_soon(wait)
 
     async def lookup(self, *path: str, pid: int = 1234) -> pyfuse3.EntryAttributes:
         inode, found = ROOT, await self.ops.getattr(ROOT, Caller(pid))
@@ -111,9 +122,7 @@ async def mounted(
     tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
     changes, meter, known, files, fake = Changes(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
-    waits = Waits(
-        tree, table, changes, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled
-    )
+    waits = Waits(tree, table, changes, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled)
 
     async def describe(entry):
         return f"step {entry.step}\n"
@@ -145,10 +154,10 @@ async def mounted(
         sizes=PendingSizes(lambda inode, size, data: made.sizes_told.append((inode, size, data))),
         readdir_reply=made.reply,
     )
-    async with trio.open_nursery() as nursery:
-        await nursery.start(waits.run)
+    async with trio.open_nursery() as made.nursery:
+        await made.nursery.start(waits.run)
         yield made
-        nursery.cancel_scope.cancel()
+        made.nursery.cancel_scope.cancel()
 
 
 def facts(entry: pyfuse3.EntryAttributes) -> tuple[int, ...]:

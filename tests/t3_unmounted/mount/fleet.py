@@ -91,9 +91,7 @@ class LeanStore:
         await self._ask("put", key)
         self._server.store(key, b"".join(parts))
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> Listing:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> Listing:
         del limit
         await self._ask("list", prefix)
         found = self._server.listed_with_ages(prefix) if ages else self._server.listed(prefix)
@@ -125,23 +123,15 @@ class OneOfMany:
         control = Control(self.store, identity, TrioClock())
         reader = LogReader(self.store, identity, control, state)
         self.follower = Follower(
-            reader,
-            self.changes,
-            poll_s=0.1,
-            find_lake_id=self._find_lake_id,
-            on_change=lambda: None,
+            reader, self.changes, poll_s=0.1, find_lake_id=self._find_lake_id, on_change=lambda: None,
             fleet=self.fleet,
-        )
+        )  # fmt: skip
         group = Group.on(control, "run")
         tree = Tree(reader, ViewOptions())
         self._need = GroupFollower(
-            group,
-            tree,
-            lambda: None,
-            checkpoints=None,
-            fleet=self.fleet,
+            group, tree, lambda: None, checkpoints=None, fleet=self.fleet,
             poll_s=lambda: self.follower.pace.interval_s,
-        )
+        )  # fmt: skip
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id
@@ -162,14 +152,9 @@ class OneOfMany:
                 nursery.start_soon(self.follower.run)
                 nursery.start_soon(self._need.run)
                 heartbeat = Heartbeat(
-                    self.store,
-                    self.identity,
-                    "run",
-                    directory=self.options.directory,
-                    meter=self.meter,
-                    follower=self.follower,
-                    fleet=self.fleet,
-                )
+                    self.store, self.identity, "run", directory=self.options.directory, meter=self.meter,
+                    follower=self.follower, fleet=self.fleet,
+                )  # fmt: skip
                 nursery.start_soon(heartbeat.run)
 
 

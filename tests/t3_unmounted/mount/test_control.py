@@ -37,14 +37,8 @@ async def test_the_control_directory_lists_what_it_has():
     async with mounted() as m:
         m.commit(3)
         assert await m.names(".stepfs") == [
-            "status.json",
-            "metrics",
-            "config.json",
-            "accesslog",
-            "steps",
-            "wait",
-            "order",
-        ]
+            "status.json", "metrics", "config.json", "accesslog", "steps", "wait", "order",
+        ]  # fmt: skip
         assert await m.names(".stepfs", "steps") == ["0.json", "1.json", "2.json"]
         assert await m.read(".stepfs", "steps", "1.json") == b"step 1\n"
         for name in ("3.json", "01.json", "1", "x.json", ".json"):
@@ -108,13 +102,9 @@ def test_counters_are_prometheus_text():
     for seconds in (0.0004, 0.02, 1000.0):
         lag.observe(seconds)
     data.fetch_seconds.observe(0.003)
-    collector = metrics.MountCollector(
-        meter, Counts(get=3), data, lambda: gauges, waits, lag, {"lake_id": "0" * 32}
-    )
+    collector = metrics.MountCollector(meter, Counts(get=3), data, lambda: gauges, waits, lag, {"lake_id": "0" * 32})
     text = metrics.render(metrics.registry_of(collector))
-    samples = {
-        (s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples
-    }
+    samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
     assert samples["stepfs_requests_total", "lookup"] == 2
     assert samples["stepfs_request_seconds_sum", "lookup"] == 0.75
     assert samples["stepfs_request_seconds_count", "lookup"] == 2
@@ -174,16 +164,11 @@ async def test_a_steps_facts_and_its_producers_position():
 
 
 options = st.builds(
-    MountOptions,
-    lake=st.just("s3://b/p"),
-    directory=st.just(Path("/m")),
-    ranks=st.none() | st.lists(st.integers(0, 9)).map(tuple),
-    steps=st.none() | st.integers(0, 9).map(range),
-    wait_s=st.none() | st.floats(0, 1e6),
-    cache_dir=st.none() | st.just(Path("/c")),
-    prime=st.booleans(),
+    MountOptions, lake=st.just("s3://b/p"), directory=st.just(Path("/m")),
+    ranks=st.none() | st.lists(st.integers(0, 9)).map(tuple), steps=st.none() | st.integers(0, 9).map(range),
+    wait_s=st.none() | st.floats(0, 1e6), cache_dir=st.none() | st.just(Path("/c")), prime=st.booleans(),
     group=st.none() | st.text(),
-)
+)  # fmt: skip
 
 
 @given(options)
@@ -207,9 +192,7 @@ def test_sizes(text, bytes_):
     assert parse_size(text) == bytes_
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("100ms", 0.1), ("5", 5), ("2.5s", 2.5), ("2m", 120), ("1h", 3600)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("5", 5), ("2.5s", 2.5), ("2m", 120), ("1h", 3600)])
 def test_durations(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)
 
@@ -220,23 +203,13 @@ def test_steps_are_half_open_and_ranks_inclusive():
 
 
 @pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (parse_steps, "5"),
-        (parse_steps, "5:5"),
-        (parse_steps, "-1:5"),
-        (parse_steps, "0:٣"),
-        (parse_steps, f"0:{2**41}"),
-        (parse_ranks, "3-1"),
-        (parse_ranks, ""),
-        (parse_ranks, "0-2000000"),
-        (parse_size, "8X"),
-        (parse_size, "-1"),
-        (parse_duration, "1 s"),
-        (parse_duration, "inf"),
+    ("parse", "text"), [
+        (parse_steps, "5"), (parse_steps, "5:5"), (parse_steps, "-1:5"), (parse_steps, "0:٣"),
+        (parse_steps, f"0:{2**41}"), (parse_ranks, "3-1"), (parse_ranks, ""), (parse_ranks, "0-2000000"),
+        (parse_size, "8X"), (parse_size, "-1"), (parse_duration, "1 s"), (parse_duration, "inf"),
         (parse_interval, "0"),
     ],
-)
+)  # fmt: skip
 def test_values_that_mean_nothing_are_usage_errors(parse, text):
     with pytest.raises(UsageError, match=re.escape(repr(text))):
         parse(text)

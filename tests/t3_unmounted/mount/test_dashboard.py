@@ -37,14 +37,9 @@ def registry():
     meter = Meter()
     meter.done("read", (1,), 0.5, errno.EIO)
     collector = metrics.MountCollector(
-        meter,
-        Counts(),
-        DataCounts(),
-        lambda: dict.fromkeys(metrics.GAUGES, 1.0),
-        {"commit": Histogram(), "index": Histogram()},
-        Histogram(),
-        {"lake_id": "0" * 32, "group": "g"},
-    )
+        meter, Counts(), DataCounts(), lambda: dict.fromkeys(metrics.GAUGES, 1.0),
+        {"commit": Histogram(), "index": Histogram()}, Histogram(), {"lake_id": "0" * 32, "group": "g"},
+    )  # fmt: skip
     return metrics.registry_of(collector)
 
 
@@ -57,9 +52,7 @@ def registry_of_a_run():
         loaders={"code": loader}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
     )
     return plan_metrics.registry_of(
-        plan_metrics.PlanMetrics(
-            {}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1), 1
-        )
+        plan_metrics.PlanMetrics({}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1), 1)
     )
 
 
@@ -86,9 +79,7 @@ def test_a_panel_asks_for_what_exists(panel):
         for name, labels in wanted.items():
             assert name in known, f"{panel['title']}: nothing exports {name}"
             assert labels <= known[name] | SCRAPED
-        grouped = {
-            label.strip() for by in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in by.split(",")
-        }
+        grouped = {label.strip() for by in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in by.split(",")}
         available = set.union(*(known[name] for name in wanted))
         assert grouped <= available | SCRAPED
         shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -103,13 +94,9 @@ def test_what_says_how_a_run_ails_has_a_panel():
     """Its losses, its memory, its waits, and whether sources keep their shares."""
     shown = {name for panel in PANELS for target in panel["targets"] for name in asked(target["expr"])}
     names = (
-        "workers_died_total",
-        "late_tasks_total",
-        "lost_bodies_total",
-        "kept_bytes",
-        "memory_limit_bytes",
+        "workers_died_total", "late_tasks_total", "lost_bodies_total", "kept_bytes", "memory_limit_bytes",
         "source_tokens_total",
-    )
+    )  # fmt: skip
     assert {f"stepfs_produce_{name}" for name in (*names, "waited_seconds_total")} <= shown
 
 
@@ -127,9 +114,7 @@ def test_the_variables_of_the_dashboard_exist():
 def test_panels_have_their_own_places_and_numbers():
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    taken = [
-        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
-    ]
+    taken = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
 

@@ -18,9 +18,7 @@ def learning(requests: Counter[tuple[str, str]]) -> float:
     return requests["list", "nodes"] / requests.total()
 
 
-async def test_a_thousand_waiting_mounts_settle_and_ask_less_than_a_thousand_times_a_second(
-    autojump_clock, nursery
-):
+async def test_a_thousand_waiting_mounts_settle_and_ask_less_than_a_thousand_times_a_second(autojump_clock, nursery):
     fleet = await Fleet.of(MANY)
     fleet.start(nursery, waiting=True)
     await trio.sleep(5)
@@ -105,9 +103,7 @@ async def test_a_store_that_throttles_is_asked_less_until_it_recovers(autojump_c
     fleet.server.throttles = True
     await trio.sleep(10)
     throttled = await fleet.requests(20)
-    assert (
-        throttled["get", "log"] / 20 <= usual["get", "log"] / 10 / 50
-    )  # every 2 s without a factor: a twentieth
+    assert throttled["get", "log"] / 20 <= usual["get", "log"] / 10 / 50  # every 2 s without a factor: a twentieth
     fleet.server.throttles = False
     await trio.sleep(60)
     assert (await fleet.requests(10))["get", "log"] == pytest.approx(usual["get", "log"], rel=0.02)

@@ -17,9 +17,7 @@ from stepfs.lake.identity import create_lake
 PODS = 60
 
 
-async def test_mounts_killed_under_ever_new_host_names_slow_nobody_for_long(
-    autojump_clock, nursery, monkeypatch
-):
+async def test_mounts_killed_under_ever_new_host_names_slow_nobody_for_long(autojump_clock, nursery, monkeypatch):
     fleet = await Fleet.of(PODS)
     for generation in range(3):
         monkeypatch.setattr(socket, "gethostname", lambda name=f"pod-{generation}": name)

@@ -54,13 +54,9 @@ async def own_id():
 def follow(nursery, table, changes, *, poll_s=0.1, find=own_id, now_ms=now_ms):
     seen = []
     follower = Follower(
-        table,
-        changes,
-        poll_s=poll_s,
-        find_lake_id=find,
-        on_change=lambda: seen.append(trio.current_time()),
+        table, changes, poll_s=poll_s, find_lake_id=find, on_change=lambda: seen.append(trio.current_time()),
         now_ms=now_ms,
-    )
+    )  # fmt: skip
     nursery.start_soon(follower.run)
     return follower, seen
 
@@ -134,9 +130,7 @@ async def test_a_steady_stream_is_seen_within_an_eighth_of_its_pace(autojump_clo
     late = [min(c for c in changes if c >= at) - at for at in due[10:19]]
     assert max(late) <= max(0.11, min(INTERVAL_S_MAX, every_s / 8 * 1.2))
     if every_s >= 2:
-        assert (
-            len(table.polls) / (every_s * 20) <= max(8.0 / every_s, 0.5) * 2.5
-        )  # far fewer than ten a second
+        assert len(table.polls) / (every_s * 20) <= max(8.0 / every_s, 0.5) * 2.5  # far fewer than ten a second
 
 
 def test_a_stream_that_stopped_is_not_polled_at_its_old_pace():

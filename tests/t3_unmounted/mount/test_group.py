@@ -52,12 +52,9 @@ def mount_of(group: Group, checkpoint_dir: Path | None = None) -> OneMount:
     checkpoints = None if checkpoint_dir is None else (Place(checkpoint_dir), NextStep("N"))
     mount = OneMount(tree, changes)
     mount.need = GroupFollower(
-        group,
-        tree,
-        lambda: changes.append(trio.current_time()),
-        checkpoints=checkpoints,
+        group, tree, lambda: changes.append(trio.current_time()), checkpoints=checkpoints,
         opened_here=lambda: Step(mount.opened),
-    )
+    )  # fmt: skip
     return mount
 
 
@@ -191,14 +188,9 @@ class Beating:
 
     def heartbeat(self, identity) -> Heartbeat:
         return Heartbeat(
-            self.store,
-            identity,
-            "run",
-            directory=self.options.directory,
-            meter=self.meter,
-            follower=self.follower,
+            self.store, identity, "run", directory=self.options.directory, meter=self.meter, follower=self.follower,
             fleet=self.fleet,
-        )
+        )  # fmt: skip
 
 
 async def test_a_mount_speaks_every_15_s_and_is_silent_once_it_ended(autojump_clock):

@@ -1,4 +1,6 @@
-"""How far the readers of a group are: kept in its record, so that another mount, or the next one, can judge by it."""
+"""How far the readers of a group are, kept in its record; and a mount beside a damaged record says so once and goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import trio
-from controlled import newest_control
+from controlled import control_keys, newest_control
 from doubles.faulty_store import FaultyStore
+from doubles.trio_clock import TrioClock
 from test_group import OneMount, forever, group_of, mount_of, save
 
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.verify.repair import repair_control
 
 
 async def started(nursery: trio.Nursery, mount: OneMount) -> OneMount:
@@ -107,3 +112,31 @@ async def test_what_a_mount_shows_is_not_moved_by_a_counter_in_another_unit(pati
         (tmp_path / "step-900/.metadata").unlink()
         await trio.sleep(5)
         background.cancel_scope.cancel()
+
+
+@pytest.mark.logs("cannot read the record of group 'run'.*--repair", "checkpoint not recorded.*--repair")
+async def test_a_mount_goes_on_beside_a_damaged_control_record(patient_clock, nursery, tmp_path, caplog):
+    store = FaultyStore()
+    group = await group_of(store)
+    mount = mount_of(group, tmp_path)
+    mount.opened = 20
+    await mount.need.register()
+    await nursery.start(mount.need.run)
+    save(tmp_path, 7)
+    await trio.sleep(5)
+    assert mount.tree.need == 7
+    await Group.of(store, group.control.identity, "run", TrioClock()).add(Step(9))
+    newest = control_keys(store.shared, group.control.identity)[-1]
+    store.shared.put(newest, store.shared.objects[newest][:-1] + b"?")
+    save(tmp_path, 8)
+    await trio.sleep(60)
+    assert mount.tree.need == 7
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2, "once as its group's follower, once as the checkpoints' watcher"
+    assert await repair_control(store, group.control.identity, OriginStores(store, pytest.fail)) is not None
+    (tmp_path / "step-7/.metadata").unlink()
+    await trio.sleep(5)
+    assert mount.tree.need == 8, "and what was saved meanwhile is recorded"
+    record = await group.read()
+    assert record is not None
+    assert record.kept == (8,)

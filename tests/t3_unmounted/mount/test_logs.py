@@ -1,18 +1,27 @@
-"""The daemon's log: facts as fields, one line per event in JSON, and no credential whoever wrote it."""
+"""The daemon's log: facts as fields, one line per event in JSON, no credential whoever wrote it, and stacks on
+SIGUSR1.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
-import subprocess
+import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from fakemount import Caller, fails, mounted
+from finished import ran
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.mount import logs
+from stepfs.mount.health import stacks
 from stepfs.mount.redact import redacted
 
 
@@ -23,9 +32,7 @@ def record(message, *args, exc_info=None, **facts):
 
 
 def test_a_line_for_people_carries_its_facts():
-    line = logs.Text(logs._TEXT).format(
-        record("cannot read %s", "it", step=7, rank=1, group="a b", other="no")
-    )
+    line = logs.Text(logs._TEXT).format(record("cannot read %s", "it", step=7, rank=1, group="a b", other="no"))
     assert line.endswith(' WARNING stepfs.mount: cannot read it  step=7 rank=1 group="a b"')
     assert logs.Text(logs._TEXT).format(record("plain")).endswith("stepfs.mount: plain")
 
@@ -34,9 +41,7 @@ def test_a_line_for_machines_is_one_object_whatever_it_says():
     try:
         raise CorruptError("two\nlines")  # noqa: TRY301 (a traceback is wanted)
     except CorruptError:
-        line = logs.Json(Path("/m")).format(
-            record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3)
-        )
+        line = logs.Json(Path("/m")).format(record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3))
     assert "\n" not in line
     body = json.loads(line)
     assert body.pop("traceback").endswith("CorruptError: two\nlines")
@@ -47,20 +52,17 @@ def test_a_line_for_machines_is_one_object_whatever_it_says():
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
-    [
+    ("text", "kept"), [
         ("key wJalrXUtnFEMI/K7 used", "key [redacted] used"),
         ("GET https://me:wJalrXUtnFEMI/K7@host/b", "GET https://[redacted]@host/b"),
         ("GET http://user:pw@host/b?x=1", "GET http://[redacted]@host/b?x=1"),
-        (
-            "?X-Amz-Credential=AKIA/x&X-Amz-Signature=abc&y=1",
-            "?X-Amz-Credential=[redacted]&X-Amz-Signature=[redacted]&y=1",
-        ),
+        ("?X-Amz-Credential=AKIA/x&X-Amz-Signature=abc&y=1",
+         "?X-Amz-Credential=[redacted]&X-Amz-Signature=[redacted]&y=1"),
         ("aws_secret_access_key = abcdef", "aws_secret_access_key = [redacted]"),
         ('{"SessionToken": "abcdef"}', '{"SessionToken": "[redacted]"}'),
         ("s3://bucket/run: step 7, a ReaddirToken object", "s3://bucket/run: step 7, a ReaddirToken object"),
     ],
-)
+)  # fmt: skip
 def test_credentials_are_struck_out(monkeypatch, text, kept):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "")
@@ -85,13 +87,7 @@ logging.getLogger("stepfs.data").info("fetched", extra={"step": 3})
 logging.getLogger("botocore").info("not ours")
 logging.getLogger("botocore").warning("ours all the same")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"STEPFS_LOG_FORMAT": "json"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran([sys.executable, "-c", code], env={"STEPFS_LOG_FORMAT": "json"}, check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(line["message"], line.get("step")) for line in lines] == [
         ("fetched", 3),
@@ -113,3 +109,40 @@ async def test_a_read_that_fails_says_step_slice_rank_and_version(caplog, monkey
             await m.ops.read(opened.fh, 0, 10)
         facts = logs.facts_of(caplog.records[-1])
         assert facts == {"step": 2, "slice": 1, "rank": 2, "version": m.table.entry_if_loaded(2).version}
+
+
+SLOW_MACHINE_S = 60.0
+
+
+async def test_sigusr1_shows_threads_and_tasks(nursery, capfd):
+    async def waits_for_something_nameable():
+        await trio.sleep_forever()
+
+    nursery.start_soon(waits_for_something_nameable)
+    with stacks.shown_on_signal(nursery):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        shown = ""
+        with trio.fail_after(SLOW_MACHINE_S):
+            while "waits_for_something_nameable" not in shown:
+                await trio.sleep(0.01)
+                shown += capfd.readouterr().err
+    assert "test_sigusr1_shows_threads_and_tasks" in shown
+
+
+async def test_stacks_that_cannot_be_taken_end_nothing(nursery, monkeypatch):
+    def no_descriptor():
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(stacks, "thread_stacks", no_descriptor)
+    with stacks.shown_on_signal(nursery):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+async def test_a_log_that_cannot_be_written_is_no_reason_to_end(nursery, monkeypatch):
+    with suppress(OSError), Path("/dev/full").open("w") as full:  # noqa: ASYNC230 -- closing it fails, too
+        monkeypatch.setattr(sys, "stderr", full)
+        with stacks.shown_on_signal(nursery):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                await trio.testing.wait_all_tasks_blocked(0.05)

@@ -53,18 +53,12 @@ def test_a_user_without_a_home_has_a_log_and_a_cache(nobody, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"memory_bytes": 3 << 30}, True),
-        ({"memory_bytes": 2 << 30}, False),
-        ({"cache_bytes": 3 << 30}, True),
-        ({"cache_bytes": 3 << 30, "cache_dir": Path("/c")}, False),
-        ({}, False),
+    ("options", "said"), [
+        ({"memory_bytes": 3 << 30}, True), ({"memory_bytes": 2 << 30}, False), ({"cache_bytes": 3 << 30}, True),
+        ({"cache_bytes": 3 << 30, "cache_dir": Path("/c")}, False), ({}, False),
     ],
-)
+)  # fmt: skip
 def test_a_budget_beyond_the_limit_is_said(monkeypatch, capsys, options, said):
     monkeypatch.setattr(available, "read_memory", lambda: available.Memory(2 << 30, 1 << 30, 0.0))
     warn_of_memory(MountOptions("file:///lake", Path("/m"), **options))
-    assert (
-        "3.00 GiB is more than this machine or its cgroup has (2.00 GiB)" in capsys.readouterr().err
-    ) is said
+    assert ("3.00 GiB is more than this machine or its cgroup has (2.00 GiB)" in capsys.readouterr().err) is said

@@ -37,9 +37,7 @@ async def test_what_is_not_committed_is_not_there_at_once():
         assert m.waits.waiting == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["rank-00002.pt", "rank-0.pt", "rank-00000.npy", "x", ".git", "rank-00000.pt.tmp"]
-)
+@pytest.mark.parametrize("name", ["rank-00002.pt", "rank-0.pt", "rank-00000.npy", "x", ".git", "rank-00000.pt.tmp"])
 async def test_names_that_no_rank_has_are_absent(name):
     async with mounted() as m:
         m.commit()
@@ -190,9 +188,7 @@ async def test_lookup_counts_of_directories_balance():
         await m.lookup("step-000000001")
         await m.lookup("step-000000001", "rank-00000.pt")
         assert list(m.known.between(0, 10)) == [0, 1, 2]
-        await m.ops.forget(
-            [(directory_inode(0), 1), (directory_inode(1), 2), (slice_inode(1, 0), 1), (ROOT, 5)]
-        )
+        await m.ops.forget([(directory_inode(0), 1), (directory_inode(1), 2), (slice_inode(1, 0), 1), (ROOT, 5)])
         assert list(m.known.between(0, 10)) == [1, 2]
         await m.ops.forget([(directory_inode(1), 1)])
         assert list(m.known.between(0, 10)) == [2]

@@ -86,15 +86,11 @@ async def test_every_change_is_erofs(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("getxattr", (ROOT, b"user.x", Caller())),
-        ("listxattr", (ROOT, Caller())),
-        ("flush", (1,)),
-        ("fsync", (1, True)),
-        ("fsyncdir", (1, True)),
+    ("name", "arguments"), [
+        ("getxattr", (ROOT, b"user.x", Caller())), ("listxattr", (ROOT, Caller())), ("flush", (1,)),
+        ("fsync", (1, True)), ("fsyncdir", (1, True)),
     ],
-)
+)  # fmt: skip
 async def test_what_the_kernel_should_stop_asking_is_enosys(name, arguments):
     async with mounted() as m:
         with fails(errno.ENOSYS):

@@ -29,14 +29,8 @@ async def test_lookups_attributes_and_listings_of_steps_to_come_never_wait(autoj
 async def test_the_kernel_is_told_the_size_of_what_it_believed_to_be_empty(autojump_clock):
     async with mounted(steps=range(3)) as m:
         inode = (await m.lookup("step-000000001", "rank-00000.pt")).st_ino
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def _commit():
-                await trio.sleep(4)
-                m.commit(2)
-
-            assert await m.read("step-000000001", "rank-00000.pt") == payload(1, 0)
+        m.later(4, m.commit, 2)
+        assert await m.read("step-000000001", "rank-00000.pt") == payload(1, 0)
         assert m.sizes_told == [(inode, len(payload(1, 0)) - 1, payload(1, 0)[-1:])]
         assert await m.read("step-000000001", "rank-00000.pt") == payload(1, 0)
         assert len(m.sizes_told) == 1  # once; after that it knows

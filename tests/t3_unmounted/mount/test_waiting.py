@@ -1,4 +1,6 @@
-"""Waiting for steps to come: pending directories, deadlines, signals, seals. Virtual time."""
+"""Waiting for steps to come: pending directories, deadlines, signals, seals, callers that cannot be seen. Virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from fakemount import fails, mounted
 from faketable import payload
 
 from stepfs.errors import CorruptError, ReclaimedError, StoreUnreachableError
+from stepfs.mount.host import procfs
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -26,58 +29,45 @@ async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlist
 
 async def test_a_file_in_a_pending_directory_waits_until_the_commit(autojump_clock):
     async with mounted(wait_s=50) as m:
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def _commit():
-                await trio.sleep(7)
-                m.commit(3)
-
-            assert await m.read("step-000000002", "rank-00001.pt") == payload(2, 1)
+        m.later(7, m.commit, 3)
+        assert await m.read("step-000000002", "rank-00001.pt") == payload(2, 1)
         assert trio.current_time() == pytest.approx(7)
         assert m.waits.waiting == 0
 
 
 async def test_listing_a_pending_directory_waits_too(autojump_clock):
-    async with mounted(steps=range(3)) as m, trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def _commit():
-            await trio.sleep(1)
-            m.commit()
-
+    async with mounted(steps=range(3)) as m:
+        m.later(1, m.commit)
         assert await m.names("step-000000000") == ["rank-00000.pt", "rank-00001.pt"]
 
 
-async def test_an_unknown_name_in_a_pending_directory_does_not_wait(autojump_clock):
-    async with mounted(steps=range(3)) as m:
+@pytest.mark.parametrize(
+    ("options", "path", "after_s"),
+    [
+        ({"wait_s": 5}, ("step-000000000", "rank-00000.pt"), 5),
+        ({"steps": range(3)}, ("step-000000001", ".gitignore"), 0),  # nobody waits for an unknown name
+    ],
+)
+async def test_a_wait_that_expires_is_enoent(autojump_clock, options, path, after_s):
+    async with mounted(**options) as m:
         with fails(errno.ENOENT):
-            await m.lookup("step-000000001", ".gitignore")
-        assert trio.current_time() == 0
-
-
-async def test_a_wait_that_expires_is_enoent(autojump_clock):
-    async with mounted(wait_s=5) as m:
-        with fails(errno.ENOENT):
-            await m.lookup("step-000000000", "rank-00000.pt")
-        assert trio.current_time() == pytest.approx(5)
-
-
-async def test_without_wait_the_deadline_of_steps_is_etimedout(autojump_clock):
-    async with mounted(steps=range(3)) as m:
-        with fails(errno.ETIMEDOUT):
-            await m.read("step-000000000", "rank-00000.pt")
-        assert trio.current_time() == pytest.approx(300)
+            await m.lookup(*path)
+        assert trio.current_time() == pytest.approx(after_s)
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "seconds", "expected"), [(5, 5, errno.ENOENT), (None, 300, errno.ETIMEDOUT)]
+    ("options", "path", "after_s", "expected"),
+    [
+        ({"wait_s": 5}, (".stepfs", "wait", "3"), 5, errno.ENOENT),
+        ({}, (".stepfs", "wait", "3"), 300, errno.ETIMEDOUT),
+        ({"steps": range(3)}, ("step-000000000", "rank-00000.pt"), 300, errno.ETIMEDOUT),
+    ],
 )
-async def test_a_wait_file_expires_like_every_wait(autojump_clock, wait_s, seconds, expected):
-    async with mounted(wait_s=wait_s) as m:
+async def test_a_wait_file_expires_like_every_wait(autojump_clock, options, path, after_s, expected):
+    async with mounted(**options) as m:
         with fails(expected):
-            await m.read(".stepfs", "wait", "3")
-        assert trio.current_time() == pytest.approx(seconds)
+            await m.read(*path)
+        assert trio.current_time() == pytest.approx(after_s)
 
 
 async def test_waiters_queued_on_the_directorys_lock_share_the_first_ones_deadline(autojump_clock):
@@ -115,43 +105,26 @@ async def test_deadlines_are_forgotten(autojump_clock):
 
 async def test_a_signalled_caller_is_let_go_within_a_fifth_of_a_second(autojump_clock):
     async with mounted(steps=range(3)) as m:
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def _kill():
-                await trio.sleep(3)
-                m.signalled.add(77)
-
-            with fails(errno.EINTR):
-                await m.read("step-000000000", "rank-00000.pt", pid=77)
+        m.later(3, m.signalled.add, 77)
+        with fails(errno.EINTR):
+            await m.read("step-000000000", "rank-00000.pt", pid=77)
         assert trio.current_time() <= 3.2
 
 
 async def test_a_sealed_lake_ends_waits_at_once(autojump_clock):
     async with mounted(wait_s=100) as m:
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def _seal():
-                await trio.sleep(2)
-                m.seal()
-
-            with fails(errno.ENOENT):
-                await m.lookup("step-000000000", "rank-00000.pt")
+        m.later(2, m.seal)
+        with fails(errno.ENOENT):
+            await m.lookup("step-000000000", "rank-00000.pt")
         assert trio.current_time() == pytest.approx(2)
         with fails(errno.ENOENT):
             await m.lookup("step-000000000")
 
 
 async def test_a_step_reclaimed_as_it_comes_is_enoent(autojump_clock):
-    async with mounted(wait_s=100) as m, trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def _commit():
-            await trio.sleep(1)
-            m.table.first_live_step = 5
-            m.commit(5)
-
+    async with mounted(wait_s=100) as m:
+        m.later(1, setattr, m.table, "first_live_step", 5)
+        m.later(1, m.commit, 5)
         with fails(errno.ENOENT):
             await m.lookup("step-000000000", "rank-00000.pt")
 
@@ -159,14 +132,8 @@ async def test_a_step_reclaimed_as_it_comes_is_enoent(autojump_clock):
 async def test_wait_files_block_in_read_and_give_the_directorys_name(autojump_clock):
     async with mounted() as m:
         assert await m.names(".stepfs", "wait") == []
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def _commit():
-                await trio.sleep(4)
-                m.commit(43)
-
-            assert await m.read(".stepfs", "wait", "42") == b"step-000000042\n"
+        m.later(4, m.commit, 43)
+        assert await m.read(".stepfs", "wait", "42") == b"step-000000042\n"
         assert trio.current_time() == pytest.approx(4)
         with fails(errno.ENOENT):
             await m.lookup(".stepfs", "wait", "042")
@@ -201,51 +168,40 @@ async def _ignore_errors(fn, *args):
     await fn(*args)
 
 
-async def test_a_segment_that_cannot_be_read_is_tried_until_the_store_is_back(autojump_clock):
-    async with mounted() as m:
+@pytest.mark.parametrize(
+    ("options", "failures", "at_least_s"),
+    [({}, 2, 0), ({"wait_s": 1}, 20, 5)],  # `wait_s` bounds the wait for a commit, not that for its segment
+)
+async def test_a_segment_that_cannot_be_read_is_tried_until_the_store_is_back(
+    autojump_clock, options, failures, at_least_s
+):
+    async with mounted(**options) as m:
         m.commit()
         m.table.unloaded = {0}
-        m.table.load_errors = [StoreUnreachableError("away"), StoreUnreachableError("away")]
+        m.table.load_errors = [StoreUnreachableError("away")] * failures
         assert await m.read("step-000000000", "rank-00000.pt") == payload(0, 0)
-        assert len(m.table.loads) == 3
-
-
-async def test_wait_bounds_the_wait_for_a_commit_not_that_for_a_committed_steps_segment(autojump_clock):
-    async with mounted(wait_s=1) as m:
-        m.commit()
-        m.table.unloaded = {0}
-        m.table.load_errors = [StoreUnreachableError("away")] * 20
-        assert await m.read("step-000000000", "rank-00000.pt") == payload(0, 0)
-        assert trio.current_time() > 5
-
-
-async def test_a_segment_that_stays_away_is_etimedout(autojump_clock):
-    async with mounted(deadline_s=10) as m:
-        m.commit()
-        m.table.unloaded = {0}
-        m.table.load_errors = [StoreUnreachableError("away")] * 1000
-        with fails(errno.ETIMEDOUT):
-            await m.lookup("step-000000000", "rank-00000.pt")
-        assert trio.current_time() == pytest.approx(10, abs=1)
+        assert len(m.table.loads) == failures + 1
+        assert trio.current_time() > at_least_s
 
 
 @pytest.mark.logs("lookup.* failed: segment is rotten")
-async def test_a_corrupt_segment_is_eio(autojump_clock):
-    async with mounted() as m:
+@pytest.mark.parametrize(
+    ("errors", "code", "after_s"),
+    [
+        ([StoreUnreachableError("away")] * 1000, errno.ETIMEDOUT, 10),
+        ([CorruptError("segment is rotten")], errno.EIO, 0),
+        ([ReclaimedError("reclaimed")], errno.ENOENT, 0),  # while its index is asked for
+    ],
+    ids=["away", "corrupt", "reclaimed"],
+)
+async def test_a_segment_that_stays_unreadable_fails_with_its_reason(autojump_clock, errors, code, after_s):
+    async with mounted(deadline_s=10) as m:
         m.commit()
         m.table.unloaded = {0}
-        m.table.load_errors = [CorruptError("segment is rotten")]
-        with fails(errno.EIO):
+        m.table.load_errors = errors
+        with fails(code):
             await m.lookup("step-000000000", "rank-00000.pt")
-
-
-async def test_a_step_reclaimed_while_its_index_is_asked_for_is_no_such_file(autojump_clock):
-    async with mounted() as m:
-        m.commit()
-        m.table.unloaded = {0}
-        m.table.load_errors = [ReclaimedError("reclaimed")]
-        with fails(errno.ENOENT):
-            await m.lookup("step-000000000", "rank-00000.pt")
+        assert trio.current_time() == pytest.approx(after_s, abs=1)
 
 
 async def test_a_killed_reader_leaves_a_load_that_others_wait_for_alone(autojump_clock):
@@ -267,3 +223,14 @@ async def test_a_killed_reader_leaves_a_load_that_others_wait_for_alone(autojump
             m.table.load_gate.set()
         assert got == [payload(0, 0)]
         assert m.table.loads == [0]
+
+
+@pytest.mark.logs("another pid namespace")
+def test_a_caller_that_cannot_be_seen_is_said_once(caplog):
+    procfs._say_that_callers_are_hidden.cache_clear()
+    assert [procfs.has_pending_signal(0) for _ in range(3)] == [False] * 3
+    assert [record.getMessage() for record in caplog.records if "pid namespace" in record.getMessage()] == [
+        caplog.records[0].getMessage()
+    ]
+    assert "shareProcessNamespace" in caplog.text
+    procfs._say_that_callers_are_hidden.cache_clear()

@@ -43,12 +43,17 @@ class Shelf:
         store = FaultyStore(shared, actor="init")
         return cls(shared, await create_lake(store, slices=slices, ext=".bin", clock=TrioClock()))
 
+    @classmethod
+    async def of(cls, *sizes: int, slices: int = 2) -> Shelf:
+        """With one step for each size."""
+        shelf = await cls.create(slices=slices)
+        await shelf.commit(*sizes)
+        return shelf
+
     async def commit(self, *sizes: int) -> None:
         """One step for each size, its second slice and the following a byte longer each."""
         store = FaultyStore(self.shared, actor="tok-0")
-        async with AsyncProducer(
-            "memory://", producer_id="tok-0", store=store, clock=TrioClock()
-        ) as producer:
+        async with AsyncProducer("memory://", producer_id="tok-0", store=store, clock=TrioClock()) as producer:
             for size in sizes:
                 lengths = [size + index for index in range(self.identity.slices)]
                 step = len(self.sizes)

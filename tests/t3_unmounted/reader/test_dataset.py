@@ -78,9 +78,7 @@ def counted(tmp_path, url, **options) -> tuple[StepDataset, Counting]:
 def test_workers_take_turns_and_fetch_each_byte_once(tmp_path, url, iterable, batch_size):
     own = batch_size if iterable else None
     dataset, decode = counted(tmp_path, url, start=3, stop=STEPS, iterable=iterable, batch_size=own)
-    loader = DataLoader(
-        dataset, batch_size=batch_size, num_workers=3, collate_fn=None if batch_size is None else list
-    )
+    loader = DataLoader(dataset, batch_size=batch_size, num_workers=3, collate_fn=None if batch_size is None else list)
     found = list(loader) if batch_size is None else [item for batch in loader for item in batch]
     assert numbers(found) == list(range(3, STEPS))
     assert all(item == payload(step, 1, SIZE) for step, item in enumerate(found, 3))
@@ -160,9 +158,7 @@ def test_a_step_that_does_not_come_is_an_error(url):
     dataset.lake.close()
 
 
-@pytest.mark.parametrize(
-    "kind", [NoSuchStepError, WaitExpiredError, ReclaimedError, CorruptError, ClosedError]
-)
+@pytest.mark.parametrize("kind", [NoSuchStepError, WaitExpiredError, ReclaimedError, CorruptError, ClosedError])
 def test_an_error_of_a_worker_arrives_as_what_it_is(kind):
     with pytest.raises(kind) as caught:
         raise kind("step 3 …")

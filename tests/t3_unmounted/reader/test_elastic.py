@@ -29,9 +29,7 @@ FILES = {False: Grid(RANKS), True: Grid(RANKS, MICRO)}
 def planned(url: str, *, of_micro_batch: bool, ext: str = ".safetensors") -> list[list[bytes]]:
     """A lake as a plan makes it, with another padding in each step; its payloads."""
     lake_on_disk(url, slices=FILES[of_micro_batch], ext=ext)
-    steps = [
-        construct(PayloadSpec(ext, True, padding, 11, of_micro_batch), EXAMPLE)[0] for padding in range(STEPS)
-    ]
+    steps = [construct(PayloadSpec(ext, True, padding, 11, of_micro_batch), EXAMPLE)[0] for padding in range(STEPS)]
     with Producer(url, producer_id="plan") as producer:
         for step, payloads in enumerate(steps):
             producer.append(payloads, position=step)
@@ -54,9 +52,7 @@ def expected(step: int) -> list[dict]:
 def same(found: list[dict], wanted: list[dict]) -> None:
     assert [set(each) for each in found] == [set(each) for each in wanted]
     for left, right in zip(found, wanted, strict=True):
-        assert all(
-            (left[name] == right[name]).all() and left[name].dtype == right[name].dtype for name in left
-        )
+        assert all((left[name] == right[name]).all() and left[name].dtype == right[name].dtype for name in left)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +112,7 @@ def test_a_lake_names_its_micro_batches(tmp_path):
     steps = planned(url, of_micro_batch=True)
     with (
         Producer(url, producer_id="own") as producer,
-        pytest.raises(
-            UsageError, match=r"2 payloads for a lake of 6 slices \(ranks 2 × micro-batches 3\); pass one"
-        ),
+        pytest.raises(UsageError, match=r"2 payloads for a lake of 6 slices \(ranks 2 × micro-batches 3\); pass one"),
     ):
         producer.append(steps[0][:2], position=0)
     with Lake(url, mesh="dp=3,tp=2") as lake:
@@ -126,9 +120,7 @@ def test_a_lake_names_its_micro_batches(tmp_path):
         assert [bytes(lake[1][rank, micro]) for rank in range(6) for micro in range(2)] == [
             steps[1][rank // 2 * 2 + micro] for rank in range(6) for micro in range(2)
         ]
-        with pytest.raises(
-            UsageError, match=r"rank 3 reads 2 micro-batches: name one, from \[3, 0\] to \[3, 1\]"
-        ):
+        with pytest.raises(UsageError, match=r"rank 3 reads 2 micro-batches: name one, from \[3, 0\] to \[3, 1\]"):
             lake[1][3]
         for place in ((3, 2), (3, -1), (6, 0)):
             with pytest.raises(NoSuchStepError, match="has"):
@@ -166,9 +158,7 @@ def test_files_that_cannot_be_split_are_read_whole_where_the_ranks_divide_them(t
     assert len(found) == RANKS
     assert all(np.array_equal(left, right) for left, right in zip(found, whole, strict=True))
     dataset = StepDataset(url, rank=0, mesh="dp=6", stop=STEPS)
-    with pytest.raises(
-        UsageError, match=r"divide the 2 .* only \.safetensors and \.pt .*output\.files: micro_batches"
-    ):
+    with pytest.raises(UsageError, match=r"divide the 2 .* only \.safetensors and \.pt .*output\.files: micro_batches"):
         dataset[0]
     dataset.lake.close()
 

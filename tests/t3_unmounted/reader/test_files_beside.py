@@ -41,9 +41,7 @@ TASK = replace(
 
 
 def planned(url: str, *, of_micro_batch: bool, own: bool = True, ext: str = ".safetensors") -> None:
-    columns = tuple(
-        replace(column, own_file=own and column is not WEIGHT) for column in (PIXELS, SOUND, WEIGHT)
-    )
+    columns = tuple(replace(column, own_file=own and column is not WEIGHT) for column in (PIXELS, SOUND, WEIGHT))
     files = ("", "pixels", "sound") if own else ("",)
     lake_on_disk(url, slices=Grid(RANKS, MICRO if of_micro_batch else 1, files=files), ext=ext)
     payloads, _ = construct(PayloadSpec(ext, True, 0, 11, of_micro_batch, columns), TASK)

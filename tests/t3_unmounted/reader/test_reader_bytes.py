@@ -29,8 +29,7 @@ MIB = 1 << 20
 )
 def test_any_interleaving_of_reads_gives_the_committed_bytes(sizes, readers, memory, held):
     async def main() -> None:
-        shelf = await Shelf.create()
-        await shelf.commit(*sizes)
+        shelf = await Shelf.of(*sizes)
         views = []
         async with shelf.reader(memory_bytes=memory * MIB) as reader:
 
@@ -56,16 +55,14 @@ def test_any_interleaving_of_reads_gives_the_committed_bytes(sizes, readers, mem
 
 
 async def test_a_slice_larger_than_the_memory_is_read_whole(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(25 * MIB)
+    shelf = await Shelf.of(25 * MIB)
     async with shelf.reader(memory_bytes=24 * MIB) as reader:
         view = await reader.read(Step(0), SliceIndex(1))
         assert view == shelf.expected(0, 1)
 
 
 async def test_many_readers_of_a_slice_share_one_fetch_and_each_copies_once(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(2 * MIB)
+    shelf = await Shelf.of(2 * MIB)
     async with shelf.reader() as reader:
         views = []
 
@@ -126,8 +123,7 @@ async def test_a_read_that_fails_gives_its_memory_back():
 
 
 async def test_a_damaged_slice_is_an_error_for_it_alone(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL, SMALL)
+    shelf = await Shelf.of(SMALL, SMALL)
     key = shelf.data_key(0)
     body = bytearray(shelf.shared.objects[key])
     at = bytes(body).index(payload(0, 1, SMALL + 1))
@@ -145,8 +141,7 @@ async def test_a_damaged_slice_is_an_error_for_it_alone(autojump_clock):
 
 
 async def test_a_lost_object_is_damage_and_a_reclaimed_one_is_not(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 4)
+    shelf = await Shelf.of(*[SMALL] * 4)
     async with shelf.reader(poll_s=60.0) as reader:
         await shelf.checkpoint("train", 2)
         await shelf.reclaim()  # the reader has not seen it yet
@@ -161,8 +156,7 @@ async def test_a_lost_object_is_damage_and_a_reclaimed_one_is_not(autojump_clock
 
 
 async def test_steps_in_order_are_fetched_ahead(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 12)
+    shelf = await Shelf.of(*[SMALL] * 12)
     async with shelf.reader(ranks=(0,)) as reader:
         for step in range(6):
             assert await shelf.read(reader, step, 0) == shelf.expected(step, 0)
@@ -172,16 +166,14 @@ async def test_steps_in_order_are_fetched_ahead(autojump_clock):
 
 
 async def test_nothing_is_fetched_before_a_step_was_read_or_announced(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 12)
+    shelf = await Shelf.of(*[SMALL] * 12)
     async with shelf.reader(ranks=(0,)) as reader:
         await trio.sleep(5)
         assert reader.slices.counts.requests == 0
 
 
 async def test_one_of_several_workers_fetches_what_it_was_told_and_nothing_else(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 24)
+    shelf = await Shelf.of(*[SMALL] * 24)
     async with shelf.reader(ranks=(0,), workers=3) as reader:
         await reader.announce(ShuffleHint(StridedOrder(Step(1), Step(24), 1, 3), 0))
         await trio.sleep(2)
@@ -195,8 +187,7 @@ async def test_one_of_several_workers_fetches_what_it_was_told_and_nothing_else(
 
 
 async def test_one_of_several_workers_guesses_nothing(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 24)
+    shelf = await Shelf.of(*[SMALL] * 24)
     async with shelf.reader(ranks=(0,), workers=3) as reader:
         for step in range(10):
             await shelf.read(reader, step, 0)
@@ -216,8 +207,7 @@ async def test_a_slow_store_is_asked_again(autojump_clock):
                 await trio.sleep(100)
             return await super().read_into(key, *args, **options)
 
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 40)
+    shelf = await Shelf.of(*[SMALL] * 40)
     async with shelf.reader(store=Slow(shelf.shared, actor="reader")) as reader:
         began = trio.current_time()
         for step in range(40):

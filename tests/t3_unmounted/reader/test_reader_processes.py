@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from finished import ran
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 
 from stepfs import Lake, background
@@ -62,9 +63,7 @@ def test_a_child_of_a_fork_opens_the_lake_for_itself_and_leaves_the_parents_alon
             lake_here = reads_all(lake)
             lake.close()
             names = [thread.name for thread in threading.enumerate()]
-            return (
-                lake_here and grandchild == 0 and not any(name.startswith("stepfs-reader") for name in names)
-            )
+            return lake_here and grandchild == 0 and not any(name.startswith("stepfs-reader") for name in names)
 
         assert in_child(child) == 0
         assert lake._running() is parents
@@ -180,13 +179,7 @@ print("read", step + 1)
 def test_without_pyfuse3_and_never_closed_it_reads_and_ends_with_the_interpreter(url):
     """Also while another thread waits in it."""
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", _PROGRAM, url],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = ran([sys.executable, "-X", "faulthandler", "-W", "error", "-c", _PROGRAM, url], timeout=WAIT_S)
     assert (done.returncode, done.stdout) == (0, f"read {STEPS}\n"), done.stderr
     assert not done.stderr
     assert time.monotonic() - began < WAIT_S
@@ -194,9 +187,7 @@ def test_without_pyfuse3_and_never_closed_it_reads_and_ends_with_the_interpreter
 
 def test_ctrl_c_ends_a_program_that_waits(url):
     program = "import sys\nfrom stepfs.reader import Lake\nlake = Lake(sys.argv[1])\nprint(1, flush=True)\nnext(lake.follow(99))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"1\n"
     process.send_signal(signal.SIGINT)

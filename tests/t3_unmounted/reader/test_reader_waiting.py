@@ -27,8 +27,7 @@ from stepfs.lake.identity import create_lake
 
 
 async def test_what_is_not_committed_is_not_there_at_once(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL)
+    shelf = await Shelf.of(SMALL)
     async with shelf.reader() as reader:
         began = trio.current_time()
         error = await outcome_of(shelf.read, reader, 1, 0)
@@ -58,8 +57,7 @@ async def test_with_wait_a_step_is_waited_for_and_absent_when_that_expires(autoj
 
 
 async def test_steps_to_come_are_waited_for_under_steps_until_the_deadline(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL)
+    shelf = await Shelf.of(SMALL)
     async with shelf.reader(steps=range(1, 3), deadline_s=20.0) as reader:
         assert list(reader.tree.listed()) == [1, 2]
         error = await outcome_of(shelf.read, reader, 0, 0)
@@ -87,8 +85,7 @@ async def test_following_waits_whatever_the_options_say(autojump_clock):
 
 @pytest.mark.logs("cannot follow the lake")
 async def test_a_lake_that_cannot_be_followed_is_the_reason_that_is_named(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL)
+    shelf = await Shelf.of(SMALL)
     async with shelf.reader(deadline_s=20.0) as reader:
         damaged = numbered(log_prefix(shelf.identity.lake_id), (await shelf.log()).state.version + 1)
         await FaultyStore(shelf.shared).put(damaged, [b"garbage"])
@@ -107,8 +104,7 @@ async def test_without_a_deadline_following_waits_for_ever(autojump_clock):
 
 
 async def test_a_sealed_lake_ends_every_wait_at_once(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL, SMALL)
+    shelf = await Shelf.of(SMALL, SMALL)
     async with shelf.reader(wait_s=100.0) as reader, trio.open_nursery() as nursery:
         ended = []
 
@@ -132,8 +128,7 @@ async def test_a_sealed_lake_ends_every_wait_at_once(autojump_clock):
 
 
 async def test_steps_beyond_the_end_of_a_sealed_lake_are_refused(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL)
+    shelf = await Shelf.of(SMALL)
     await shelf.seal()
     with pytest.raises(RefusedError, match="sealed and has 1 steps"):
         async with shelf.reader(steps=range(5)):
@@ -144,8 +139,7 @@ async def test_steps_beyond_the_end_of_a_sealed_lake_are_refused(autojump_clock)
 
 
 async def test_following_a_view_of_some_steps_ends_with_them(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 4)
+    shelf = await Shelf.of(*[SMALL] * 4)
     async with shelf.reader(steps=range(1, 3)) as reader:
         found = [await reader.wait_for(Step(step), waits=True) for step in (1, 2, 3)]
         assert found == [True, True, False]
@@ -153,8 +147,7 @@ async def test_following_a_view_of_some_steps_ends_with_them(autojump_clock):
 
 
 async def test_reclaimed_steps_are_an_error_and_never_skipped(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 6)
+    shelf = await Shelf.of(*[SMALL] * 6)
     await shelf.checkpoint("train", 4)
     await shelf.reclaim()
     async with shelf.reader() as reader:
@@ -167,8 +160,7 @@ async def test_reclaimed_steps_are_an_error_and_never_skipped(autojump_clock):
 
 
 async def test_steps_reclaimed_under_a_reader_leave_it(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 6)
+    shelf = await Shelf.of(*[SMALL] * 6)
     async with shelf.reader() as reader:
         assert await shelf.read(reader, 1, 0) == shelf.expected(1, 0)
         await shelf.checkpoint("train", 4)
@@ -179,8 +171,7 @@ async def test_steps_reclaimed_under_a_reader_leave_it(autojump_clock):
 
 
 async def test_steps_reclaimed_under_a_reader_of_a_quiet_lake_leave_it_within_100_s(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 6)
+    shelf = await Shelf.of(*[SMALL] * 6)
     async with shelf.reader() as reader:
         await trio.sleep(20)
         await shelf.checkpoint("train", 4)
@@ -190,8 +181,7 @@ async def test_steps_reclaimed_under_a_reader_of_a_quiet_lake_leave_it_within_10
 
 
 async def test_a_group_is_registered_and_keeps_what_its_reader_needs(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 6)
+    shelf = await Shelf.of(*[SMALL] * 6)
     await shelf.checkpoint("other", 5)
     async with shelf.reader(group="mine") as reader:
         await shelf.reclaim()
@@ -208,8 +198,7 @@ async def test_a_group_is_registered_and_keeps_what_its_reader_needs(autojump_cl
 
 
 async def test_of_a_loader_with_a_group_its_workers_ask_nothing_for_it(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 6)
+    shelf = await Shelf.of(*[SMALL] * 6)
     async with shelf.reader(group="mine", workers=2) as reader:
         assert await shelf.read(reader, 0, 0) == shelf.expected(0, 0)
         await trio.sleep(30)
@@ -217,8 +206,7 @@ async def test_of_a_loader_with_a_group_its_workers_ask_nothing_for_it(autojump_
 
 
 async def test_how_far_a_group_has_read_is_on_record_when_its_reader_ends(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(*[SMALL] * 6)
+    shelf = await Shelf.of(*[SMALL] * 6)
     async with shelf.reader(group="mine") as reader:
         await shelf.read(reader, 4, 0)
     record = await Group.of(FaultyStore(shelf.shared), shelf.identity, "mine").read()
@@ -228,8 +216,7 @@ async def test_how_far_a_group_has_read_is_on_record_when_its_reader_ends(autoju
 
 @pytest.mark.logs("cannot follow the lake", "the store answers again")
 async def test_a_lake_recreated_under_the_url_ends_the_reader(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL)
+    shelf = await Shelf.of(SMALL)
 
     async def run() -> None:
         async with shelf.reader(wait_s=500.0) as reader:
@@ -244,8 +231,7 @@ async def test_a_lake_recreated_under_the_url_ends_the_reader(autojump_clock):
 
 
 async def test_a_read_says_at_once_that_the_lake_was_replaced_or_is_gone(autojump_clock):
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL)
+    shelf = await Shelf.of(SMALL)
     async with shelf.reader() as reader:
         shelf.shared.objects.clear()
         shelf.shared._keys.clear()
@@ -263,8 +249,7 @@ async def test_a_store_that_does_not_deliver_is_an_error_after_the_deadline(auto
         async def read_into(self, *args, **options):
             await trio.sleep_forever()
 
-    shelf = await Shelf.create()
-    await shelf.commit(SMALL)
+    shelf = await Shelf.of(SMALL)
     async with shelf.reader(deadline_s=10.0, store=Mute(shelf.shared, actor="reader")) as reader:
         began = trio.current_time()
         assert isinstance(await outcome_of(shelf.read, reader, 0, 0), StoreUnreachableError)

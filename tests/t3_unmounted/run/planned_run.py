@@ -139,19 +139,13 @@ def write_corpus(directory: Path, name: str, records: int, *, bad: Sequence[int]
     directory.joinpath(name, "b.jsonl").write_text("".join(line + "\n" for line in lines[half:]))
 
 
-def sources_in(
-    directory: Path, weights: Mapping[str, int], *, epochs: int | None = None
-) -> tuple[LoadedSource, ...]:
+def sources_in(directory: Path, weights: Mapping[str, int], *, epochs: int | None = None) -> tuple[LoadedSource, ...]:
     found = []
     for name in sorted(weights):
         spec = SourceSpec(
-            name,
-            "jsonl",
-            (str(directory / name),),
-            seed=5,
-            block_bytes=2000,
+            name, "jsonl", (str(directory / name),), seed=5, block_bytes=2000,
             epochs=None if epochs is None else Fraction(epochs),
-        )
+        )  # fmt: skip
         found.append(LoadedSource(spec, TransformSpec(TokenizerSpec()), Layout(spec, list_corpus(spec))))
     return tuple(found)
 

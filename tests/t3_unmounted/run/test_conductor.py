@@ -189,9 +189,7 @@ class FullLake(NotedProducer):
         await super().append(*arguments, **more)
 
 
-async def test_the_next_step_is_planned_while_there_is_no_room_for_it(
-    corpus, patient_clock, monkeypatch
-) -> None:
+async def test_the_next_step_is_planned_while_there_is_no_room_for_it(corpus, patient_clock, monkeypatch):
     workers, planned = 1, []
     honest = Planner.next
 
@@ -226,12 +224,9 @@ async def test_bad_records_are_told_and_counted(tmp_path) -> None:
     )
     producer = NotedProducer()
     await run(
-        HereEngine(1),
-        producer,
-        chosen,
-        sources_in(tmp_path, {"code": 1}, epochs=1),
+        HereEngine(1), producer, chosen, sources_in(tmp_path, {"code": 1}, epochs=1),
         watching=RunCallbacks(skipped=lambda *one: told.append(one)),
-    )
+    )  # fmt: skip
     assert [(source, file) for source, file, _, _ in sorted(told)] == [("code", 0), ("code", 1)]
     assert all(reason for *_, reason in told)
 

@@ -43,9 +43,7 @@ LAKE_ID = "ab" * 16
 class LongLog:
     """The log of a planned lake; it counts the objects that a reader of it would get."""
 
-    def __init__(
-        self, directory: Path, *, per_commit: int = 1, first_live: int = 0, even: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, *, per_commit: int = 1, first_live: int = 0, even: bool = True) -> None:
         self._even = even
         path = directory / "lines.txt"
         path.write_text("".join(f"{number}\n" for number in range(RECORDS)))
@@ -59,9 +57,7 @@ class LongLog:
         spec = source_specs(plan)["prose"]
         self.listing = list_corpus(spec)
         layout = Layout(spec, self.listing)
-        self.offsets = [
-            read_block(spec, layout.task(BlockAddress(epoch, 0, 0))).records.offsets for epoch in range(3)
-        ]
+        self.offsets = [read_block(spec, layout.task(BlockAddress(epoch, 0, 0))).records.offsets for epoch in range(3)]
         self.reads: list[str] = []
         self._objects: Mapping[str, bytes] = {
             plan_key(LAKE_ID, self.digest): plan_text(plan).encode(),
@@ -177,14 +173,10 @@ async def test_few_objects_are_read_of_many_steps(tmp_path: Path, per_commit, ev
         long._segments.clear()
         blocks_read.clear()
         found = await found_in(long, int(record))
-        numbers = [
-            epoch * RECORDS + int(np.flatnonzero(long.offsets[epoch] == record)[0]) for epoch in range(3)
-        ]
+        numbers = [epoch * RECORDS + int(np.flatnonzero(long.offsets[epoch] == record)[0]) for epoch in range(3)]
         steps = [int(np.searchsorted(taken, number, side="right")) for number in numbers]
         assert [one.step for one in found if isinstance(one, Holder)] == [one for one in steps if one < STEPS]
-        assert [one.why for one in found[2:] if isinstance(one, NotHeld)] == ["not drawn yet"] * (
-            steps[2] >= STEPS
-        )
+        assert [one.why for one in found[2:] if isinstance(one, NotHeld)] == ["not drawn yet"] * (steps[2] >= STEPS)
         assert len(long.reads) <= (READS_MAX if even else UNEVEN_READS_MAX), long.reads
         assert len(blocks_read) == 3
 
@@ -204,7 +196,5 @@ async def test_a_place_without_a_record_and_a_lost_listing_are_named(tmp_path: P
     with pytest.raises(AbsentError, match=r"0/lines.txt has no record at 1; `stepfs lineage` prints"):
         await found_in(long, 1)
     long._objects = {}
-    with pytest.raises(
-        AbsentError, match=r"list of files of source prose is not in the lake; restore .* sources/"
-    ):
+    with pytest.raises(AbsentError, match=r"list of files of source prose is not in the lake; restore .* sources/"):
         await found_in(long, 0)

@@ -63,19 +63,27 @@ def since(began_s: float) -> float:
     return round(trio.current_time() - began_s, 6)
 
 
-async def test_a_task_that_hangs_is_done_by_another_worker(autojump_clock) -> None:
-    engine = TimedEngine([HANGS, 1])
+@pytest.mark.parametrize(
+    ("seconds", "answer", "took_s", "ended", "busiest"),
+    [
+        ([HANGS, 1], 1, LATE_S_MIN + 1, [0], 2),
+        ([7, HANGS], 0, 7, [1], 2),
+        ([HANGS, HANGS, HANGS, 1], 3, LATE_S_MIN * (1 + 2 + 4) + 1, [1, 2, 0], 2),
+        # Never begun anew: each of the others had twice the time of the one before.
+        ([1000] * 20, 0, 1000, [1, 2, 3, 4, 5, 6, 7], 2),
+    ],
+    ids=["another worker does it", "the first may still win", "a spare hangs as well", "a long task"],
+)
+async def test_the_first_answer_counts_and_every_other_try_ends(
+    autojump_clock, seconds, answer, took_s, ended, busiest
+) -> None:
+    engine = TimedEngine(seconds)
     tasks = Tasks(engine, 600)
     began_s = trio.current_time()
-    assert await tasks.carry_out("it", "code", work) == 1
-    assert since(began_s) == LATE_S_MIN + 1
-    assert (tasks.late, engine.ended, engine.replaced) == (1, [0], 1)
-
-
-async def test_the_first_worker_may_still_win(autojump_clock) -> None:
-    engine = TimedEngine([7, HANGS])
-    assert await Tasks(engine, 600).carry_out("it", "code", work) == 0
-    assert (engine.ended, engine.replaced) == ([1], 1)
+    assert await tasks.carry_out("it", "code", work) == answer
+    assert since(began_s) == took_s
+    assert (engine.ended, engine.replaced, engine.busiest) == (ended, len(ended), busiest)
+    assert (tasks.late, len(engine.began)) == (1, len(ended) + 1)
 
 
 async def test_late_is_ten_times_the_mean_of_its_kind_and_source(autojump_clock) -> None:
@@ -109,22 +117,6 @@ async def test_second_tries_are_at_most_as_many_as_spares(autojump_clock) -> Non
     assert sorted(engine.ended) == [0, 1, 2, 3]
 
 
-async def test_a_spare_that_hangs_as_well_is_ended_and_another_tries(autojump_clock) -> None:
-    engine = TimedEngine([HANGS, HANGS, HANGS, 1])
-    began_s = trio.current_time()
-    assert await Tasks(engine, 600).carry_out("it", "code", work) == 3
-    assert since(began_s) == LATE_S_MIN * (1 + 2 + 4) + 1
-    assert (engine.ended, engine.replaced, engine.busiest) == ([1, 2, 0], 3, 2)
-
-
-async def test_a_long_task_is_never_begun_anew(autojump_clock) -> None:
-    engine = TimedEngine([1000] * 20)
-    began_s = trio.current_time()
-    assert await Tasks(engine, 600).carry_out("it", "code", work) == 0
-    assert since(began_s) == 1000
-    assert len(engine.began) == 8, "the others had twice the time of the one before"
-
-
 @pytest.mark.parametrize("seconds", [(6, 3), (9, 2)], ids=["the first dies", "the second dies"])
 async def test_a_death_beside_another_try_costs_nothing(autojump_clock, seconds) -> None:
     first_dies = LATE_S_MIN + seconds[1] > seconds[0]
@@ -141,14 +133,10 @@ async def test_when_both_die_it_is_one_death_of_the_task(autojump_clock) -> None
 
 
 @pytest.mark.parametrize(
-    ("deaths", "ended_by"),
-    [
-        ("mmmmmmm", None),
-        ("mmmwmmwm", None),
-        ("mmwmmwmw", WorkersDiedError),
-        ("mmmmwmwmmm", MachinesLostError),
+    ("deaths", "ended_by"), [
+        ("mmmmmmm", None), ("mmmwmmwm", None), ("mmwmmwmw", WorkersDiedError), ("mmmmwmwmmm", MachinesLostError),
     ],
-)
+)  # fmt: skip
 async def test_a_lost_machine_is_not_charged_as_a_worker(autojump_clock, deaths: str, ended_by) -> None:
     """w: a worker died; m: its machine was lost."""
     died = {number: WorkerDied("killed", with_machine=one == "m") for number, one in enumerate(deaths)}

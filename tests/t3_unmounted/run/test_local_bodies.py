@@ -168,9 +168,7 @@ async def test_bodies_return_when_no_more_files_may_be_open(monkeypatch) -> None
 async def test_memory_that_is_full_is_one_line() -> None:
     async with local_engine(1) as engine:
         await engine.submit(file_limit, 1 << 20)
-        with pytest.raises(
-            RefusedError, match=r"find no room in memory .*; give less with --memory"
-        ) as caught:
+        with pytest.raises(RefusedError, match=r"find no room in memory .*; give less with --memory") as caught:
             await engine.keep(made, LARGE)
         assert "\n" not in str(caught.value)
         assert not files_open()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from at_work import until
 
 from stepfs.errors import UsageError
 from stepfs_producer.engine import failover
@@ -109,9 +110,7 @@ async def test_a_stopped_worker_is_ended_as_soon_as_a_spare_has_its_result(tmp_p
         assert spare != stopped
         assert gone(stopped)
         assert (tasks.late, engine.died) == (1, 0)
-        with trio.fail_after(30):
-            while engine.idle < engine.workers + engine.spares:  # noqa: ASYNC110 - the engine has no event for it
-                await trio.sleep(0.02)
+        await until(lambda: engine.idle >= engine.workers + engine.spares)
 
 
 async def test_their_number_may_change() -> None:
@@ -187,15 +186,11 @@ def wait_for(path: str) -> None:
 
 def workers_of_this_process() -> int:
     """Running or starting."""
-    children = [
-        pid for listed in Path("/proc/self/task").glob("*/children") for pid in listed.read_text().split()
-    ]
+    children = [pid for listed in Path("/proc/self/task").glob("*/children") for pid in listed.read_text().split()]
     return sum(b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
 
 
-async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is_late(
-    tmp_path, monkeypatch
-) -> None:
+async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is_late(tmp_path, monkeypatch):
     monkeypatch.setattr(failover, "LATE_S_MIN", 0.05)
     up = tmp_path / "up"
     before = workers_of_this_process()

@@ -55,16 +55,12 @@ class HangingEngine(HereEngine):
 
 @pytest.mark.logs("no step can be planned")
 @pytest.mark.parametrize(("seconds", "told"), [(50, set()), (200, {"prose"})])
-async def test_a_source_that_hangs_is_named_with_what_it_does(
-    tmp_path, patient_clock, caplog, seconds, told
-) -> None:
+async def test_a_source_that_hangs_is_named_with_what_it_does(tmp_path, patient_clock, caplog, seconds, told):
     for name in ("code", "prose"):
         write_corpus(tmp_path, name, 40)
     weights = {"code": 1, "prose": 1}
     producer = NotedProducer()
-    await run(
-        HangingEngine("prose", seconds), producer, rules(weights), sources_in(tmp_path, weights), steps_max=1
-    )
+    await run(HangingEngine("prose", seconds), producer, rules(weights), sources_in(tmp_path, weights), steps_max=1)
     lines = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert {line.split(":")[0].removeprefix("source ") for line in lines} == told
     assert all("still transforming records" in line and "of block (" in line for line in lines)

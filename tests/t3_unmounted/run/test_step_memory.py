@@ -70,15 +70,8 @@ async def made(corpus, *, deaths: float = 0.0, **bounds: int) -> tuple[Measured,
     source = replace(plain, spec=spec, transform=transform, layout=replace_spec(plain.layout, spec))
     with trio.fail_after(120):
         await run(
-            engine,
-            producer,
-            RULES,
-            (source,),
-            steps_max=STEPS,
-            columns=(PIXELS,),
-            ext=".safetensors",
-            **bounds,
-        )
+            engine, producer, RULES, (source,), steps_max=STEPS, columns=(PIXELS,), ext=".safetensors", **bounds,
+        )  # fmt: skip
     assert len(producer.steps) == STEPS
     return engine, producer.steps
 

@@ -132,9 +132,7 @@ async def expected(corpus) -> list:
     st.sampled_from([0, 0.3]),
     st.sampled_from([0, 0.2]),
 )
-def test_steps_are_those_that_are_appended(
-    corpus, tmp_path_factory, seed, workers, late, share, losses
-) -> None:
+def test_steps_are_those_that_are_appended(corpus, tmp_path_factory, seed, workers, late, share, losses):
     tickets = Tickets(tmp_path_factory.mktemp("lake"))
     engine = LosingConstructors(seed, share, workers=workers, losses=losses)
 
@@ -174,9 +172,7 @@ async def test_a_run_goes_on_from_the_last_step_that_was_certain(corpus, tmp_pat
     whole = await expected(corpus)
     tickets = Tickets(tmp_path)
     position = read_position(whole[4][1]).position()
-    await run(
-        HereEngine(1), tickets.sink(), RULES, sources_in(corpus, MIX), steps_max=STEPS, position=position
-    )
+    await run(HereEngine(1), tickets.sink(), RULES, sources_in(corpus, MIX), steps_max=STEPS, position=position)
     assert tickets.steps() == whole[5:]
 
 
@@ -199,9 +195,7 @@ async def test_a_producer_that_waits_stops_the_planner(corpus, tmp_path, patient
     ("lake", "why"),
     [({"grid": Grid(3)}, "a step of 2 files"), ({"ext": ".tar"}, "payload 0 .*--check-payload")],
 )
-async def test_a_step_that_breaks_the_lakes_promises_is_refused_in_the_worker(
-    corpus, tmp_path, lake, why
-) -> None:
+async def test_a_step_that_breaks_the_lakes_promises_is_refused_in_the_worker(corpus, tmp_path, lake, why):
     tickets = Tickets(tmp_path)
     with pytest.raises(ExceptionGroup) as caught:
         await run(HereEngine(1), tickets.sink(**lake), RULES, sources_in(corpus, MIX), steps_max=1)

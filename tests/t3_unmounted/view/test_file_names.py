@@ -64,9 +64,7 @@ def test_a_name_leads_to_its_slice_and_a_slice_to_its_first_name(drawn):
         assert names.slice_of(name) == index
         firsts.setdefault(index, name)
     assert len({name for name, _ in listed}) == len(listed)
-    assert {
-        index: names.name_of(index) for index in map(grid.slice_of, range(grid.units))
-    }.items() <= firsts.items()
+    assert {index: names.name_of(index) for index in map(grid.slice_of, range(grid.units))}.items() <= firsts.items()
     assert len(firsts) == grid.slices
 
 
@@ -83,12 +81,9 @@ def test_the_files_of_a_cut_lake_with_several_files():
     names = FileNames(rank_map(Grid(2, micro=2, cp=2, files=("", "pixels"))), ".pt")
     listed = [names[place][0] for place in range(len(names))]
     assert listed[:5] == [
-        b"rank-00000.micro-0000.pt",
-        b"rank-00000.micro-0000.pixels.pt",
-        b"rank-00000.micro-0001.pt",
-        b"rank-00000.micro-0001.pixels.pt",
-        b"rank-00001.micro-0000.pt",
-    ]
+        b"rank-00000.micro-0000.pt", b"rank-00000.micro-0000.pixels.pt", b"rank-00000.micro-0001.pt",
+        b"rank-00000.micro-0001.pixels.pt", b"rank-00001.micro-0000.pt",
+    ]  # fmt: skip
     assert listed[-1] == b"rank-00003.micro-0001.pixels.pt"
 
 

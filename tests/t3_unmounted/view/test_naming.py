@@ -88,16 +88,11 @@ def test_aliases_of_steps_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        b"rank-3.pt",
-        b"rank-000003.pt",
-        b"rank--0003.pt",
-        b" rank-00003.pt",
-        b"rank-+0003.pt",
+    "name", [
+        b"rank-3.pt", b"rank-000003.pt", b"rank--0003.pt", b" rank-00003.pt", b"rank-+0003.pt",
         b"Rank-00003.pt",
     ],
-)
+)  # fmt: skip
 def test_aliases_of_ranks_are_refused(name):
     assert parse_rank(name) is None
 
@@ -116,12 +111,9 @@ def test_names_widen_when_they_outgrow():
 
 
 nodes = st.one_of(
-    st.builds(StepDirectory, steps),
-    st.builds(SliceFile, steps, slices),
-    st.builds(StepFile, steps),
-    st.builds(WaitFile, steps),
-    st.sampled_from(Fixed),
-)
+    st.builds(StepDirectory, steps), st.builds(SliceFile, steps, slices), st.builds(StepFile, steps),
+    st.builds(WaitFile, steps), st.sampled_from(Fixed),
+)  # fmt: skip
 
 
 def inode_of(node):

@@ -28,6 +28,24 @@ def test_a_world_that_does_not_fit_names_both_numbers(world):
         rank_map(Grid(4), world=world)
 
 
+@pytest.mark.parametrize(
+    ("grid", "words", "reason"),
+    [
+        *[(Grid(4), {"mesh": mesh}, "no data dimension; add one, such as dp=4") for mesh in ("tp=4", "pp=2,cp=2")],
+        *[
+            (Grid(4), {"mesh": mesh}, "--mesh")
+            for mesh in ("", "dp", "dp=0", "dp=4,dp=4", "dp=8", "dp=3", "dp=4;tp=2", "dp=04", "dp=4,tp=999999")
+        ],
+        (Grid(4), {"world": 4, "mesh": "dp=4,tp=2"}, "contradicts"),
+        (Grid(2, cp=2), {"mesh": "dp=2"}, r"--mesh dp=2: cp has 1 ranks, .* cut for cp=2"),
+        (Grid(2, cp=2), {"mesh": "dp=2,cp=4"}, r"--mesh dp=2,cp=4: cp has 4 ranks, .* cut for cp=2"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(grid, words, reason):
+    with pytest.raises(UsageError, match=reason):
+        rank_map(grid, **words)
+
+
 @given(st.permutations([("pp", 2), ("dp_replicate", 4), ("tp", 2), ("cp", 3), ("dp_shard", 3)]))
 def test_a_mesh_agrees_with_unravelling_its_coordinates(dimensions):
     mesh = ",".join(f"{name}={size}" for name, size in dimensions)
@@ -65,28 +83,9 @@ def test_a_name_that_looks_like_data_but_is_none_is_refused_with_what_to_write(n
         rank_map(Grid(4), mesh=f"{name}=4{beside}")
 
 
-@pytest.mark.parametrize("mesh", ["tp=4", "pp=2,cp=2"])
-def test_a_mesh_without_a_data_dimension_is_refused_with_what_to_add(mesh):
-    with pytest.raises(UsageError, match=r"no data dimension; add one, such as dp=4"):
-        rank_map(Grid(4), mesh=mesh)
-
-
 def test_a_mesh_with_the_data_dimension_first_equals_world():
     mesh, world = rank_map(Grid(4), mesh="dp=4,tp=2"), rank_map(Grid(4), world=8)
     assert [mesh.slice_of(r) for r in range(8)] == [world.slice_of(r) for r in range(8)]
-
-
-@pytest.mark.parametrize(
-    "mesh", ["", "dp", "dp=0", "dp=4,dp=4", "dp=8", "dp=3", "dp=4;tp=2", "dp=04", "dp=4,tp=999999"]
-)
-def test_a_mesh_that_does_not_fit_is_refused(mesh):
-    with pytest.raises(UsageError, match="--mesh"):
-        rank_map(Grid(4), mesh=mesh)
-
-
-def test_a_world_that_contradicts_the_mesh_is_refused():
-    with pytest.raises(UsageError, match="contradicts"):
-        rank_map(Grid(4), world=4, mesh="dp=4,tp=2")
 
 
 def test_a_lake_cut_for_context_parallelism_gives_each_piece_to_its_rank():
@@ -95,12 +94,6 @@ def test_a_lake_cut_for_context_parallelism_gives_each_piece_to_its_rank():
     assert [rank_map(Grid(2, cp=2)).slice_of(rank) for rank in range(4)] == [0, 1, 2, 3]
     ranks = rank_map(Grid(2, micro=2, cp=2), mesh="dp=4,cp=2")
     assert [ranks.slices_of(rank) for rank in range(8)] == [[index] for index in range(8)]
-
-
-@pytest.mark.parametrize(("mesh", "context"), [("dp=2", 1), ("dp=2,cp=4", 4)])
-def test_a_cut_lake_is_refused_by_a_mesh_of_other_pieces(mesh, context):
-    with pytest.raises(UsageError, match=rf"--mesh {mesh}: cp has {context} ranks, .* cut for cp=2"):
-        rank_map(Grid(2, cp=2), mesh=mesh)
 
 
 def test_a_data_size_that_does_not_divide_the_micro_batches_is_refused_with_the_nearest_that_do():
@@ -120,16 +113,11 @@ def test_a_data_size_that_does_not_divide_the_micro_batches_is_refused_with_the_
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        {"mesh": "dp=8"},
-        {"mesh": "dpx=4"},
-        {"world": 3},
-        {"world": 2},
-        {"world": 4, "mesh": "dp=4,tp=2"},
+    "words", [
+        {"mesh": "dp=8"}, {"mesh": "dpx=4"}, {"world": 3}, {"world": 2}, {"world": 4, "mesh": "dp=4,tp=2"},
         {"mesh": "dp=2", "grid": Grid(2, cp=2)},
     ],
-)
+)  # fmt: skip
 def test_an_error_of_python_writes_keywords_and_one_of_the_command_line_options(words):
     grid, given = words.get("grid", Grid(4)), {name: words[name] for name in words.keys() - {"grid"}}
     with pytest.raises(UsageError) as of_python:

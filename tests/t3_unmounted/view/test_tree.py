@@ -17,8 +17,7 @@ from stepfs.view.tree import AHEAD_STEPS_MAX, Presence, Tree, ViewOptions
 
 option_sets = st.builds(
     ViewOptions,
-    steps=st.none()
-    | st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ab: range(min(ab), max(ab))),
+    steps=st.none() | st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ab: range(min(ab), max(ab))),
     show_last=st.none() | st.integers(1, 9),
     wait=st.booleans(),
 )

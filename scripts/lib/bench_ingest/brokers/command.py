@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from subprocess import run as run_plainly
 from rich.table import Table
 
 from bench.environments import NotInstalledError, environment, home
+from bench.machine import forget_variables
 from bench.report import Report, median, quantile, show
 from bench_ingest.brokers.nats_side import Nats
 from bench_ingest.brokers.sides import Side
@@ -42,8 +42,7 @@ class Found:
 def main(only: tuple[str, ...], *, quick: bool, out: Path, scratch: Path | None) -> None:
     report = Report("bench_ingest_peers", "Ingestion, beside a persistent broker")
     found: list[Found] = []
-    for variable in [variable for variable in os.environ if variable.startswith("AWS_")]:
-        del os.environ[variable]
+    forget_variables("AWS_")
     with tempfile.TemporaryDirectory(prefix="stepfs-bench-", dir=scratch) as name:
         for kind in only:
             try:

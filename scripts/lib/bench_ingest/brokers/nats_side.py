@@ -87,11 +87,8 @@ class Nats:
 
     def _client(self, **order: Any) -> list[str]:
         return [
-            str(self._python),
-            "-m",
-            "bench_ingest.brokers.nats_client",
-            json.dumps({"url": self._url} | order),
-        ]
+            str(self._python), "-m", "bench_ingest.brokers.nats_client", json.dumps({"url": self._url} | order),
+        ]  # fmt: skip
 
     def _ask(self, **order: Any) -> dict[str, Any]:
         env = os.environ | {"PYTHONPATH": str(SCRIPTS / "lib")}

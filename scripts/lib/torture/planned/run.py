@@ -6,26 +6,22 @@ import argparse
 import json
 import os
 import random
-import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
-from quickstart.programs import BIN
+from bench.machine import BIN
 from torture.planned.audit import Audit, audit_planned, read_lake
 from torture.planned.command import Command
 from torture.planned.corpus import Corpus, write_corpus
 from torture.server import Server
+from torture.session import session
 
 _GLANCE_S = 0.02
 _SETTLE_S = 600.0
@@ -69,32 +65,21 @@ class PlannedRun:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupted)
-    console = Console(stderr=True, highlight=False)
-    directory = Path(tempfile.mkdtemp(prefix="torture-"))  # short: Ray's sockets lie below it
-    held = False
-    try:
-        for name in [name for name in os.environ if name.startswith(("AWS_", "STEPFS_"))]:
-            del os.environ[name]
+    prefix = "torture-"  # short: Ray's sockets lie below it
+    with session(options, prefix, "AWS_", "STEPFS_") as found:
         with ExitStack() as stack:
-            run = _prepared(stack, directory, options)
+            run = _prepared(stack, found.directory, options)
             began = time.monotonic()
-            console.print(f"seed {options.seed}, {run.lake}, in {directory}")
+            found.console.print(f"seed {options.seed}, {run.lake}, in {found.directory}")
             _torment(run, random.Random(options.seed))
             run.tormented_s = time.monotonic() - began
-            console.print(f"{dict(run.killed)}; faults stop, and everything is compared")
+            found.console.print(f"{dict(run.killed)}; faults stop, and everything is compared")
             _settle(run)
             _compare(run)
         faults = [*run.faults, *run.command.faults, *run.audit.faults]
-        held = not faults
-        _report(run, faults, time.monotonic() - began, console)
-    finally:
-        if options.keep or not (held or sys.exc_info()[0] is KeyboardInterrupt):
-            console.print(f"logs and lakes are kept in {directory}")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-    return 0 if held else 1
+        found.held = not faults
+        found.report(_figures(run, faults, time.monotonic() - began), faults, _show)
+    return 0 if found.held else 1
 
 
 def _prepared(stack: ExitStack, directory: Path, options: argparse.Namespace) -> PlannedRun:
@@ -214,38 +199,19 @@ def _steps(run: PlannedRun) -> int:
     return int(json.loads(done.stdout)["frontier"]) + 1 if done.returncode == 0 else 0
 
 
-def _report(run: PlannedRun, faults: list[str], wall_s: float, console: Console) -> None:
+def _figures(run: PlannedRun, faults: list[str], wall_s: float) -> dict[str, object]:
     audit = run.audit
-    figures = {
-        "seed": run.options.seed,
-        "store": run.options.store,
-        "engine": run.options.engine,
-        "held": not faults,
-        "kills": dict(run.killed),
-        "endings": dict(run.command.endings),
-        "steps": audit.steps,
-        "samples": audit.samples,
-        "skipped": audit.skipped,
-        "positions": audit.positions,
-        "epochs": audit.epochs,
-        "tormented_s": round(run.tormented_s, 1),
-        "wall_s": round(wall_s, 1),
-        "faults": faults,
-    }
-    if run.options.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        for name, value in figures.items():
-            Console().print(f"{name:12} {value}", highlight=False, markup=False)
-    for fault in faults[:20]:
-        console.print(f"[red]fault:[/red] {fault}", soft_wrap=True)
+    return {
+        "seed": run.options.seed, "store": run.options.store, "engine": run.options.engine, "held": not faults,
+        "kills": dict(run.killed), "endings": dict(run.command.endings), "steps": audit.steps,
+        "samples": audit.samples, "skipped": audit.skipped, "positions": audit.positions, "epochs": audit.epochs,
+        "tormented_s": round(run.tormented_s, 1), "wall_s": round(wall_s, 1), "faults": faults,
+    }  # fmt: skip
 
 
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Once: what is cleaned up after it must not be interrupted again."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def _show(figures: dict[str, object]) -> None:
+    for name, value in figures.items():
+        Console().print(f"{name:12} {value}", highlight=False, markup=False)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

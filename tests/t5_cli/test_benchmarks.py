@@ -1,0 +1,254 @@
+"""The benchmarks at their smallest: each ends with a table and JSON, kills and resumes included; a peer without a
+package is a row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tools
+
+from bench.environments import NotInstalledError, environment, home
+from bench_train.peers import command
+from bench_train.peers.catalogue import Peer
+from bench_train.peers.job import Data
+
+SMALLEST = ["--quick", "--producers", "2", "--intervals", "0.1", "--seconds", "1", "--rate", "20"]
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of living processes that mention the directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(entry.read_text(encoding="utf-8", errors="replace").replace("\0", " "))
+        except OSError:
+            continue
+    return [line for line in found if str(directory) in line]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it takes 15 s on a machine of its own
+def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    scratch.mkdir()
+    directories = ["--out", str(out), "--scratch", str(scratch)]
+    done = tools.ran("bench_ingest", *SMALLEST, "--only", "growth,pace", "--long-steps", "1000", *directories)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((out / "bench_ingest.json").read_text(encoding="utf-8"))
+    assert document["benchmark"] == "bench_ingest"
+    assert {"cpu", "cores", "memory_gib", "kernel", "python", "commit", "load", "load_after"} <= set(
+        document["machine"]
+    )
+    rows = {row["what"]: row for row in document["rows"]}
+    assert all(row["what"] in done.stdout for row in rows.values())
+    requests = rows["requests per commit, 1,000 steps of history, SeaweedFS"]
+    assert (requests["ours"], requests["held"]) == ("3.00", True)
+    slots = document["figures"]["pace"]["slots"]
+    assert {str(slot["pacing"]) for slot in slots} == {"dac", "0.1", "each"}
+    assert all(slot["steps_per_s"] > 0 and slot["p99_s"] > 0 and 0 <= slot["lost_share"] < 1 for slot in slots)
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: signal.Signals) -> None:
+    process = subprocess.Popen(
+        tools.command("bench_ingest", *SMALLEST, "--only", "pace", "--scratch", str(tmp_path)),
+        env=tools.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if "offered" in line:
+                break
+        workers = children(process.pid)
+        assert workers, "the producers have started"
+        process.send_signal(sign)
+        assert process.wait(100) == 130
+    finally:
+        process.kill()
+        process.stderr.close()
+        process.wait()
+    assert not processes_of(tmp_path)
+    assert not list(tmp_path.iterdir())
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return [int(child) for child in found]
+
+
+@pytest.mark.slow
+def test_beside_brokers_a_lake_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    done = tools.ran("bench_ingest", "--peers", "--quick", "--only", "stepfs", "--out", out)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "out/bench_ingest_peers.json").read_text(encoding="utf-8"))
+    sides = document["figures"]["peers"]
+    assert [side["settings"] for side in sides] == ["default", "fsync"]
+    for side in sides:
+        assert side["lost"].startswith("0 of 1")
+        assert set(side["mb_per_s"]) == {"1", "8"}
+        assert 0 < side["p50_s"] <= side["p99_s"]
+    assert "stepfs on SeaweedFS" in done.stdout
+
+
+def test_a_side_that_nobody_knows_is_a_mistake_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench_ingest.__main__ import parse  # noqa: PLC0415 - half a second
+
+    with pytest.raises(SystemExit):
+        parse(["--peers", "--only", "stepfs,rabbit"])
+    assert "rabbit" in capsys.readouterr().err
+    assert parse(["--peers"]).only == ["stepfs", "nats", "nats-debian"]
+    assert "growth" in parse([]).only
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it takes 10 s on a machine of its own
+def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
+    done = tools.ran("bench_plan", "--quick", "--only", "time", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "bench_plan.json").read_text(encoding="utf-8"))
+    assert document["benchmark"] == "bench_plan"
+    rows = [row["what"] for row in document["rows"]]
+    assert len(rows) == 5
+    assert all(row in done.stdout for row in rows)
+
+
+def test_an_unknown_part_is_named_with_the_known_ones() -> None:
+    done = tools.ran("bench_plan", "--only", "balanse")
+    assert done.returncode == 2
+    assert "--only balanse: choose from balance, time, mix" in done.stderr
+
+
+def bench(program, *arguments, out):
+    command = tools.command(program, "--quick", *arguments, "--out", str(out))
+    with subprocess.Popen(
+        command, env=tools.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            printed, said = running.communicate(timeout=100)
+        except subprocess.TimeoutExpired:
+            running.terminate()  # it takes its mounts and servers along
+            raise
+    assert running.returncode == 0, said
+    (found,) = out.glob("*.json")
+    return json.loads(found.read_text()), printed
+
+
+@pytest.mark.slow
+def test_bench_read_prints_and_keeps_its_rows(tmp_path):
+    document, printed = bench("bench_read", "--only", "counts", out=tmp_path)
+    rows = {row["what"]: row for row in document["rows"]}
+    assert set(document["figures"]) == {"counts", "load before counts"}
+    # Counts are exact on any machine.
+    assert rows["bytes fetched / delivered"]["held"], rows
+    assert rows["requests / ⌈bytes / 8 MiB⌉"]["held"], rows
+    assert "bytes fetched / delivered" in printed
+
+
+@pytest.mark.slow
+def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
+    document, printed = bench("bench_train", out=tmp_path)
+    assert [len(found["waits"]) for found in document["figures"].values()] == [24]
+    assert "stall of a sleeping trainer at 95% of 100 MB/s" in printed
+    assert document["machine"]["load_after"] >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_row_can_be_measured(tmp_path):
+    done = tools.ran("bench_read", "--quick", "--long", "--soak", "0.2", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert {row["held"] for row in json.loads((tmp_path / "bench_read.json").read_text())["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("peer", "kind", "sample_bytes", "bound", "pss_mib"),
+    [
+        ("stepfs-loop", "text", 16 << 10, 1.1, 20),
+        ("stepfs", "text", 16 << 10, 1.1, 100),
+        ("stepfs", "images", 15 << 10, 2.0, 100),
+    ],
+)
+@pytest.mark.slow  # torch, imported four times
+def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
+    tmp_path, peer, kind, sample_bytes, bound, pss_mib
+):
+    done = tools.ran("bench_train", "--peers", "--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "bench_train_peers.json").read_text(encoding="utf-8"))
+    (result,) = document["figures"]["peers"]
+    assert result["trouble"] == ""
+    assert (result["resume"], result["other_workers"]) == ("exact", "exact")
+    assert sample_bytes <= result["bytes_per_sample"] < bound * sample_bytes
+    assert result["samples_per_s"] > 0
+    assert 0 <= result["stall"] <= 1
+    assert result["cpu_s_per_1000"] > 0
+    assert result["pss_mib"] > pss_mib
+    assert "stepfs" in result["versions"]
+    assert "torch" in result["versions"]
+    page = (tmp_path / "bench_train_peers.md").read_text(encoding="utf-8")
+    assert f"| {peer} |" in page
+    assert {row["what"].partition(": ")[0] for row in document["rows"]} == {f"{kind}, {peer}"}
+
+
+def test_a_peer_that_nobody_knows_is_a_mistake_of_usage():
+    done = tools.ran("bench_train", "--peers", "--only", "stepfs,tensorflow")
+    assert done.returncode == 2
+    assert "tensorflow" in done.stderr
+    assert "mosaicml" in done.stderr
+
+
+ABSENT = "stepfs-has-no-such-package==0"
+
+
+@pytest.fixture
+def no_index(tmp_path, monkeypatch):
+    """pip finds nothing, and asks nobody."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+
+
+def test_a_peer_that_cannot_be_installed_is_skipped_with_pips_reason_and_tried_again(no_index):
+    said = []
+    bed = SimpleNamespace(report=SimpleNamespace(say=said.append))
+    peer = Peer("absent", "mosaicml", (ABSENT,))
+    for attempt in (1, 2):
+        found = command.measured(bed, None, None, peer, Data("text", "", 1, 1), None)
+        assert found.trouble.startswith("skipped: ERROR: No matching distribution")
+        assert found.samples_per_s is None
+        assert len(said) == attempt
+
+
+@pytest.mark.slow  # pip into two new environments
+def test_an_environment_finds_this_projects_packages_and_keeps_its_torch(no_index, monkeypatch):
+    said = []
+    python = environment("numbers", ["numpy"], said.append) / "python"  # which is there already
+    (place,) = home().glob("numbers-*")
+    assert python.is_relative_to(place)
+    assert (place / "constraints.txt").read_text() == f"torch=={version('torch').partition('+')[0]}\n"
+    (shared,) = place.glob("lib/python*/site-packages/shared_with_stepfs.pth")
+    shared.write_text("/another/checkout\n")
+    assert environment("numbers", ["numpy"], said.append) == python.parent
+    assert Path(shared.read_text().strip()).joinpath("numpy").is_dir()
+    assert len(said) == 1  # installed once
+
+
+def test_pip_that_is_not_there_is_a_reason_too(no_index, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(NotInstalledError, match="ended with 1"):
+        environment("numbers", ["numpy"], [].append)
