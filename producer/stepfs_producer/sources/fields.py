@@ -36,6 +36,13 @@ class Tokens(NamedTuple):
 Value = bytes | Tokens | Bad
 
 
+def weight_of(value: Value) -> int:
+    """Its bytes."""
+    if isinstance(value, Bad):
+        return 0
+    return len(value.ids if isinstance(value, Tokens) else value)
+
+
 class Raw(NamedTuple):
     """A record as stored. `weight`: its bytes, for cutting a large fragment into blocks; `stored`: for `decode`."""
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from stepfs.format.planned.listing import CorpusFile, Listing
 from stepfs_producer.plan.order import block_key, fragment_order
-from stepfs_producer.sources.block import BlockAddress, Kind
+from stepfs_producer.sources.block import BlockAddress, BlockTask, FileRef, Fragment, Kind, Unit
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask, FileRef, Fragment, Unit
 
 RANGE_BYTES_MIN: Final = 1 << 20
 FRAGMENTS_MAX: Final = 1 << 20

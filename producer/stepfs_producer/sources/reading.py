@@ -16,12 +16,11 @@ from typing import Final
 import numpy as np
 
 from stepfs_producer.plan.order import KEY_BYTES, record_order
-from stepfs_producer.sources.block import Block, BlockAddress, Kind, Records
+from stepfs_producer.sources.block import Block, BlockAddress, BlockTask, Fragment, Kind, Records
 from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.selection import is_in_epoch, is_of_this_run
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask, Fragment
 
 OPEN_MAX: Final = 64
 

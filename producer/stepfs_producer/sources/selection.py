@@ -11,9 +11,9 @@ from fractions import Fraction
 from typing import Final
 
 from stepfs_producer.plan.order import KEY_BYTES, record_key
+from stepfs_producer.sources.block import BlockTask
 from stepfs_producer.sources.fields import Raw, Tokens
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 
 _HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
 _SHARD: Final = b"stepfs-shard---1"

@@ -39,9 +39,8 @@ from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, pl
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
-from stepfs_producer.sources.block import BlockAddress
+from stepfs_producer.sources.block import BlockAddress, BlockTask
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.spec import TransformSpec
 
 BLOCKS_AHEAD = 3  # of each source, in the Pool

@@ -20,12 +20,11 @@ from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
-from stepfs_producer.sources.block import BlockAddress, Records
+from stepfs_producer.sources.block import BlockAddress, BlockTask, Records
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.documents import BAD
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer

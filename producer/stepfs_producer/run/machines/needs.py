@@ -18,10 +18,10 @@ from stepfs_producer.engine.api import Look
 from stepfs_producer.run.lake import libraries
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.source_loader import LoadedSource
-from stepfs_producer.sources.files.opened import open_file
+from stepfs_producer.sources.block import FileRef
+from stepfs_producer.sources.files.opened import open_listed
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import FileRef
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import function_of
@@ -63,9 +63,8 @@ def lacking(needs: Needs) -> list[str]:
                 function_of(transform.call)
             load_tokenizer(transform.tokenizer)
             if first is not None:
-                file = open_file(spec, first.location, first.size, etag=first.etag, head=first.head)
-                file.read(0, min(first.size, 1))
-                file.close()
+                with open_listed(spec, first) as file:
+                    file.read(0, min(first.size, 1))
         except (StepfsError, OSError) as error:
             lines.append(f"cannot work for source {spec.name}: {error}")
     try:

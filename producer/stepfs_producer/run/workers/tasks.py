@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.gather import SampleGroup, StepSpans, gathered
 from stepfs_producer.payloads.step_task import PayloadSpec, cut_to
-from stepfs_producer.sources.block import BlockAddress, Records
+from stepfs_producer.sources.block import BlockAddress, BlockTask, Records
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 

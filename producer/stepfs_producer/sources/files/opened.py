@@ -13,10 +13,11 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import BinaryIO, Final, Protocol
 
 from stepfs.errors import RefusedError
+from stepfs_producer.sources.block import FileRef
 from stepfs_producer.sources.files.objects import bucket_of, split_url
 from stepfs_producer.sources.spec import SourceSpec
 
@@ -46,6 +47,11 @@ def open_file(
     if location.startswith("s3://"):
         return _Object(spec, location, size or 0, etag)
     return _Local(location, size, head)
+
+
+def open_listed(spec: SourceSpec, ref: FileRef) -> AbstractContextManager[OpenFile]:
+    """Open a listed file until the end of the block."""
+    return closing(open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head))
 
 
 class _Local:
