@@ -24,12 +24,6 @@ def test_the_documents_of_a_row_add_up() -> None:
     assert row_costs(costs, np.array([1, 1, 0]), 3).tolist() == [35, 15 + 24, 0]
 
 
-@pytest.mark.parametrize("coefficients", [(-1, 1), (1, -1), (0, 0)])
-def test_coefficients_that_cannot_be_meant_are_refused(coefficients: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match="must not be negative"):
-        Cost(*coefficients)
-
-
 def test_a_cost_that_overflows_int64_names_a_divisor() -> None:
     with pytest.raises(UsageError, match=r"1048576 tokens overflows.*divide its coefficients by 4096"):
         Cost(0, 1 << 25).of_samples(columns(5, 1 << 20))

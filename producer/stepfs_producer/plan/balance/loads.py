@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import UsageError
-
 Integers = NDArray[np.int64]
 MEAN: Final = 1 << 20  # of a load over bins
 _EVEN: Final = MEAN + MEAN // 1024  # of the worst bin: a thousandth is not worth a swap
@@ -24,8 +22,7 @@ _FULL: Final = 1 << 62
 
 def normalised(loads: Integers, bins: int) -> Integers:
     """[rows, loads] in units of a `MEAN`-th of each load's mean bin, rounded down; a load that is nowhere stays 0."""
-    if int(loads.min(initial=0)) < 0:
-        raise UsageError("a load is negative; the least is 0")
+    assert int(loads.min(initial=0)) >= 0
     totals = [max(sum(load), 1) for load in loads.T.tolist()]
     exact = loads.astype(object) * (bins * MEAN) // np.array(totals, object)  # beyond 64 bits on the way
     found: Integers = exact.astype(np.int64)

@@ -43,7 +43,7 @@ def least_bytes(largest_blocks: Iterable[int], step_tokens: int, workers: int) -
 
 def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...], workers: int) -> Memory:
     """`given`: bytes, None for a quarter of the machine's. `UsageError` below the least."""
-    step_tokens = rules.ranks * rules.micro_batches * rules.micro_batch_tokens
+    step_tokens = rules.step_tokens
     least = least_bytes((source.layout.largest_block_bytes for source in sources), step_tokens, workers)
     total = given or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE_OF_MACHINE
     if total < least:
