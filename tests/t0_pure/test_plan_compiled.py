@@ -19,7 +19,7 @@ from stepfs_producer.plan.samples import Long, SkipBudget
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.run.compile import CompiledPlan, compile_plan
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
+from stepfs_producer.transforms.spec import TokenizerSpec
 
 PLANS = Path(__file__).parent / "plans"
 OUTPUT = Output(mesh="dp=2", sequence_length=64)
@@ -47,7 +47,7 @@ def test_the_first_plan_has_the_defaults_of_a_first_user():
     assert rules.sources["code"].skips is None
     assert rules.sources["code"].listing == "l"
     assert first.payload_spec(padding=1, vocabulary=9) == PayloadSpec(".safetensors", True, 1, 9)
-    assert first.tokenizer == TokenizerSpec(TokenizerKind.HUGGINGFACE, "tokenizer.json", "</s>")
+    assert first.tokenizer == TokenizerSpec("tokenizer.json", "</s>")
     assert first.specs["code"] == SourceSpec(
         "code", "parquet", ("s3://corpora/code/*.parquet",), text_field="content"
     )

@@ -27,7 +27,7 @@ from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normali
 from stepfs_producer.sources.layout import identity_text
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.images import MODULES, library
-from stepfs_producer.transforms.spec import ImagesSpec, TokenizerKind, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.spec import ImagesSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.user import function_of
 
 
@@ -132,7 +132,7 @@ def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     """Enough to load the tokenizer."""
     given = plan.tokenizer
     file = None if given.file is None else _below(directory, given.file)
-    return TokenizerSpec(TokenizerKind(given.kind), file, given.eos, given.bos, given.pad)
+    return TokenizerSpec(file, given.eos, given.bos, given.pad)
 
 
 def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:

@@ -21,7 +21,6 @@ from stepfs.format.records import LakeIdentity
 from stepfs.lake.planned import kept_listing, kept_plan
 from stepfs.store.api import Store
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.payloads.described import tokenizer_facts
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.file.diff import PlanChangedError, differences
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
@@ -36,7 +35,7 @@ from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer, tokenizer_digest
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, pinned
 
 _LISTED_AT_ONCE: Final = 16
 
@@ -99,9 +98,9 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
 
 def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
     """A plan with the listings of its sources. `UsageError` for a mistake that concerns no lake."""
-    spec = tokenizer_spec(place.plan, directory=place.directory)
-    if spec.file is not None:
-        spec = replace(spec, digest=tokenizer_digest(spec.file))  # a worker refuses a file replaced meanwhile
+    spec = pinned(
+        tokenizer_spec(place.plan, directory=place.directory)
+    )  # workers refuse a file replaced meanwhile
     tokenizer = load_tokenizer(spec)
     found = compile_plan(
         place.plan,
@@ -120,7 +119,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         for name, transform in sorted(found.transforms.items())
     )
     payloads = found.payload_spec(padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
-    facts = tokenizer_facts(tokenizer, spec.digest, eos=tokenizer.eos, bos=tokenizer.bos, pad=tokenizer.pad)
+    facts = tokenizer.facts(spec.digest)
     return PreparedPlan(plan_digest(place.plan), found, payloads, sources, listings, facts)
 
 

@@ -25,6 +25,7 @@ from stepfs_producer.sources.fields import unpacked
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_record
 from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.model_tokenizer import pinned
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 
@@ -46,6 +47,8 @@ def record_texts(
     plan = plan_of_text(plan_text)
     specs = source_specs(plan, directory=directory)
     tokenizer = tokenizer_spec(plan, directory=directory)
+    with suppress(StepfsError):  # each text says so
+        tokenizer = pinned(tokenizer)
     sources = {
         name: _Source(
             plan,
