@@ -25,7 +25,7 @@ from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.plan.step import SPAN_COLUMNS, End, StepPlan
-from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of
+from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of, modules_of
 
 
 def piece(
@@ -303,8 +303,8 @@ def test_only_sources_that_may_give_columns_are_others_with_them() -> None:
 
 
 def test_workers_load_what_a_plan_needs_before_their_first_task() -> None:
-    assert compiled(plan_of(columns={})).modules == ["json"]
-    modules = compiled(plan_of(columns=PIXELS, images=Images(fields="jpg"))).modules
+    assert modules_of(compiled(plan_of(columns={})).transforms.values()) == ["json"]
+    modules = modules_of(compiled(plan_of(columns=PIXELS, images=Images(fields="jpg"))).transforms.values())
     program = (
         "import sys; from stepfs_producer.engine.worker import preload;"
         f"preload('.', {[*modules, 'no.such.module']});"

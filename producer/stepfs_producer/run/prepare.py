@@ -28,8 +28,9 @@ from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
-from stepfs_producer.run.compile import CompiledPlan, compile_plan, source_specs, tokenizer_spec
+from stepfs_producer.run.compile import compile_plan, modules_of, payload_spec, source_specs, tokenizer_spec
 from stepfs_producer.run.lake import keep_listing, keep_plan
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import list_corpus, located
@@ -53,12 +54,24 @@ class LocatedPlan:
 class PreparedPlan:
     """A plan that fits its lake and its sources."""
 
-    digest: str  # of the plan
-    compiled: CompiledPlan
+    rules: Rules
     payloads: PayloadSpec
-    sources: tuple[LoadedSource, ...]
-    listings: Mapping[str, Listing]
+    sources: tuple[LoadedSource, ...]  # in order of names
     tokenizer: Mapping[str, Scalar]  # as a lake's payload schema names it
+
+    @property
+    def digest(self) -> str:
+        """Of the plan."""
+        return self.rules.digest
+
+    @property
+    def listings(self) -> dict[str, Listing]:
+        return {one.spec.name: one.layout.listing for one in self.sources}
+
+    @property
+    def modules(self) -> list[str]:
+        """To be loaded before a worker's first task."""
+        return modules_of(one.transform for one in self.sources)
 
 
 def plan_file_at(path: Path) -> PlanFile:
@@ -109,7 +122,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         held_out=place.held_out,
         directory=place.directory,
     )
-    _refuse_large_position(Planner(found.rules).begin(), found)
+    _refuse_large_position(Planner(found.rules).begin(), found.rules)
     sources = tuple(
         LoadedSource(
             found.specs[name],
@@ -118,9 +131,8 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         )
         for name, transform in sorted(found.transforms.items())
     )
-    payloads = found.payload_spec(padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
-    facts = tokenizer.facts(spec.digest)
-    return PreparedPlan(plan_digest(place.plan), found, payloads, sources, listings, facts)
+    payloads = payload_spec(place.plan, padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
+    return PreparedPlan(found.rules, payloads, sources, tokenizer.facts(spec.digest))
 
 
 async def fit_plan(
@@ -156,7 +168,7 @@ async def fit_plan(
             listings[name] = listing
         await keep_listing(store, identity.lake_id, listings[name])
     found = await trio.to_thread.run_sync(prepare_plan, place, listings)
-    _refuse_large_position(Planner(found.compiled.rules).begin(state), found.compiled)
+    _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     await keep_plan(store, identity.lake_id, found.digest, plan_text(place.plan))
     return found
 
@@ -165,7 +177,7 @@ async def refuse_other_shards(
     store: Store, identity: LakeIdentity, prepared: PreparedPlan, others: Mapping[str, object]
 ) -> None:
     """`RefusedError` if another producer (id → position) deals the files of a source to another number of shards."""
-    specs = {prepared.listings[name].digest: spec for name, spec in prepared.compiled.specs.items()}
+    specs = {one.layout.listing.digest: one.spec for one in prepared.sources}
     for producer_id, position in sorted(others.items()):
         try:
             state = read_position(position)
@@ -186,11 +198,11 @@ async def refuse_other_shards(
                 )
 
 
-def _refuse_large_position(state: State, found: CompiledPlan) -> None:
+def _refuse_large_position(state: State, rules: Rules) -> None:
     """Hazard P9: a position that outgrows a commit would end the run months from now."""
-    bytes_max = position_bytes_max(state, growing=found.specs.keys())
+    bytes_max = position_bytes_max(state, growing=rules.sources.keys())
     if bytes_max > POSITION_BYTES_MAX:
-        former = len(state.sources) - len(found.specs)
+        former = len(state.sources) - len(rules.sources)
         raise UsageError(
             f"the position of {len(state.sources)} sources"
             + (f", {former} of them no longer in the plan," if former else "")

@@ -129,7 +129,7 @@ class _RunSession:
                 if producer.position != position:  # another run committed meanwhile
                     prepared = await fit(producer.position)
                 await self._position(store, identity, prepared)  # others may have begun meanwhile
-                totals = totals_from(producer.position, prepared.compiled.rules)
+                totals = totals_from(producer.position, prepared.rules)
                 incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
                 key = skips_key(*incarnation)
                 await keep_libraries(store, *incarnation)
@@ -193,7 +193,7 @@ class _RunSession:
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
         given = self._options.memory_bytes
-        return memory_of(given, prepared.compiled.rules, prepared.sources, self._workers_max)
+        return memory_of(given, prepared.rules, prepared.sources, self._workers_max)
 
     def _as_worked(self, prepared: PreparedPlan) -> tuple[LoadedSource, ...]:
         """The sources as workers see them."""
@@ -221,7 +221,7 @@ class _RunSession:
         skip_log: SkipLog,
     ) -> tuple[Conductor, EndReason]:
         """Feed the producer until something ends it; everything appended is committed then."""
-        options, rules, memory = self._options, prepared.compiled.rules, self._memory_of(prepared)
+        options, rules, memory = self._options, prepared.rules, self._memory_of(prepared)
         config = RunConfig(
             rules,
             self._as_worked(prepared),

@@ -71,9 +71,9 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     try:
         identity = await ensure_lake(store, grid_of(place.plan), place.plan.output.ext, None)
         fit = await fit_plan(store, identity, place, await list_sources(place), None)
-        memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
+        memory = memory_of(None, fit.rules, fit.sources, workers)
         last: list[State] = []
-        running = RunConfig(fit.compiled.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
+        running = RunConfig(fit.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
         async with (
             AsyncProducer(
                 lake,
@@ -91,7 +91,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
                 running, engine, producer, RunCallbacks(appended=lambda made, *_: last.append(made.after))
             )
             clock = Clock()
-            await conductor.run(Planner(fit.compiled.rules).begin())
+            await conductor.run(Planner(fit.rules).begin())
             return clock.read(), last[-1]
     finally:
         await store.aclose()
@@ -148,7 +148,7 @@ class _Source:
 def without_lake(fit: PreparedPlan, pool: Pool) -> tuple[Used, State]:
     """What it took, and the state behind the last step."""
     clock = Clock()
-    planner = Planner(fit.compiled.rules)
+    planner = Planner(fit.rules)
     state = planner.begin()
     sources = {source.spec.name: _Source(pool, source) for source in fit.sources}
     making: deque[AsyncResult[Any]] = deque()

@@ -39,7 +39,7 @@ async def simulate_plan(
     begun_s = time.monotonic()
     workers = workers or len(os.sched_getaffinity(0))
     prepared = await looked_up(place)
-    rules = prepared.compiled.rules
+    rules = prepared.rules
     state = Planner(rules).begin()
     totals = PlanTotals(state, state)
     config = RunConfig(
@@ -51,7 +51,7 @@ async def simulate_plan(
         give_up_after_s=GIVE_UP_AFTER_S,
     )
     with progress("simulate", steps) as show, bad_records_named(totals, say):
-        warm = partial(preload, place.directory, prepared.compiled.modules)
+        warm = partial(preload, place.directory, prepared.modules)
         async with local_engine(workers, preload=warm) as engine:
             conductor = Conductor(config, engine, None, callbacks_of(prepared, totals, show))
             await conductor.run(state)

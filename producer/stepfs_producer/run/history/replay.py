@@ -135,12 +135,12 @@ class _Run:
                 prepared = await self._prepared(stretch)
                 await self._note_libraries(stretch)
                 placed = await self._placed(stretch)
-                begin = Planner(prepared.compiled.rules).begin(stretch.before if state is None else state)
+                begin = Planner(prepared.rules).begin(stretch.before if state is None else state)
                 totals = PlanTotals(begin, begin)
                 workers = self._options.workers or len(os.sched_getaffinity(0))
-                memory = memory_of(None, prepared.compiled.rules, prepared.sources, workers)
+                memory = memory_of(None, prepared.rules, prepared.sources, workers)
                 config = RunConfig(
-                    prepared.compiled.rules,
+                    prepared.rules,
                     prepared.sources,
                     prepared.payloads,
                     steps_max=max(placed) + 1,
@@ -149,7 +149,7 @@ class _Run:
                     give_up_after_s=GIVE_UP_AFTER_S,
                     ranks=self._options.ranks,
                 )
-                warm = partial(preload, self._options.directory, prepared.compiled.modules)
+                warm = partial(preload, self._options.directory, prepared.modules)
                 async with local_engine(workers, preload=warm) as engine:
                     conductor = Conductor(
                         config, engine, self._sink(placed), callbacks_of(prepared, totals, show)
@@ -239,7 +239,7 @@ class _Run:
         for held_out in (False, True):  # positions say which side it was by the sources' identities alone
             side = LocatedPlan(place.plan, place.directory, held_out)
             prepared = await trio.to_thread.run_sync(prepare_plan, side, listings)
-            rules = prepared.compiled.rules.sources
+            rules = prepared.rules.sources
             others = [name for name, rule in rules.items() if rule.identity != sources[name].identity]
             if not others:
                 return prepared
