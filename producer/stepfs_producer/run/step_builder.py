@@ -18,13 +18,13 @@ from typing import Final, Protocol
 
 import trio
 
-from stepfs.format.descriptor import Descriptor
 from stepfs_producer.engine.failover import PerAttempt, Tasks
 from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.payloads.gather import StepSpans
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
+from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
 from stepfs_producer.run.memory.step_room import StepRoom
 from stepfs_producer.run.sample_buffer import Group, spans_of
@@ -45,25 +45,11 @@ class StepSink(Protocol):
     async def flush(self) -> object: ...
 
 
-class TicketIssuer(Protocol):
-    """A producer whose steps are uploaded by workers."""
-
-    async def reserve(
-        self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int
-    ) -> Ticket: ...
-
-    def renew(self, ticket: Ticket) -> Ticket: ...
-
-    def settle(self, ticket: Ticket, descriptor: Descriptor) -> None: ...
-
-    async def flush(self) -> object: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ByTicket:
     """A sink to which no payload comes."""
 
-    producer: TicketIssuer
+    producer: AsyncProducer
     destination: Destination
 
     async def flush(self) -> None:
@@ -154,7 +140,7 @@ class StepBuilder:
                 )
             self._leave(making.plan)
 
-    async def _reserve(self, producer: TicketIssuer) -> None:
+    async def _reserve(self, producer: AsyncProducer) -> None:
         async for making in self._receiver:
             await self._keep_pace()
             plan = making.plan
