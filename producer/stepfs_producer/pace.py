@@ -47,9 +47,7 @@ INTERVAL_S_MIN: Final = 0.02
 JITTER: Final = 0.15
 AGE_FACTOR: Final = 2
 AGE_SLACK: Final = 4
-RECENT_MS: Final = (
-    60_000  # a producer without commits for longer than this, and than RECENT_INTERVALS, is no contender
-)
+RECENT_MS: Final = 60_000  # without commits for longer, and than RECENT_INTERVALS, a producer is no contender
 RECENT_INTERVALS: Final = 3
 EXPOSURES_KEPT: Final = 15
 EXPOSURES_RECENT: Final = 3
@@ -176,9 +174,8 @@ class Pacer:
         """Note an attempt that was lost to another producer, as known at `ended_s`."""
         self._measure(exposure_s)
         self.losses += 1
-        shortest_s = (
-            BACKOFF_EXPOSURES * self.exposure_s
-        )  # racing starts do not see each other yet and must be separated
+        # Racing starts do not see each other yet and must be separated.
+        shortest_s = BACKOFF_EXPOSURES * self.exposure_s
         overdue = self._age / (self.others + 1)
         longest_s = max(shortest_s, self.interval_s / max(1.0, overdue) ** 2)
         doubled_s = shortest_s * 2.0 ** min(self.losses, _DOUBLINGS_MAX)

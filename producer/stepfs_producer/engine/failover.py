@@ -212,7 +212,7 @@ class Tasks:
                 except (
                     StepfsError,
                     OSError,
-                ):  # of another record; it would have ended the run already, had the worker lived
+                ):  # of another record: it would have ended the run, had the worker lived
                     return False
             if isinstance(result, Kept):
                 self._engine.release(result.reference)

@@ -19,9 +19,7 @@ from stepfs_producer.engine.reach import of_our_own, outcome_of, quiet, refusal_
 from stepfs_producer.engine.worker import carried_out
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported
-os.environ.setdefault(
-    "RAY_BACKEND_LOG_LEVEL", "fatal"
-)  # else it tells on stderr that bodies are lost, as errors
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else lost bodies are errors on stderr
 try:
     import ray
     from ray._private import worker as ray_worker

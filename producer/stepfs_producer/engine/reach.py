@@ -127,9 +127,8 @@ async def in_a_thread(life: AbstractContextManager[None]) -> AsyncIterator[None]
         await up.wait()
         if failed:
             raise failed[0]
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # Ray's handler would abort 3 s after the signal
+        if threading.current_thread() is threading.main_thread():
+            # Ray's handler would abort 3 s after the signal.
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         yield
     finally:

@@ -49,9 +49,7 @@ def begin_in_ray(preload: Callable[[], object]) -> None:
     """In a new worker that Ray started: where the plan's directory travels with the run, it is the current one."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     here = Path.cwd()
-    sys.path[:] = [
-        path for path in sys.path if Path(path) != here
-    ]  # installed modules go first, as everywhere
+    sys.path[:] = [path for path in sys.path if Path(path) != here]  # installed modules go first
     preload()
 
 

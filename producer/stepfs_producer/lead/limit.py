@@ -102,9 +102,8 @@ class Lead:
     def _fills(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         if self._live_bytes_max is None:
             return False
-        ahead = (
-            self._live_bytes(head) + pending.uncommitted_bytes
-        )  # a batch larger than the bound may stand alone
+        ahead = self._live_bytes(head) + pending.uncommitted_bytes
+        # A batch larger than the bound may stand alone.
         return ahead > 0 and ahead + payload_bytes > self._live_bytes_max
 
     def _live_bytes(self, head: LogState) -> int:

@@ -111,9 +111,8 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
 
 def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
     """A plan with the listings of its sources. `UsageError` for a mistake that concerns no lake."""
-    spec = pinned(
-        tokenizer_spec(place.plan, directory=place.directory)
-    )  # workers refuse a file replaced meanwhile
+    # Pinned: workers refuse a file replaced meanwhile.
+    spec = pinned(tokenizer_spec(place.plan, directory=place.directory))
     tokenizer = load_tokenizer(spec)
     found = compile_plan(
         place.plan,

@@ -109,11 +109,8 @@ class SourceLoader:
     async def run(self, start: SourceState) -> None:
         """Load from the cursor of `start` on until the source ends, or for ever."""
         sender, receiver = trio.open_memory_channel[_Block](0)  # one block read ahead of the one in use
-        async with (
-            sender,
-            receiver,
-            trio.open_nursery() as nursery,
-        ):  # in this order: an error ends the reader first
+        # In this order: an error ends the reader first.
+        async with sender, receiver, trio.open_nursery() as nursery:
             nursery.start_soon(self._read_blocks, start, sender.clone())
             await sender.aclose()
             slots, in_order = trio.open_memory_channel[_Slot](math.inf)  # the marks bound it

@@ -89,9 +89,8 @@ class MegatronFormat(Format):
 def _both(entry: str) -> str:
     if entry.endswith((_BIN, _IDX)):
         return entry[:-4] + _BOTH
-    is_prefix = (
-        "://" not in entry and not path.lexists(entry) and path.lexists(entry + _BIN)
-    )  # as Megatron names it
+    # Megatron names both files by their prefix.
+    is_prefix = "://" not in entry and not path.lexists(entry) and path.lexists(entry + _BIN)
     return entry + _BOTH if is_prefix else entry
 
 

@@ -124,21 +124,12 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
         kind = schema.field(name).type
         if option == "text_field":
             kind = kind.value_type if types.is_dictionary(kind) else kind
-            texts = (
-                types.is_string,
-                types.is_large_string,
-                types.is_binary,
-                types.is_large_binary,
-                types.is_null,
-            )
-            fits = any(test(kind) for test in texts)
+            binary = types.is_binary(kind) or types.is_large_binary(kind)
+            fits = types.is_string(kind) or types.is_large_string(kind) or binary or types.is_null(kind)
         else:
             listed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-            numbers = (
-                types.is_integer,
-                types.is_boolean,
-                types.is_null,
-            )  # null: of a file whose lists are empty
+            # Null: of a file whose lists are empty.
+            numbers = (types.is_integer, types.is_boolean, types.is_null)
             fits = types.is_null(kind) or (listed and any(test(kind.value_type) for test in numbers))
         if not fits:
             need = "text" if option == "text_field" else "lists of integers"

@@ -61,9 +61,8 @@ def _swapped(loads: Integers, members: Integers, held: Integers) -> Integers:
             break
         partners = np.argsort(held[load], kind="stable")[:partners_max]
         own, theirs = loads[members[worst]].T, loads[members[partners]]
-        moved = (
-            own[:, :, None, None] - theirs.transpose(2, 0, 1)[:, None]
-        )  # [loads, rows of the worst, partners, rows]
+        # [loads, rows of the worst, partners, rows]
+        moved = own[:, :, None, None] - theirs.transpose(2, 0, 1)[:, None]
         left, given = held[:, worst, None, None, None] - moved, held[:, None, partners, None] + moved
         after = np.maximum.reduce(np.maximum(left, given))
         best = int(after.argmin())

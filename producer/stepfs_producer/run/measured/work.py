@@ -12,13 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
-GROUP_RECORDS_FIRST: Final = (
-    1  # nothing is known yet: 16 costly records would keep the first step waiting for seconds
-)
+GROUP_RECORDS_FIRST: Final = 1  # of unknown cost: 16 costly ones would hold the first step back for seconds
 GROUP_RECORDS_MAX: Final = 1 << 16
-GROUP_TOKENS_MAX: Final = (
-    1 << 19
-)  # a group of cheap records is a few MiB, also if that is no quarter of a second
+GROUP_TOKENS_MAX: Final = 1 << 19  # a few MiB of cheap records, although that is no quarter of a second
 STEPS_AHEAD: Final = 3  # the step that is planned, and those while its successors' blocks are read
 _GROUPS_AHEAD: Final = 2  # per worker: one under way, and one that waits for an older one
 _GROWTH_MAX: Final = 4  # of a group by the one before

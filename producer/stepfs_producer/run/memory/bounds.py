@@ -54,9 +54,8 @@ def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...]
         )
     pending_min = _pending_min(step_tokens)
     free = total - least + pending_min
-    most = (
-        total // 2 if rules.columns else min(_PENDING_MAX, total // 4)
-    )  # rows may be a hundred times the tokens
+    # Rows of columns may be a hundred times the tokens.
+    most = total // 2 if rules.columns else min(_PENDING_MAX, total // 4)
     pending = min(max(pending_min, most), free)
     return Memory(least, total, free - pending, pending)
 

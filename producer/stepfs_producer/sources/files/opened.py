@@ -58,9 +58,8 @@ class _Local:
     def __init__(self, location: str, size: int | None, head: str) -> None:
         self.location = location
         try:
-            self._descriptor = os.open(
-                location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            )  # a FIFO must not block
+            # A FIFO must not block.
+            self._descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise RefusedError(f"{location} is gone; {_RESTORE}") from error
         except PermissionError as error:
