@@ -21,12 +21,12 @@ from stepfs_producer.run.session import run_plan
 from stepfs_producer.run.stopping import Stopping
 
 
+def say(line: str) -> None:
+    announce(printable(line))
+
+
 def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = False) -> int:
     """Run to the end of the plan, the limit or a signal; the exit code."""
-
-    def say(line: str) -> None:
-        announce(printable(line))
-
     with Stopping(say) as stopping:
         result = trio.run(partial(run_plan, place, options, stopping, say=say, progress=showing_plan))
     for line in result.totals.bad_lines():

@@ -10,8 +10,7 @@ from pathlib import Path
 import trio
 
 from stepfs.cli.columns import printable, table
-from stepfs.cli.failure import announce
-from stepfs_producer.cli.plans.run_report import showing_plan
+from stepfs_producer.cli.plans.run_report import say, showing_plan
 from stepfs_producer.run.check.simulation import simulate_plan
 from stepfs_producer.run.prepare import plan_at
 from stepfs_producer.run.results import SimulationResult
@@ -20,10 +19,6 @@ from stepfs_producer.run.results import SimulationResult
 def simulation_report(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:
     """The report on the first steps of the plan in `path`."""
     place = plan_at(path, held_out=held_out)
-
-    def say(line: str) -> None:
-        announce(printable(line))
-
     done = trio.run(partial(simulate_plan, place, steps, workers, say=say, progress=showing_plan))
     return json.dumps(done.document(), ensure_ascii=False) if as_json else "\n".join(_lines(done))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stepfs_producer.plan.file.checks import position_bytes
-from stepfs_producer.plan.file.digest import micro_batch_tokens, mix_of, plan_digest, stages_of
-from stepfs_producer.plan.file.schema import Plan, Stage
+from stepfs_producer.plan.file.digest import micro_batch_tokens, mix_of
+from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.run.compile import grid_of, schedule_of
+from stepfs_producer.run.compile import schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +22,15 @@ class MixShares:
 
 @dataclass(frozen=True, slots=True)
 class PlanEstimate:
-    """Figures of a plan."""
+    """Figures that do not stand in the plan."""
 
-    digest: str
-    slices: int
-    ranks: int  # of the trainer's mesh
-    mesh: str
-    data_ranks: int
-    files: str  # what has one: `ranks` or `micro_batches`
-    micro_batches: int
-    micro_batch_tokens: int
-    stages: tuple[Stage, ...]
     mix: tuple[MixShares, ...]
+    step_tokens: int
     steps: int | None  # at most; None: `until` gives neither steps nor tokens
-    position_bytes: int  # at most
     tokens: dict[str, int] | None  # that each source gives until then
-
-    @property
-    def step_tokens(self) -> int:
-        return self.data_ranks * self.micro_batches * self.micro_batch_tokens
 
 
 def estimate_plan(plan: Plan) -> PlanEstimate:
-    """The figures of a plan."""
     names = sorted(plan.sources)
     schedule = schedule_of(plan)
     steps_of_mix = [
@@ -59,24 +44,10 @@ def estimate_plan(plan: Plan) -> PlanEstimate:
         )
         for step, entry in steps_of_mix
     )
-    whole = micro_batch_tokens(plan)
-    step_tokens = plan.output.mesh.data_ranks * plan.output.micro_batches * whole
+    step_tokens = plan.output.mesh.data_ranks * plan.output.micro_batches * micro_batch_tokens(plan)
     steps = _steps(plan, step_tokens)
-    return PlanEstimate(
-        digest=plan_digest(plan),
-        slices=grid_of(plan).slices,
-        ranks=plan.output.mesh.world,
-        mesh=str(plan.output.mesh),
-        data_ranks=plan.output.mesh.data_ranks,
-        files=plan.output.files,
-        micro_batches=plan.output.micro_batches,
-        micro_batch_tokens=whole,
-        stages=stages_of(plan),
-        mix=mix,
-        steps=steps,
-        position_bytes=position_bytes(names),
-        tokens=None if steps is None else _tokens(mix, steps, step_tokens),
-    )
+    tokens = None if steps is None else _tokens(mix, steps, step_tokens)
+    return PlanEstimate(mix, step_tokens, steps, tokens)
 
 
 def _steps(plan: Plan, step_tokens: int) -> int | None:
