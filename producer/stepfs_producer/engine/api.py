@@ -1,8 +1,8 @@
 """Engines: submit a plain function, get its result, or learn that its worker died.
 
-A large result need not return. A function whose result is *kept* returns a head and a body: the head returns by value,
-the body stays with the engine, and a reference to it stands for it among the arguments of later tasks. The command owns
-all references. A body may be lost (a node is gone, its memory was needed): that is a result, not an error.
+A function whose result is *kept* returns a head and a body: the head returns by value, the body stays with the engine,
+and a reference stands for it among the arguments of later tasks. The command owns all references. A body may be lost (a
+node is gone, its memory was needed): that is a result, not an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stepfs.errors import RefusedError, StepfsError
 
 T = TypeVar("T")
 H = TypeVar("H")
-Look = Callable[[], list[str]]  # carried out on another machine: what it lacks, in words that follow its name
+Look = Callable[[], list[str]]  # on another machine: its lacks, each as the end of a sentence about it
 
 _WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
 
@@ -54,10 +54,7 @@ class Kept(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """The worker ended before its task did; the same task may be given to another one.
-
-    `with_machine`: its machine is lost, or cannot be reached, which is seldom the task's fault.
-    """
+    """The worker ended before its task did. `with_machine`: its machine is lost, which is seldom the task's fault."""
 
     reason: str
     with_machine: bool = False
@@ -71,7 +68,7 @@ class Lost:
 
 
 class Engine(ABC):
-    """Runs what is submitted side by side, in no promised order. A task's exceptions are raised where it was submitted.
+    """Runs tasks side by side, in no promised order. The exceptions of a task are raised where it was submitted.
 
     Functions are found in the worker by their names. A `Reference` among the arguments of a task (not inside of one) is
     replaced by its body there. Cancelling a call ends its worker.
@@ -112,7 +109,7 @@ class Engine(ABC):
     async def keep(
         self, function: Callable[..., tuple[H, object]], *arguments: object
     ) -> Kept[H] | WorkerDied | Lost:
-        """Run `function(*arguments)` in a worker, at once, and keep the second part of what it returns."""
+        """Run `function(*arguments)` in a worker, at once, and keep the second part of its result."""
 
     @abstractmethod
     def release(self, reference: Reference) -> None:

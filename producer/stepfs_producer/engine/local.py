@@ -30,7 +30,7 @@ _FILES_MAX: Final = 1 << 16  # that the command may have open; half of them are 
 
 
 class LocalReference:
-    """A body that a worker has stored. `descriptor`: of its file, which the command has open."""
+    """A stored body. `descriptor`: of its file, which the command has open."""
 
     def __init__(self, stored: Stored, descriptor: int | None) -> None:
         self.stored = stored
@@ -148,7 +148,6 @@ class LocalEngine(Engine):
         return result
 
     async def warm(self) -> None:
-        """Start all workers and the spares, side by side."""
         async with trio.open_nursery() as nursery:
             for _ in range(self.workers + self.spares):
                 nursery.start_soon(self._warm_one)

@@ -2,9 +2,9 @@
 
 A worker is an actor that Ray neither restarts nor gives a task twice, because `failover` does both.
 
-A body is the second of two objects that a task returns, not one that the worker puts: so the command owns it, and it
-outlives its worker. It stays in the memory of the worker's node, and is lost with the node; Ray fetches it to the node of a
-task that needs it. Ray itself sends a small one (100 KiB) along with the answer.
+A body is the second of two objects that a task returns: so the command owns it, and it outlives its worker. It is lost
+with the worker's node. Ray fetches it to the node of a task that needs it, and sends a small one (100 KiB) along with the
+answer.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class RayEngine(Engine):
                 self._nursery.start_soon(ask, self._idle.receive_nowait())
 
     async def _look_at(self, node_id: str, found: dict[str, list[str]]) -> None:
-        """Note what a node lacks, unless it lacks nothing."""
+        """Note the lacks of a node, if it has any."""
         assert self._look is not None
         lines = [f"did not answer within {LOOK_S:.0f} s; look at it, or take it out of the cluster"]
         with trio.move_on_after(LOOK_S):
@@ -243,7 +243,7 @@ async def ray_engine(
     """An engine on the cluster at `address`, or on a Ray of its own, which ends with it. It has no workers before `admit`.
 
     `workers`: at first, and `most` later; None: those that the CPUs are enough for. `travelling`: a directory that is sent
-    to the nodes, where workers are in it. `store_bytes`: memory for what is under way, in a Ray of its own.
+    to the nodes, where workers are in it. `store_bytes`: memory for the bodies under way, in a Ray of its own.
     """
     options = options_of_init(
         most or workers or len(os.sched_getaffinity(0)), store_bytes, own=address is None

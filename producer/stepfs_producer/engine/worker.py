@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from stepfs_producer.engine.bodies import Given, body_of, parts_of
 
-Buffer: TypeAlias = bytes | memoryview  # or whatever a store maps
+Buffer: TypeAlias = bytes | memoryview  # or any other buffer that a store maps
 _STDERR: Final = 2
 _PIPE_BYTES: Final = 1 << 20  # the most that a user without rights gets
 
@@ -89,7 +89,7 @@ def _failed(error: BaseException) -> bytes:
 def preload(directory: str, modules: Sequence[str] = ()) -> None:
     """In a new worker: import the modules of tasks, and find the user's beside the plan; `modules` are the plan's own.
 
-    What takes long to import would make a first task late.
+    Slow imports would make a first task late.
     """
     import stepfs_producer.payloads.encode  # noqa: PLC0415
     import stepfs_producer.payloads.gather  # noqa: PLC0415
@@ -98,7 +98,7 @@ def preload(directory: str, modules: Sequence[str] = ()) -> None:
 
     find_modules_in(directory)
     for name in modules:
-        with suppress(Exception, SystemExit):  # a task says what is wrong with it
+        with suppress(Exception, SystemExit):  # its first task names the error
             import_module(name)
 
 

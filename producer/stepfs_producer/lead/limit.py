@@ -32,12 +32,12 @@ TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled ba
 
 
 class Lead:
-    """The bound of one producer. `steps_max`: steps beyond the need; `bytes_max`: the same in payload bytes, counting
-    every committed step with the lake's mean. None means no bound. `without_groups`: they hold, counted from the first
-    live step, although no consumer group is registered that could end a wait.
+    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need; `bytes_max`: the same in payload
+    bytes, by the lake's mean step. `without_groups`: both hold, counted from the first live step, although no consumer
+    group is registered that could end a wait.
 
     `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
-    case, and takes no request while it is kept: each commit reads the control record that says what is deleted."""
+    case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes."""
 
     def __init__(
         self,

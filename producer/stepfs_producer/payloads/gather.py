@@ -1,6 +1,6 @@
 """The spans of a step and the groups of samples that they lie in → the tokens of the step.
 
-What travels through the command is the first; groups stay where they were made, and are mapped here.
+Spans travel through the command; groups stay where they were made, and are mapped here.
 """
 
 from __future__ import annotations

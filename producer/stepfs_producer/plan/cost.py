@@ -1,4 +1,4 @@
-"""What a row costs a rank: Σ a·l + b·l² over its documents of l tokens, as attention under a document mask does.
+"""The cost of a row for a rank: Σ a·l + b·l² over its documents of l tokens, as attention under a document mask does.
 
 Integers only. A cost that could lose exactness anywhere (a sum in int64, a comparison elsewhere in 53 bits) stops the
 plan: a rounded cost may order two rows otherwise on another machine.

@@ -109,7 +109,7 @@ class _Loop:
         self.next = max(live, key=self._debts.__getitem__) if live else -1  # the first of equals
 
     def gave(self, source: int, tokens: int) -> None:
-        """Account for a draw; debts and the next turn in one pass, which is most of what a draw costs."""
+        """Account for a draw: debts and the next turn in one pass, which takes most of the time of a draw."""
         debts = self._debts
         debts[source] -= tokens * ONE
         best, most = -1, 0

@@ -38,7 +38,7 @@ class Image:
 
 
 def library() -> str:
-    """What decodes: part of the identity of a source with images. `MissingPackageError` without it."""
+    """The decoding library: part of the identity of a source with images. `MissingPackageError` without it."""
     if find_spec("PIL") is None:
         raise MissingPackageError("images need the package pillow: pip install 'stepfs[images]'")
     import PIL  # noqa: PLC0415 (optional, and slow)

@@ -66,7 +66,7 @@ class UserFunction:
     def __call__(
         self, record: object, key: bytes, vocabulary: int, columns: Sequence[ColumnSpec] = ()
     ) -> Made | None:
-        """The result of the function for a record: text, or ids below `vocabulary`, and what it gives beside them.
+        """The result of the function for a record: text, or ids below `vocabulary`, and columns beside them.
 
         `UnfitRecordError` if it raises or returns something else. Errors of the operating system are not about
         the record, so they end the task: `StepfsError`.

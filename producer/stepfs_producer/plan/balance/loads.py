@@ -16,7 +16,7 @@ Integers = NDArray[np.int64]
 MEAN: Final = 1 << 20  # of a load over bins
 _EVEN: Final = MEAN + MEAN // 1024  # of the worst bin: a thousandth is not worth a swap
 _SWAPS_PER_BIN: Final = 2
-_PAIRS: Final = 4096  # of rows that a swap looks at, in the bins with least of what is too much
+_PAIRS: Final = 4096  # of rows that a swap looks at, in the bins with the least of the load
 _FULL: Final = 1 << 62
 
 
