@@ -85,7 +85,6 @@ def payload_spec(plan: Plan, *, padding: int, vocabulary: int) -> PayloadSpec:
 
 
 def grid_of(plan: Plan) -> Grid:
-    """The files of a step."""
     output = plan.output
     micro = output.micro_batches if output.files == "micro_batches" else 1
     beside = [column.name for column in column_specs(plan) if column.own_file]
@@ -93,7 +92,7 @@ def grid_of(plan: Plan) -> Grid:
 
 
 def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
-    """The columns, in order of names."""
+    """In order of names."""
     return tuple(
         ColumnSpec(name, column.dtype, column.shape, column.file == "own")
         for name, column in sorted(plan.output.columns.items())

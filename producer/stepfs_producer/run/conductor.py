@@ -1,7 +1,7 @@
-"""A running plan: loaders, the planner, constructors and a sink for their steps, until something ends it.
+"""A running plan: loaders, the planner, constructors and a sink for their steps.
 
-Nothing here decides what a step holds. The planner does, from the committed position and the sources alone, so this
-loop may be killed between any two awaits: the next start plans uncommitted steps again, and makes the same bytes.
+The planner alone decides the content of a step, from the committed position and the sources. So this loop may be killed
+between any two awaits: the next start plans uncommitted steps again, and makes the same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stepfs_producer.run.step_builder import ByTicket, StepBuilder, StepSink
 
 
 class EndReason(enum.StrEnum):
-    """Why a run ended; everything appended until then is committed."""
+    """The reason of an end; everything appended until then is committed."""
 
     COMPLETE = "complete"
     LIMIT = "limit"
@@ -35,7 +35,7 @@ class EndReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Configuration of one run."""
+    """The settings of one run."""
 
     rules: Rules
     sources: tuple[LoadedSource, ...]
@@ -51,14 +51,14 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunCallbacks:
-    """Called for each bad record; and for each appended step, with the seconds that the newest plan took and the tokens held."""
+    """Called for each bad record; and for each appended step, with the seconds of the newest plan and the tokens held."""
 
     skipped: OnSkip = lambda _source, _file, _offset, _reason: None
     appended: Callable[[StepPlan, float, Mapping[str, int]], None] = lambda _plan, _seconds, _held: None
 
 
 class Conductor:
-    """One run of a plan. Without a sink steps are planned only, which is a simulation. `stop` ends it between two steps."""
+    """One run of a plan. Without a sink it is a simulation: steps are planned only."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Conductor:
         self._stop.set()
 
     def bottleneck(self, held_s: float = 0.0) -> Bottleneck | None:
-        """What the run waited for most until now; None before it waited. `held_s`: how long appends waited for trainers."""
+        """The cause of most waiting until now; None before any. `held_s`: seconds that appends waited for trainers."""
         elapsed_s = trio.current_time() - self._began_s
         if self._config.steps_per_second is not None:  # wanted, whether it is reached or not
             elapsed_s = min(elapsed_s, self._steps / self._config.steps_per_second)
@@ -127,7 +127,7 @@ class Conductor:
         self._callbacks.appended(plan, self._planner.seconds, held)
 
     async def run(self, state: State) -> EndReason:
-        """Run from `state` to the end of the plan, the limit, or `stop`; all that was appended is committed then."""
+        """Run from `state` to the end of the plan, the limit, or `stop`."""
         endings: list[EndReason] = []
         self._began_s = trio.current_time()
         async with trio.open_nursery() as nursery:

@@ -60,12 +60,11 @@ def committed_positions(log: LogReader) -> dict[str, object]:
 
 
 async def keep_plan(store: Store, lake_id: str, digest: str, text: str) -> None:
-    """Keep the normalised text of a plan."""
     await _keep(store, plan_key(lake_id, digest), text.encode())
 
 
 async def keep_libraries(store: Store, lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> None:
-    """Keep the versions of the libraries that one incarnation makes steps with."""
+    """Keep the versions here, with which one incarnation makes its steps."""
     text = json.dumps(libraries())
     await store.put(libraries_key(lake_id, digest, producer_id, epoch), [text.encode()])
 
@@ -73,7 +72,7 @@ async def keep_libraries(store: Store, lake_id: str, digest: str, producer_id: s
 async def kept_libraries(
     store: Store, lake_id: str, digest: str, producer_id: str, epoch: Epoch
 ) -> dict[str, str | None]:
-    """What `keep_libraries` kept; empty if nothing readable is there."""
+    """Empty if nothing readable was kept."""
     data = await store.get(libraries_key(lake_id, digest, producer_id, epoch))
     try:
         found = json.loads(data or b"")
@@ -100,7 +99,7 @@ async def keep_listing(store: Store, lake_id: str, listing: Listing) -> None:
 
 
 def _way_to(grid: Grid, planned: Grid) -> str:
-    """What the plan would have to say for this grid; nothing for one that no plan has."""
+    """Changes of the plan that would give this grid; none for one that no plan has."""
     if grid != Grid(grid.ranks, grid.micro):
         return ""
     mesh = [f"output.mesh to one with dp = {grid.ranks}"] if grid.ranks != planned.ranks else []
@@ -129,8 +128,9 @@ async def _keep(store: Store, key: str, body: bytes) -> None:
 
 
 async def notice_silence(store: Store, steps: Callable[[], int]) -> None:
-    """Ask the store something small whenever no step comes for a while. Workers upload the steps, so this program may have
-    no other request under way by which it could notice, and say, that the store is silent. `StoreSilentError` in the end.
+    """Ask the store something small whenever no step comes for a while; `StoreSilentError` in the end.
+
+    Workers upload the steps, so no other request of this program may be under way that would meet the silence.
     """
     while True:
         before = steps()
@@ -141,4 +141,4 @@ async def notice_silence(store: Store, steps: Callable[[], int]) -> None:
             except StoreSilentError:
                 raise
             except StoreUnreachableError:
-                continue  # an outage is told, and waited out, where something is to be sent
+                continue  # an outage is waited out where something is to be sent

@@ -108,7 +108,6 @@ class PlanMetrics(Collector):
 
 
 def registry_of(metrics: PlanMetrics) -> CollectorRegistry:
-    """A registry of these metrics alone."""
     registry = CollectorRegistry()
     registry.register(metrics)
     return registry

@@ -90,7 +90,7 @@ class PlannerTask:
                 await self._wait_for(planned, added)
 
     def _seen(self, step: int) -> dict[str, int]:
-        """Tokens of each source that are shown to the planner, which looks at every record it is shown."""
+        """Tokens of each source to show to the planner at first: it looks at every record that it is shown."""
         tokens = self._rules.step_tokens
         shares = self._rules.mix.shares(step)
         return {

@@ -1,4 +1,4 @@
-"""From a plan and a lake to everything that a run needs: checked before a healthy run of the same id is fenced.
+"""From a plan and a lake to a run: everything is checked before a healthy run of the same id is fenced.
 
 The files of each source are listed at the first start and frozen in the lake; later starts read that listing, and find
 each of its files unchanged, or refuse by name.
@@ -90,7 +90,6 @@ def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
 
 
 async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
-    """The files of every source as they are now."""
     found: dict[str, Listing] = {}
     limiter = trio.CapacityLimiter(_LISTED_AT_ONCE)
 
@@ -143,11 +142,10 @@ async def fit_plan(
     *,
     accept_changes: bool = False,
 ) -> PreparedPlan:
-    """Fit a plan to its lake, whose newest position of this producer id is `position` (None: there is none). `now`: the
-    files as they are, of `listed`.
+    """Fit a plan to its lake, where this producer id is at `position` (None: it has not begun). `now`: the files as they are.
 
-    `RefusedError` for another pipeline's position, a source that is not the one of before, a file that changed, and a
-    plan that changed unless that is accepted: the message shows the changes.
+    `RefusedError` for another pipeline's position, a source or a file that changed, and a plan that changed unless that is
+    accepted: the message shows the changes.
     """
     state = None if position is None else read_position(position)
     if state is not None:

@@ -54,7 +54,6 @@ class PlanTotals:
     bad: list[BadRecord] = field(default_factory=list)
 
     def note(self, plan: StepPlan, planning_s: float) -> None:
-        """One more step."""
         self.steps += 1
         self.state = plan.after
         self.room += plan.room
@@ -72,7 +71,6 @@ class PlanTotals:
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
     def bad_lines(self) -> list[str]:
-        """The first bad records, for people."""
         return [
             f"source {bad.source}, {bad.file} at {bad.offset}: {bad.reason}" for bad in self.bad[:_BAD_LINES]
         ]
@@ -133,7 +131,7 @@ def _slowest(costs: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def totals_from(position: object, rules: Rules) -> PlanTotals:
-    """Those of a run that begins at a committed position; None: at the beginning."""
+    """The totals of a run that begins at a committed position; None: at the beginning."""
     state = Planner(rules).begin(None if position is None else read_position(position))
     return PlanTotals(state, state)
 
@@ -229,8 +227,6 @@ def bad_records_named(totals: PlanTotals, say: Callable[[str], None]) -> Iterato
 
 
 def callbacks_of(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunCallbacks:
-    """That count in `totals`."""
-
     def skipped(source: str, file: int, offset: int, reason: str) -> None:
         totals.note_bad(BadRecord(source, prepared.listings[source].files[file].name, offset, reason))
 

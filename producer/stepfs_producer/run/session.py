@@ -80,8 +80,6 @@ async def run_plan(
 
 
 class _RunSession:
-    """One run, carried out."""
-
     def __init__(
         self,
         place: LocatedPlan,
@@ -107,7 +105,6 @@ class _RunSession:
             self._conductor.stop()
 
     async def run(self) -> RunResult:
-        """Check, open, conduct, seal."""
         options = self._options
         prepared = await looked_up(self._place)  # before a lake is created on behalf of a mistake
         encoder_for(prepared.payloads.ext, vocabulary=prepared.payloads.vocabulary)  # or torch is missing
@@ -196,7 +193,6 @@ class _RunSession:
         return memory_of(given, prepared.rules, prepared.sources, self._workers_max)
 
     def _as_worked(self, prepared: PreparedPlan) -> tuple[LoadedSource, ...]:
-        """The sources as workers see them."""
         if self._options.engine == "local":
             return prepared.sources
         return as_nodes_see(prepared.sources, self._place.directory)
@@ -220,7 +216,7 @@ class _RunSession:
         totals: PlanTotals,
         skip_log: SkipLog,
     ) -> tuple[Conductor, EndReason]:
-        """Feed the producer until something ends it; everything appended is committed then."""
+        """Feed the producer to the end; everything appended is committed then."""
         options, rules, memory = self._options, prepared.rules, self._memory_of(prepared)
         config = RunConfig(
             rules,

@@ -1,11 +1,11 @@
-"""Bringing the samples of one source in: blocks are read, groups of records transformed, in any order, kept in theirs.
+"""Bringing the samples of one source in: blocks are read, groups of records transformed side by side, kept in order.
 
-Only their heads come here; records and samples are bodies that stay with the engine. A block's is held until its last
-group is made.
+Only heads come here; records and samples are bodies that stay with the engine. A block's is held until its last group is
+made.
 
 Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
-for them in order. The first two stop at the marks, which follow the source's share of the work of the coming steps. How
-many groups are under way, how large they are and when they come never shows in the sample buffer.
+for them in order. The first two stop at the marks, which follow the source's share of the work of the coming steps.
+Number, size and timing of the groups never show in the sample buffer.
 """
 
 from __future__ import annotations
@@ -82,12 +82,11 @@ class SourceLoader:
 
     @property
     def doing(self) -> str:
-        """One of its oldest tasks under way, in words; empty if there is none."""
+        """Its oldest task under way, in words; empty if there is none."""
         return self._doing[0] if self._doing else ""
 
     @property
     def name(self) -> str:
-        """Of the source."""
         return self._source.spec.name
 
     def want(self, *, tokens: int, parallel: int) -> None:
@@ -151,7 +150,6 @@ class SourceLoader:
         slots: trio.MemorySendChannel[_Slot],
         nursery: trio.Nursery,
     ) -> None:
-        """Groups of one block after the other, without a pause between two blocks."""
         with slots:
             async for block, body in blocks:
                 if first >= block.records:
@@ -231,7 +229,6 @@ class SourceLoader:
         self._changed()
 
     def _wants_more(self) -> bool:
-        """Whether tokens here and under way are below the marks."""
         likely = self.under_way * self.work.group_tokens
         return self._starved or self.held.tokens + likely < self._wanted_tokens
 

@@ -1,7 +1,7 @@
 """Making steps of a lake again: the same plan from the position before them, with a comparison in place of the producer.
 
-A change of plan shows in the positions; there the planner is changed as a restart does it. What cannot be made again is
-refused by name: steps before the first position that is left, files that are gone or changed, another tokenizer.
+A change of plan shows in the positions; there the planner is changed as a restart does it. Refused by name are
+steps before the first position that is left, files that are gone or changed, another tokenizer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stepfs_producer.sources.corpus import located
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Which steps are made again, and what becomes of them."""
+    """The steps to be made again, and where they go."""
 
     lake: str
     steps: range
@@ -53,7 +53,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class LibraryChange:
-    """A library that is not the one of then. None: not installed."""
+    """A library of another version than then. None: not installed."""
 
     library: str
     then: str | None
@@ -62,7 +62,7 @@ class LibraryChange:
 
 @dataclass(slots=True)
 class Replay:
-    """What was made again."""
+    """The result of a replay."""
 
     options: ReplayOptions
     lake_id: str
@@ -88,7 +88,7 @@ class _Stretch:
 async def replay(
     options: ReplayOptions, reader: LineageReader, *, progress: Progress = show_nothing
 ) -> Replay:
-    """Make the steps of the reader's lake again. `AbsentError`, `RefusedError`, `UsageError` say what is missing for it."""
+    """Make the steps of the reader's lake again. `AbsentError`, `RefusedError`, `UsageError` name what is missing."""
     begun_s = time.monotonic()
     find_modules_in(options.directory)
     run = await _Run.of(options, reader)

@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was compared, or written, so far."""
+    """The steps that were compared, or written, so far."""
 
     steps: int = 0
     files: int = 0  # written
@@ -59,7 +59,6 @@ class Comparison:
     shown: list[Difference] = field(default_factory=list)
 
     def differ(self, difference: Difference) -> None:
-        """One more difference."""
         self.different.add(difference.step)
         if len(self.shown) < _SHOWN_MAX:
             self.shown.append(difference)

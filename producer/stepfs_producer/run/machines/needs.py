@@ -1,4 +1,4 @@
-"""What a run needs of every machine that works for it, and what one of them lacks: looked at before anybody is fenced."""
+"""The needs of a run, and the lacks of a machine that is to work for it: looked at before another run is fenced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of every machine."""
+    """The needs of a run, of every machine."""
 
     libraries: Mapping[str, str | None]
     sources: Sequence[tuple[SourceSpec, TransformSpec, FileRef | None]]  # with their first files
@@ -40,7 +40,7 @@ class Needs:
 
 
 def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> Look:
-    """What finds out, on another machine, what it lacks."""
+    """A call that finds the lacks of another machine, there."""
     firsts = [
         (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None)
         for one in sources
@@ -49,7 +49,7 @@ def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) 
 
 
 def lacking(needs: Needs) -> list[str]:
-    """What this machine lacks, each as the end of a sentence about it."""
+    """The lacks of this machine, each as the end of a sentence about it."""
     here = libraries()
     lines = [
         f"has {name} {here[name] or 'not'}, the command {version}; install the same"
@@ -75,7 +75,7 @@ def lacking(needs: Needs) -> list[str]:
 
 
 async def _put(needs: Needs) -> None:
-    """An object of no incarnation, which the next reclaim deletes as it does what killed producers leave."""
+    """An object of no incarnation, which the next reclaim deletes like uploads of killed producers."""
     options = needs.options
     store = open_store(options.lake, options=options.store_options)
     try:

@@ -1,1 +1,1 @@
-"""Memory of a run: `bounds` what each purpose may have, `step_room` that of steps under way."""
+"""Memory of a run: its `bounds` by purpose, and the `step_room` of steps under way."""

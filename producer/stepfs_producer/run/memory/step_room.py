@@ -1,11 +1,10 @@
 """Room for steps under way: so many, and of the rows of their columns so many bytes.
 
-Tokens are of a size that the plan tells, and are bounded by the number of steps. Rows are not: a step of large images may
-have a hundred times as many bytes as another. So a step is counted as soon as it is planned, which says how many rows it
-has; what is not planned yet is bounded by its loader (`run/memory/bounds.py`).
+Tokens have a known size, so the number of steps bounds them. Rows have not: a step of large images may have a hundred
+times as many bytes as another. So a step is counted as soon as its plan shows its rows; before, its loaders are bounded
+(`run/memory/bounds.py`).
 
-A step that is too large by itself is made alone: a plan decides what a step holds, and cannot wait for memory that will
-never be there. The way out is said once.
+A step that is too large by itself is made alone, with one warning: the memory that it waits for would never be there.
 """
 
 from __future__ import annotations

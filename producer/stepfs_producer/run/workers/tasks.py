@@ -1,6 +1,6 @@
-"""What workers do in a run: read blocks, transform groups of records, make steps.
+"""The tasks of workers: read blocks, transform groups of records, make steps.
 
-Heads return to the command: they hold what the planner needs. Bodies stay with the engine until a task needs them.
+Heads return to the command, for the planner. Bodies stay with the engine until a task needs them.
 Workers import this module, so nothing here may need trio.
 """
 
@@ -56,7 +56,7 @@ class GroupHead:
 
 
 def read(spec: SourceSpec, task: BlockTask) -> tuple[BlockHead, Records]:
-    """A block; see `read_block`."""
+    """See `read_block`."""
     block = read_block(spec, task)
     return BlockHead(block.place, len(block.records), block.follows, block.ended), block.records
 
@@ -85,6 +85,6 @@ def record_place(block: Records, index: int) -> tuple[int, int]:
 def make_step(
     spec: PayloadSpec, step: StepSpans, ranks: Sequence[int] | None, *groups: SampleGroup
 ) -> tuple[list[bytes], list[int]]:
-    """The payloads of a step, or of some ranks of it; see `construct`."""
+    """The payloads of a step, or of some of its ranks; see `construct`."""
     task = gathered(step, groups)
     return construct(spec, task if ranks is None else cut_to(task, ranks))
