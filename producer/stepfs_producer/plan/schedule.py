@@ -54,16 +54,16 @@ class MixSchedule:
         assert entries[0].step == 0
         assert all(before.step < after.step for before, after in pairwise(entries))
         assert all(sum(entry.shares) == ONE for entry in entries)
-        self._entries = tuple(entries)
+        self.entries = tuple(entries)
         self._steps = [entry.step for entry in entries]
 
     def shares(self, step: int) -> tuple[int, ...]:
         """Shares out of `ONE` at `step`, in the order of the sources' names."""
         number = bisect_right(self._steps, step)
-        here = self._entries[number - 1]
-        if number == len(self._entries) or not self._entries[number].ramp:
+        here = self.entries[number - 1]
+        if number == len(self.entries) or not self.entries[number].ramp:
             return here.shares
-        return _between(here, self._entries[number], step)
+        return _between(here, self.entries[number], step)
 
 
 def _between(before: MixEntry, after: MixEntry, step: int) -> tuple[int, ...]:

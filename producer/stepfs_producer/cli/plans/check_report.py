@@ -21,6 +21,7 @@ from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, st
 from stepfs_producer.plan.file.schema import Plan, Stage
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
+from stepfs_producer.plan.schedule import ONE, MixEntry
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
 from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
 from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
@@ -81,7 +82,7 @@ class _Report:
                 {
                     "step": entry.step,
                     "ramp": entry.ramp,
-                    "shares": {name: float(one) for name, one in entry.shares.items()},
+                    "shares": {name: float(one) for name, one in self._shares(entry).items()},
                 }
                 for entry in self.estimate.mix
             ],
@@ -139,7 +140,7 @@ class _Report:
         rows = []
         for name in sorted(self.plan.sources):
             row = [printable(name), printable(self.plan.sources[name].format)]
-            row += [f"{float(entry.shares[name]):.3%}" for entry in entries]
+            row += [f"{float(self._shares(entry)[name]):.3%}" for entry in entries]
             if self.facts is not None:
                 facts, epochs = self.facts[name], self._epochs(name)
                 tokens = "?" if facts.tokens is None else f"≈ {facts.tokens}"
@@ -147,6 +148,12 @@ class _Report:
                 row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
             rows.append(row)
         return header, rows
+
+    def _shares(self, entry: MixEntry) -> dict[str, Fraction]:
+        return {
+            name: Fraction(share, ONE)
+            for name, share in zip(sorted(self.plan.sources), entry.shares, strict=True)
+        }
 
     def _source(self, name: str) -> dict[str, Any]:
         facts = None if self.facts is None else self.facts[name]

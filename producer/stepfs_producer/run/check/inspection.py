@@ -18,9 +18,8 @@ from stepfs.format.planned.listing import Listing
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.order import record_key
 from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
-from stepfs_producer.sources.block import BlockAddress, BlockTask, Records
+from stepfs_producer.sources.block import BlockAddress, BlockTask
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
@@ -28,7 +27,7 @@ from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.documents import BAD
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer
-from stepfs_producer.transforms.records import transform
+from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import function_of
 
@@ -145,7 +144,7 @@ def _sampled(
             continue
         count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
         some = records.part(0, count)
-        made = transform(work, some, _keys(small, some))
+        made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
         tokens = int(made.lengths[made.lengths != BAD].sum())
         return _estimate(layout, listing, task, tokens, count / len(records), len(records)), count, made.bad
     return None, 0, {}
@@ -175,8 +174,3 @@ def _estimate(
         return None  # of a compressed file it is not known which part this block is
     listed = sum(fragment.end - fragment.begin for fragment in task.fragments)
     return round(of_block * layout.total_bytes / listed)
-
-
-def _keys(spec: SourceSpec, records: Records) -> list[bytes]:
-    places = zip(records.files.tolist(), records.offsets.tolist(), strict=True)
-    return [record_key(spec.seed, 0, spec.name, file, offset) for file, offset in places]
