@@ -162,12 +162,8 @@ class _Run:
                     self.result.found.differ(Difference(entry.step, None, None, why))
 
     def _sink(self, placed: dict[int, Expected]) -> StepSink:
-        identity, to = self._log.identity, self._options.to
-        if to is not None:
-            return WritingSink(placed, self._slices, identity, to, self.result.found)
-        return ComparingSink(
-            placed, self._slices, identity, self._reader, self._reader.by_torch, self.result.found
-        )
+        of, to = (placed, self._slices, self.result.found, self._log.identity), self._options.to
+        return ComparingSink(*of, self._reader) if to is None else WritingSink(*of, to)
 
     async def _stretches(self) -> list[_Stretch]:
         positions, wanted = self._positions, self._options.steps
