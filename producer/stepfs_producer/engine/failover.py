@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import trio
@@ -130,18 +129,17 @@ class Tasks:
         workers died of it, `MachinesLostError` after eight machines were lost; `StoreUnreachableError` when its store was
         silent too long.
         """
-        return await self._repeated(
-            what, partial(self._first_answer, what, source, function, keep=False), arguments
-        )
+        result: T = await self._repeated(what, source, function, arguments, keep=False)
+        return result
 
     async def keep(
         self, what: str, source: str, function: Callable[..., tuple[H, object]], *arguments: object
     ) -> tuple[H, KeptBody]:
         """The same, for a function that returns (head, body); the caller holds the body."""
-        kept = await self._kept(what, source, function, *arguments)
+        kept: Kept[H] = await self._repeated(what, source, function, arguments, keep=True)
 
         async def again() -> Reference:
-            found = await self._kept(what, source, function, *arguments)
+            found: Kept[H] = await self._repeated(what, source, function, arguments, keep=True)
             if found.head != kept.head:
                 raise RefusedError(
                     f"{what}: done again, it has another result; files that changed? A transform has to be a function of its "
@@ -151,16 +149,15 @@ class Tasks:
 
         return kept.head, KeptBody(kept.reference, again, self._engine.release)
 
-    async def _kept(
-        self, what: str, source: str, function: Callable[..., tuple[H, object]], *arguments: object
-    ) -> Kept[H]:
-        answer: Callable[..., Awaitable[Kept[H] | WorkerDied | Lost]]
-        answer = partial(self._first_answer, what, source, function, keep=True)
-        return await self._repeated(what, answer, arguments)
-
     async def _repeated(
-        self, what: str, answer: Callable[..., Awaitable[T | WorkerDied | Lost]], arguments: Sequence[object]
-    ) -> T:
+        self,
+        what: str,
+        source: str,
+        function: Callable[..., object],
+        arguments: Sequence[object],
+        *,
+        keep: bool,
+    ) -> Any:
         backoff = Backoff(what, self._give_up_after_s)
         deaths = _Deaths(what)
         with ExitStack() as held:
@@ -169,7 +166,9 @@ class Tasks:
                     held.enter_context(argument.held())
             while True:
                 try:
-                    result = await answer(*await _resolved(arguments))
+                    result = await self._first_answer(
+                        what, source, function, *await _resolved(arguments), keep=keep
+                    )
                 except OSError as error:
                     await backoff.failed(StoreUnreachableError(f"{what}: {error}"))
                     continue

@@ -36,7 +36,6 @@ class LocalReference:
         self.stored = stored
         self.descriptor = descriptor
         self.nbytes = sum(stored.sizes) if stored.inline is None else len(stored.inline)
-        self.released = False
 
 
 class LocalEngine(Engine):
@@ -110,9 +109,8 @@ class LocalEngine(Engine):
 
     def release(self, reference: Reference) -> None:
         assert isinstance(reference, LocalReference)
-        if reference.released:
+        if reference not in self._bodies:
             return
-        reference.released = True
         del self._bodies[reference]
         self.kept_bytes -= reference.nbytes
         if reference.descriptor is not None:
@@ -131,7 +129,7 @@ class LocalEngine(Engine):
         keep: bool,
     ) -> Any:
         references = [argument for argument in arguments if isinstance(argument, LocalReference)]
-        if lost := tuple(reference for reference in references if reference.released):
+        if lost := tuple(reference for reference in references if reference not in self._bodies):
             return Lost(lost)
         stored = tuple(one.stored if isinstance(one, LocalReference) else one for one in arguments)
         call = partial(run_task, function, stored, keep_in, keep=keep)
