@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -208,10 +208,7 @@ def _measures(totals: PlanTotals) -> Mapping[str, Any]:
     return {
         "sources": totals.sources(),
         **totals.measures(),
-        "bad_records": [
-            {"source": one.source, "file": one.file, "offset": one.offset, "reason": one.reason}
-            for one in totals.bad[:_BAD_SHOWN]
-        ],
+        "bad_records": [asdict(one) for one in totals.bad[:_BAD_SHOWN]],
     }
 
 

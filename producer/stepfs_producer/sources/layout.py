@@ -51,7 +51,6 @@ class Layout:
         listing: Listing,
         *,
         range_bytes_min: int = RANGE_BYTES_MIN,
-        fragments_max: int = FRAGMENTS_MAX,
     ) -> None:
         self._spec = spec
         self.listing = listing
@@ -63,7 +62,7 @@ class Layout:
             len(file.parts) for file, unit in zip(listing.files, units, strict=True) if unit is Unit.PARTS
         )
         others = parts + sum(unit is Unit.WHOLE for unit in units)
-        self.range_bytes = range_bytes(sizes[ranged], others, least=range_bytes_min, most=fragments_max)
+        self.range_bytes = range_bytes(sizes[ranged], others, least=range_bytes_min)
         counts = [
             {
                 Unit.RANGES: -(-file.size // self.range_bytes),

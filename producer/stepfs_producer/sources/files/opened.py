@@ -40,12 +40,10 @@ class OpenFile(Protocol):
     def close(self) -> None: ...
 
 
-def open_file(
-    spec: SourceSpec, location: str, size: int | None = None, *, etag: str = "", head: str = ""
-) -> OpenFile:
+def open_file(spec: SourceSpec, location: str, size: int, *, etag: str = "", head: str = "") -> OpenFile:
     """Open a listed file: `size`, `etag` and `head` as its listing has them. The caller closes it."""
     if location.startswith("s3://"):
-        return _Object(spec, location, size or 0, etag)
+        return _Object(spec, location, size, etag)
     return _Local(location, size, head)
 
 
@@ -55,8 +53,9 @@ def open_listed(spec: SourceSpec, ref: FileRef) -> AbstractContextManager[OpenFi
 
 
 class _Local:
-    def __init__(self, location: str, size: int | None, head: str) -> None:
+    def __init__(self, location: str, size: int, head: str) -> None:
         self.location = location
+        self.size = size
         try:
             # A FIFO must not block.
             self._descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -65,9 +64,7 @@ class _Local:
         except PermissionError as error:
             raise RefusedError(f"{location} is not readable; change its mode") from error
         try:
-            status = os.fstat(self._descriptor)
-            self.size = status.st_size if size is None else size
-            refused = self._change(status, head)
+            refused = self._change(os.fstat(self._descriptor), head)
         except BaseException:
             self.close()
             raise
