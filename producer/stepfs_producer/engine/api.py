@@ -41,7 +41,8 @@ def spares_of(workers: int) -> int:
 class Reference(Protocol):
     """A body that the engine keeps until it is released. Each engine has a class of its own, compared by identity."""
 
-    nbytes: int  # of the body in memory
+    @property
+    def nbytes(self) -> int: ...  # of the body in memory
 
 
 @dataclass(frozen=True, slots=True)
