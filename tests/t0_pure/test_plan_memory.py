@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepfs.errors import UsageError
 from stepfs_producer.plan.file.schema import Output, Plan, Text
 from stepfs_producer.run.compile import compile_plan
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.memory import memory_of
 
 MIB = 1 << 20
 

@@ -34,7 +34,7 @@ from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libr
 from stepfs_producer.run.machines.needs import look_of
 from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
 from stepfs_producer.run.measured.bottleneck import Bottleneck
-from stepfs_producer.run.memory.bounds import Memory, memory_of
+from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import (
     LocatedPlan,

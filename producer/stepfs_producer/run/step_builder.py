@@ -26,12 +26,11 @@ from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
-from stepfs_producer.run.memory.step_room import StepRoom
+from stepfs_producer.run.memory import STEPS_PER_WORKER, StepRoom
 from stepfs_producer.run.sample_buffer import Group, spans_of
 from stepfs_producer.run.workers.tasks import make_step
 from stepfs_producer.run.workers.upload import Destination, put_step
 
-STEPS_PER_WORKER: Final = 2
 PAYLOAD_BYTES_PER_TOKEN: Final = 24  # of .safetensors; the others have fewer
 
 

@@ -34,7 +34,7 @@ from stepfs_producer.plan.step import End, Need
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.run.source_loader import LoadedSource

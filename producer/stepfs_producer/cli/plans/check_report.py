@@ -26,7 +26,7 @@ from stepfs_producer.plan.state import POSITION_BYTES_MAX
 from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
 from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
 from stepfs_producer.run.compile import grid_of
-from stepfs_producer.run.memory.bounds import least_bytes
+from stepfs_producer.run.memory import least_bytes
 from stepfs_producer.run.prepare import plan_file_at
 
 _USAGE: Final = 2

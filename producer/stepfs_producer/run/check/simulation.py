@@ -11,7 +11,7 @@ from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.run.conductor import Conductor, RunConfig
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import LocatedPlan, looked_up
 from stepfs_producer.run.results import (
     PlanTotals,

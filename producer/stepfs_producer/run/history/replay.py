@@ -30,7 +30,7 @@ from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.replayed import ComparingSink, Comparison, Difference, Expected, WritingSink
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import kept_libraries, libraries
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.step_builder import StepSink

@@ -16,7 +16,7 @@ from stepfs.errors import UsageError
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.options import RunOptions, Workers
 from stepfs_producer.run.prepare import PreparedPlan
 from stepfs_producer.run.source_loader import LoadedSource
