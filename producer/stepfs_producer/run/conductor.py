@@ -7,22 +7,29 @@ between any two awaits: the next start plans uncommitted steps again, and makes 
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.failover import Tasks
+from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
 from stepfs_producer.run.measured.workers_wanted import LOOK_EVERY_S, WorkersWanted, workers_needed
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.planner_task import PlannerTask
+from stepfs_producer.run.prepare import PreparedPlan
 from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
 from stepfs_producer.run.step_builder import ByTicket, StepBuilder, StepSink
+from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 
 class EndReason(enum.StrEnum):
@@ -44,7 +51,7 @@ class RunConfig:
     steps_per_second: float | None = None
     held_bytes_max: int | None = None  # of samples ahead of the planner
     rows_bytes_max: int | None = None  # of columns of the steps under way, with their copies
-    give_up_after_s: float = 600.0
+    give_up_after_s: float = GIVE_UP_AFTER_S
     ranks: tuple[int, ...] | None = None  # whose files are made; None: all
     workers_max: int | None = None  # to which their number follows the need; None: it stays
 
@@ -180,3 +187,32 @@ class Conductor:
         await self._stop.wait()
         endings.append(EndReason.STOPPED)
         scope.cancel()
+
+
+async def conduct_here(
+    prepared: PreparedPlan,
+    directory: str,
+    workers: int | None,
+    sink: StepSink | None,
+    callbacks: RunCallbacks,
+    state: State,
+    *,
+    steps_max: int,
+    ranks: tuple[int, ...] | None = None,
+) -> str:
+    """Run a plan from `state` on with workers of this machine, one per core by default. The reason of its end, in words."""
+    workers = workers or len(os.sched_getaffinity(0))
+    memory = memory_of(None, prepared.rules, prepared.sources, workers)
+    config = RunConfig(
+        prepared.rules,
+        prepared.sources,
+        prepared.payloads,
+        steps_max=steps_max,
+        held_bytes_max=memory.held_bytes,
+        rows_bytes_max=memory.pending_bytes,
+        ranks=ranks,
+    )
+    async with local_engine(workers, preload=partial(preload, directory, prepared.modules)) as engine:
+        conductor = Conductor(config, engine, sink, callbacks)
+        await conductor.run(state)
+    return conductor.reason

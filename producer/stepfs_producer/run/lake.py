@@ -25,6 +25,7 @@ from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.planned import kept_listing
 from stepfs.lake.slots import Mine, Unknown, take_slot
 from stepfs.store import silence
 from stepfs.store.api import Store
@@ -96,6 +97,16 @@ async def keep_listing(store: Store, lake_id: str, listing: Listing) -> None:
     """Keep a listing. A run that names it in a position has kept all of it before."""
     for number, shard in enumerate(listing.to_shards()):
         await _keep(store, source_listing_key(lake_id, listing.digest, number), shard)
+
+
+async def frozen_listing(store: Store, lake_id: str, source: str, digest: str) -> Listing:
+    """The kept listing of a source. `AbsentError` if it is not in the lake."""
+    listing = await kept_listing(store, lake_id, digest)
+    if listing is None:
+        raise AbsentError(
+            f"the list of files of source {source} is not in the lake; restore its objects sources/{digest}/"
+        )
+    return listing
 
 
 def _way_to(grid: Grid, planned: Grid) -> str:

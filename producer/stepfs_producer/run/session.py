@@ -221,7 +221,6 @@ class _RunSession:
             steps_per_second=options.steps_per_second,
             held_bytes_max=memory.held_bytes,
             rows_bytes_max=memory.pending_bytes,
-            give_up_after_s=GIVE_UP_AFTER_S,
             workers_max=self.workers_max if self.workers_max > engine.workers else None,
         )
         with self.progress(options.producer_id, options.limit_steps or rules.steps_max) as show:

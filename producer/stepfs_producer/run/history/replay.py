@@ -6,11 +6,9 @@ steps before the first position that is left, files that are gone or changed, an
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -18,23 +16,20 @@ import trio
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.ids import Epoch, Step
 from stepfs.lake.lineage import LineageReader
-from stepfs.lake.planned import kept_listing, kept_plan
-from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.worker import find_modules_in, preload
+from stepfs.lake.planned import kept_plan
+from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.state import State
-from stepfs_producer.run.conductor import Conductor, RunConfig
+from stepfs_producer.run.conductor import conduct_here
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.replayed import ComparingSink, Comparison, Difference, Expected, WritingSink
 from stepfs_producer.run.history.texts import RESTORE
-from stepfs_producer.run.lake import kept_libraries, libraries
-from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.step_builder import StepSink
-from stepfs_producer.settings import GIVE_UP_AFTER_S
 from stepfs_producer.sources.corpus import located
 
 
@@ -137,28 +132,20 @@ class _Run:
                 placed = await self._placed(stretch)
                 begin = Planner(prepared.rules).begin(stretch.before if state is None else state)
                 totals = PlanTotals(begin, begin)
-                workers = self._options.workers or len(os.sched_getaffinity(0))
-                memory = memory_of(None, prepared.rules, prepared.sources, workers)
-                config = RunConfig(
-                    prepared.rules,
-                    prepared.sources,
-                    prepared.payloads,
+                reason = await conduct_here(
+                    prepared,
+                    self._options.directory,
+                    self._options.workers,
+                    self._sink(placed),
+                    callbacks_of(prepared, totals, show),
+                    begin,
                     steps_max=max(placed) + 1,
-                    held_bytes_max=memory.held_bytes,
-                    rows_bytes_max=memory.pending_bytes,
-                    give_up_after_s=GIVE_UP_AFTER_S,
                     ranks=self._options.ranks,
                 )
-                warm = partial(preload, self._options.directory, prepared.modules)
-                async with local_engine(workers, preload=warm) as engine:
-                    conductor = Conductor(
-                        config, engine, self._sink(placed), callbacks_of(prepared, totals, show)
-                    )
-                    await conductor.run(begin)
                 state = totals.state
                 for number in range(state.step, max(placed) + 1):
                     entry = placed[number].entry
-                    why = f"the plan has no such step any more: {conductor.reason}"
+                    why = f"the plan has no such step any more: {reason}"
                     self.result.found.differ(Difference(entry.step, None, None, why))
 
     def _sink(self, placed: dict[int, Expected]) -> StepSink:
@@ -224,12 +211,7 @@ class _Run:
         now = await list_sources(place)
         listings = {}
         for name in now:
-            frozen = await kept_listing(store, lake_id, sources[name].listing)
-            if frozen is None:
-                raise AbsentError(
-                    f"the list of files of source {name} is not in the lake; restore its objects "
-                    f"sources/{sources[name].listing}/"
-                )
+            frozen = await frozen_listing(store, lake_id, name, sources[name].listing)
             listings[name] = located(frozen, now[name], name, advice=RESTORE)
         others: Sequence[str] = []
         for held_out in (False, True):  # positions say which side it was by the sources' identities alone
