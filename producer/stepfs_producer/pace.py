@@ -130,7 +130,6 @@ class Pacer:
 
     @property
     def gives_way(self) -> bool:
-        """Whether `max_delay` is shorter than the interval, so that batches wait longer than it."""
         return self.interval_s > self.delay_max_s
 
     @property
@@ -163,7 +162,6 @@ class Pacer:
             self._seen = (now_s, version)
 
     def won(self, *, started_s: float, exposure_s: float) -> None:
-        """Note a successful attempt that began at `started_s`."""
         self._measure(exposure_s)
         self.losses = 0
         self._locked_out = False  # for the rest of this quiet time: it is for others like us
@@ -171,7 +169,6 @@ class Pacer:
         self._started_s = started_s
 
     def lost(self, *, ended_s: float, exposure_s: float) -> None:
-        """Note an attempt that was lost to another producer, as known at `ended_s`."""
         self._measure(exposure_s)
         self.losses += 1
         # Racing starts do not see each other yet and must be separated.

@@ -73,7 +73,6 @@ class Pending:
 
     @property
     def uncommitted_tgbs(self) -> int:
-        """The number of appends without a commit."""
         return len(self._items)
 
     @property
@@ -107,7 +106,6 @@ class Pending:
         )
 
     def add(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
-        """Give an append its seq."""
         payload_bytes = sum(map(len, payloads))
         self.memory_bytes += payload_bytes
         return self._added(Item(self.next_seq, payloads, records, position, payload_bytes))

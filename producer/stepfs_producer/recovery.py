@@ -93,7 +93,6 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
 
 
 def unanswered(store: Store, attempt: Undecided) -> StoreUnreachableError:
-    """The error of an attempt that stays undecided."""
     return StoreUnreachableError(
         f"{store.url}: no answer to the create of log version {attempt.version}{attempt.why}"
     )

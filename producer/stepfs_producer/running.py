@@ -108,7 +108,6 @@ class RunningProducer:
         return self._with_new_key(self.pending.reserved(ticket))
 
     def settle(self, ticket: Ticket, tgb: Descriptor) -> None:
-        """The object of a ticket is durable."""
         item = self.pending.reserved(ticket)
         refuse_misfit(item, tgb)
         self._made_durable(item, tgb)

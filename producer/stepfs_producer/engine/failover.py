@@ -135,7 +135,6 @@ class Tasks:
     async def keep(
         self, what: str, source: str, function: Callable[..., tuple[H, object]], *arguments: object
     ) -> tuple[H, KeptBody]:
-        """The same, for a function that returns (head, body); the caller holds the body."""
         kept: Kept[H] = await self._repeated(what, source, function, arguments, keep=True)
 
         async def again() -> Reference:

@@ -75,7 +75,6 @@ class Lead:
         return self._steps_max is not None or self._bytes_max is not None
 
     def look_due(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
-        """Whether the groups must be looked at before the next append."""
         now_s = trio.current_time()
         return (self._has_lead and now_s >= self._trusted_until_s) or (
             now_s >= self._look_at_s and self.exceeded(head, pending, payload_bytes)
@@ -83,7 +82,6 @@ class Lead:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next look of a producer that is held back."""
         until_s = min(self._look_at_s, self._trusted_until_s) if self._has_lead else self._look_at_s
         return max(0.0, until_s - trio.current_time())
 

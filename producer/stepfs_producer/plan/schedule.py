@@ -86,7 +86,6 @@ class Stages:
         self._of_sources = dict(of_sources or {})
 
     def sequence_length(self, step: int) -> int:
-        """Tokens in a row of `step`."""
         return self._lengths[self._first(step)]
 
     def sample_length(self, step: int, source: str) -> int:
@@ -97,5 +96,4 @@ class Stages:
         return self._steps[bisect_right(self._steps, step) - 1]
 
     def every(self) -> list[int]:
-        """The sequence length of each stage."""
         return [self._lengths[step] for step in self._steps]

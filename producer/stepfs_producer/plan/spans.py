@@ -30,7 +30,6 @@ class Packed:
 
 
 def packed(drawn: Drawn, packing: Packing, *, rows: int, sequence_length: int) -> Packed:
-    """The kept samples of a draw as spans of rows."""
     if packing is Packing.CONCAT:
         return _concat(drawn, rows, sequence_length)
     return _best_fit(drawn, rows, sequence_length)

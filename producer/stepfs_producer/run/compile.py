@@ -121,7 +121,6 @@ def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> 
 
 
 def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
-    """Enough to load the tokenizer."""
     given = plan.tokenizer
     file = None if given.file is None else _below(directory, given.file)
     return TokenizerSpec(file, given.eos, given.bos, given.pad)

@@ -111,7 +111,6 @@ class StepRoom:
         self.row_bytes += row_bytes
 
     def give(self, row_bytes: int) -> None:
-        """A step of so many bytes is done."""
         self._steps += 1
         self.row_bytes -= row_bytes
         self._given.set()

@@ -48,7 +48,6 @@ class PlannerTask:
         self.seconds = 0.0  # of the last plan, waiting not included
 
     def changed(self) -> None:
-        """A loader has added a group."""
         self._changed.set()
 
     def set_marks(self, step: int) -> None:

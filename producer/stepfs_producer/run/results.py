@@ -76,7 +76,6 @@ class PlanTotals:
         ]
 
     def note_bad(self, record: BadRecord) -> None:
-        """Keep the first ones; the position counts them all."""
         if len(self.bad) < _BAD_KEPT:
             self.bad.append(record)
 

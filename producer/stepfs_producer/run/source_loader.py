@@ -101,7 +101,6 @@ class SourceLoader:
         self._notice()
 
     def advance(self, cursor: SourceState) -> None:
-        """The planner took the samples before `cursor`."""
         self.held.forget_before(cursor)
         self._notice()
 
@@ -263,5 +262,4 @@ class _Slot:
 
     @property
     def tokens(self) -> int:
-        """Once it is done."""
         return int(np.maximum(self.head.lengths, 0).sum())

@@ -94,7 +94,6 @@ class UserFunction:
 
 @lru_cache
 def user_function(name: str) -> UserFunction:
-    """The function of that name; found once in a process."""
     return UserFunction(name)
 
 

@@ -33,7 +33,6 @@ _USAGE: Final = 2
 
 
 def schema_text() -> str:
-    """JSON Schema of plan files."""
     return json.dumps(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1
     )

@@ -17,7 +17,6 @@ from stepfs_producer.run.results import SimulationResult
 
 
 def simulation_report(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:
-    """The report on the first steps of the plan in `path`."""
     place = plan_at(path, held_out=held_out)
     done = trio.run(partial(simulate_plan, place, steps, workers, say=say, progress=showing_plan))
     return json.dumps(done.document(), ensure_ascii=False) if as_json else "\n".join(_lines(done))

@@ -88,7 +88,6 @@ class _Source:
         self._read = lru_cache(maxsize=_RECORDS_KEPT)(self._read_at)
 
     def text(self, part: RecordPart) -> str | NoText:
-        """The text of one part's record."""
         try:
             records = self._read(part.file, part.record)
             if records is None:

@@ -78,7 +78,6 @@ def transform(
 
 
 def record_place(block: Records, index: int) -> tuple[int, int]:
-    """File and offset of a record of a block."""
     return int(block.files[index]), int(block.offsets[index])
 
 
