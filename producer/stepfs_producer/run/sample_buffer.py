@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.engine.kept import KeptBody
-from stepfs_producer.payloads.gather import StepSpans
+from stepfs_producer.payloads.step_task import StepSpans
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan

@@ -20,8 +20,7 @@ import trio
 
 from stepfs_producer.engine.failover import PerAttempt, Tasks
 from stepfs_producer.engine.kept import KeptBody
-from stepfs_producer.payloads.gather import StepSpans
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.step_task import PayloadSpec, StepSpans
 from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
 from stepfs_producer.producer import AsyncProducer

@@ -27,7 +27,7 @@ from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.gather import SampleGroup, gathered
+from stepfs_producer.payloads.step_task import SampleGroup, gathered
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need

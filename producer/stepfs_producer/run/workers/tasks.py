@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.gather import SampleGroup, StepSpans, gathered
-from stepfs_producer.payloads.step_task import PayloadSpec, cut_to
+from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
 from stepfs_producer.sources.block import BlockAddress, BlockTask, Records
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
