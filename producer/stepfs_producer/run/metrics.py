@@ -46,7 +46,7 @@ class PlanMetrics(Collector):
         yield CounterMetricFamily(
             _PREFIX + "slowest_to_mean",
             "Sum over steps of the cost of the slowest rank by the mean rank's",
-            totals.slowest,
+            totals.slowest[""][0],
         )
         yield CounterMetricFamily(_PREFIX + "workers_died", "Workers that died", self.engine.died)
         tasks = self.conductor.tasks

@@ -46,9 +46,8 @@ class PlanTotals:
     tokens: int = 0
     cut: int = 0
     lost: int = 0
-    slowest: float = 0.0  # sum over steps of slowest ÷ mean rank
-    slowest_micro: float = 0.0  # the same where ranks meet at every micro-batch
-    loads: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same two, of each load
+    # Sums over steps of slowest ÷ mean rank, and the same where ranks meet at every micro-batch; of the cost "", and by load.
+    slowest: dict[str, tuple[float, float]] = field(default_factory=lambda: {"": (0.0, 0.0)})
     planning_s: float = 0.0
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
@@ -61,12 +60,9 @@ class PlanTotals:
         self.cut += plan.cut
         self.lost += sum(plan.lost.values())
         self.planning_s += planning_s
-        whole, micro = _slowest(plan.costs)
-        self.slowest += whole
-        self.slowest_micro += micro
-        for name, load in plan.loads.items():
-            before, found = self.loads.get(name, (0.0, 0.0)), _slowest(load)
-            self.loads[name] = before[0] + found[0], before[1] + found[1]
+        for name, costs in {"": plan.costs, **plan.loads}.items():
+            (before, before_micro), (whole, micro) = self.slowest.get(name, (0.0, 0.0)), _slowest(costs)
+            self.slowest[name] = before + whole, before_micro + micro
         for name, share in zip(plan.sources, plan.shares, strict=True):
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
@@ -95,21 +91,19 @@ class PlanTotals:
             }
         return found
 
-    def _loads(self, steps: int) -> dict[str, dict[str, float]]:
-        names = ("slowest_to_mean", "slowest_to_mean_micro")
-        return {
-            load: {name: round(one / steps, 6) for name, one in zip(names, both, strict=True)}
-            for load, both in self.loads.items()
-        }
-
     def measures(self) -> dict[str, Any]:
         """The figures that `simulate` prints too."""
         steps = max(self.steps, 1)
+        names = ("slowest_to_mean", "slowest_to_mean_micro")
+        slowest = {
+            load: {name: round(one / steps, 6) for name, one in zip(names, both, strict=True)}
+            for load, both in self.slowest.items()
+        }
+        of_cost = slowest.pop("")
         return {
             "fill": round(self.tokens / self.room, 6) if self.room else 0.0,
-            "slowest_to_mean": round(self.slowest / steps, 6),
-            "slowest_to_mean_micro": round(self.slowest_micro / steps, 6),
-            **({"loads": self._loads(steps)} if self.loads else {}),
+            **of_cost,
+            **({"loads": slowest} if slowest else {}),
             "padding_tokens": self.room - self.tokens,
             "cut_documents": self.cut,
             "lost_tokens": self.lost,

@@ -43,13 +43,10 @@ class GroupHead:
     seconds: float = 0.0  # of the transform
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, GroupHead)
-            and self.bad == other.bad
-            and np.array_equal(self.lengths, other.lengths)
-            and (self.columns is None) == (other.columns is None)
-            and (self.columns is None or other.columns is None or np.array_equal(self.columns, other.columns))
-        )
+        return isinstance(other, GroupHead) and self._result() == other._result()
+
+    def _result(self) -> tuple[object, ...]:
+        return self.lengths.tolist(), self.bad, None if self.columns is None else self.columns.tolist()
 
     __hash__ = None  # type: ignore[assignment]
 
