@@ -7,13 +7,14 @@ import os
 import boto3
 import pytest
 import servers
+from botocore.loaders import JSONFileLoader
 from stubs3 import ABSENT, stub_s3, xml_error
 
 from stepfs.doctor.lakes import check_lake
 from stepfs.errors import RefusedError
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
-from stepfs.store.s3.profiles import profile_of
+from stepfs.store.s3.profiles import choose, profile_of
 from stepfs.store.s3.s3_store import S3Store
 
 
@@ -133,3 +134,13 @@ def test_botocore_reads_such_names(configured):
     assert os.environ["AWS_CONFIG_FILE"]
     assert "s3://stepfs-tests/eu" in boto3.session.Session().available_profiles
     assert servers.BUCKET == "stepfs-tests"
+
+
+def test_a_second_session_parses_no_model_of_botocore_again(monkeypatch):
+    """Each of a DataLoader's workers, forked from a process that had opened the lake, parsed them for its first read."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    choose(None, "s3://train/run").session.client("s3")
+    parsed = []
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda _self, path: parsed.append(path))
+    choose(None, "s3://train/run").session.client("s3")
+    assert parsed == []

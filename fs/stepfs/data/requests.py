@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.cache.memory import Cache
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.queue import FetchQueue, PrefetchRequest
 from stepfs.data.roles import Role
-from stepfs.format.ids import Step
 
 
 class PrefetchRequests:
@@ -40,8 +40,8 @@ class PrefetchRequests:
         self._queue.replan()
         self._changed()
 
-    def set_low(self, step: Step) -> None:
-        """Set the lowest step of any reader; slices below it that no reader opened are evicted early."""
-        self._cache.evictable.low = step
+    def set_order(self, order: ReadingOrder) -> None:
+        """Set in which order the readers open steps: those that are opened last are evicted first."""
+        self._cache.evictable.order = order
         if self._disk is not None:
-            self._disk.low = step
+            self._disk.order = order

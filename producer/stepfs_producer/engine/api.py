@@ -96,7 +96,10 @@ class Engine(ABC):
         return spares_of(self._workers)
 
     async def admit(self, look: Look) -> None:  # noqa: B027 - where there is no other machine, there is nothing to do
-        """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError` has a line for each."""
+        """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError` has a line for each.
+
+        `StoreUnreachableError`: a store is away from a machine, now.
+        """
 
     @abstractmethod
     async def up(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 import trio
 
+from stepfs.errors import StoreUnreachableError
 from stepfs_producer.engine import ray_calls
 from stepfs_producer.engine.api import (
     Engine,
@@ -74,9 +75,12 @@ class RayEngine(Engine):
         self._look = look
         self._fit()  # they come up meanwhile
         found: dict[str, list[str]] = {}
-        async with trio.open_nursery() as nursery:
-            for node_id in ray_calls.nodes():
-                nursery.start_soon(self._look_at, node_id, found)
+        try:
+            async with trio.open_nursery() as nursery:
+                for node_id in ray_calls.nodes():
+                    nursery.start_soon(self._look_at, node_id, found)
+        except* StoreUnreachableError as away:
+            raise away.exceptions[0] from None
         if lines := [line for node_id in sorted(found) for line in found[node_id]]:
             raise UnfitNodesError("\n".join(lines))
         self._admitted.set()
@@ -169,7 +173,7 @@ class RayEngine(Engine):
                 if found:
                     raise UnfitNodesError("\n".join(found[node_id]))
             (done, value), _ = await ray_calls.run_in(actor, begin_in_ray, (self._preload,))
-        except RayError as error:
+        except (RayError, StoreUnreachableError) as error:
             self._why = f"the last one died at its start: {line_of(error)}"
             self._end(actor)
             await trio.sleep(_AGAIN_S)
@@ -199,19 +203,21 @@ class RayEngine(Engine):
                 self._nursery.start_soon(ask, self._idle.receive_nowait())
 
     async def _look_at(self, node_id: str, found: dict[str, list[str]]) -> None:
-        """Note the lacks of a node, if it has any."""
+        """Note the lacks of a node, if it has any. `StoreUnreachableError`, as `admit`."""
         assert self._look is not None
+        name = f"node {ray_calls.nodes().get(node_id, '')} ({node_id[:8]})"
         lines = [f"did not answer within {LOOK_S:.0f} s; look at it, or take it out of the cluster"]
         with trio.move_on_after(LOOK_S):
             try:
                 done, value = await ray_calls.run_at(node_id, self._look)
+                if not done and isinstance(value, StoreUnreachableError):
+                    raise StoreUnreachableError(f"{name}: {value}")
                 lines = list(value) if done else [f"cannot look around: {line_of(value)}"]
             except RayError as error:
                 lines = [f"cannot run stepfs ({line_of(error)}); install the stepfs of the command there"]
         self._seen.add(node_id)
         if lines:
-            address = ray_calls.nodes().get(node_id, "")
-            found[node_id] = [f"node {address} ({node_id[:8]}) {line}" for line in lines]
+            found[node_id] = [f"{name} {line}" for line in lines]
 
     async def _tell_waiting(self) -> None:
         """A cluster may have fewer CPUs than workers, for now; those that are up work."""

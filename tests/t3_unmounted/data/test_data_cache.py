@@ -7,6 +7,7 @@ from data_doubles import World
 from stepfs.data.blocks import State
 from stepfs.data.buffers import Pool, size_class
 from stepfs.data.cache.memory import Cache
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.counters import DataCounts
 from stepfs.data.roles import Role
 from stepfs.format.ids import SliceIndex, Step
@@ -70,7 +71,7 @@ def test_consumed_steps_leave_first_then_passed_over_then_the_farthest():
     consume(cache, 3)
     fetched(cache, 4)
     assert held_steps(cache) == [2, 4, 5]
-    cache.evictable.low = Step(3)
+    cache.evictable.order = ReadingOrder(low=Step(3))
     fetched(cache, 3)
     assert held_steps(cache) == [3, 4, 5]
     fetched(cache, 2)
@@ -105,7 +106,7 @@ def test_a_prefetch_from_the_store_displaces_nearer_blocks_that_are_on_disk():
     cache = new_cache(on_disk={1, 2, 3})
     for step in (1, 2, 3):
         fetched(cache, step)
-    cache.evictable.low = Step(1)
+    cache.evictable.order = ReadingOrder([Step(1)])
     assert leases(cache, asking_block(cache, 4))
     assert held_steps(cache) == [1, 2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from functools import partial
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ import trio.testing
 from data_doubles import LAKE_ID, World, read_all, world_of
 
 from stepfs.data.cache.disk import DiskCache
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.slices import Slices
 from stepfs.errors import RefusedError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -133,6 +135,18 @@ async def test_the_disk_limit_holds_and_the_nearest_steps_stay(nursery, tmp_path
     await until(lambda: steps_on_disk(disk) == [0, 1, 2, 3])
     assert disk.used == 8 * MIB
     nursery.cancel_scope.cancel()
+
+
+def test_in_an_announced_order_the_steps_read_last_leave_the_disk(tmp_path):
+    disk = DiskCache(tmp_path, LAKE_ID, limit=3)
+    for step in (1, 2, 3):
+        disk.add((Step(step), SliceIndex(0)), f"{step}", 1)
+    disk.order = ReadingOrder(map(Step, (3, 7, 1, 5)), low=Step(0))
+    room = partial(disk.make_room, size=1, is_pinned=lambda key: False, is_last_copy=lambda key: False)
+    assert room((Step(7), SliceIndex(0))) == ["2"], "no step of the order"
+    disk.add((Step(7), SliceIndex(0)), "7", 1)
+    assert room((Step(5), SliceIndex(0))) is None
+    assert room((Step(3), SliceIndex(1))) == ["1"]
 
 
 async def test_forgotten_steps_leave_the_disk_but_not_while_open(nursery, tmp_path):

@@ -12,6 +12,7 @@ from data_doubles import LAKE_ID, World
 from data_pages import Pages
 
 from stepfs.data.cache.disk import DiskCache
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.pagecache import primer as prime_module
 from stepfs.data.pagecache.primer import CHUNK_BYTES, Primer
 from stepfs.data.slices import Slices
@@ -42,6 +43,7 @@ class Bench:
             task_status.started()
 
     def prefetch(self, *steps):
+        self.slices.requests.set_order(ReadingOrder(map(Step, steps)))
         self.slices.requests.replace([(self.world.entries[step], [SliceIndex(0)]) for step in steps])
 
     def key(self, step):
@@ -251,4 +253,17 @@ async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_
         assert there.key(step) in there.primer.primed, "a quarter of the budget waits for the other reader"
     assert there.pages.path(8, 0) in there.pages.dropped
     assert there.slices.counts.requests == 13
+    nursery.cancel_scope.cancel()
+
+
+async def test_pages_of_an_order_that_was_given_up_make_room(nursery, bench):
+    """They were never opened, so nothing dropped them: a trainer that resumed elsewhere got no pages for an epoch."""
+    there = bench(steps=8, size=4 * MIB, memory_bytes=32 * MIB)
+    await nursery.start(there.run)
+    there.prefetch(0, 1, 2, 3)
+    await there.until(lambda: there.slices.counts.primed_files == 4)
+    there.slices.reads.open(there.world.entries[1], SliceIndex(0))
+    there.prefetch(4, 5, 6, 7)
+    await there.until(lambda: there.slices.counts.primed_files == 6)
+    assert {step for step, _ in there.primer.primed} == {1, 4, 5}, "what is open keeps its pages"
     nursery.cancel_scope.cancel()

@@ -65,6 +65,30 @@ async def test_a_whole_epoch_fetches_each_step_once(nursery, autojump_clock):
     nursery.cancel_scope.cancel()
 
 
+async def test_a_window_beyond_the_budget_fetches_each_step_once(nursery, autojump_clock):
+    """Evicted by number, the steps that came next left for others: everything was fetched three times."""
+    node = Node(lake(400, 2), memory_bytes=512 * KIB, window=300, hinted=indices(0, 1))
+    order = shuffled(400)
+    node.prefetcher.accept(ShuffleHint(order, 0))
+    await nursery.start(node.run)
+    await read_all(node, [order.step_at(place) for place in range(400)], at_once=4, slices=(0, 1))
+    counts = node.slices.counts
+    assert counts.bytes_fetched == counts.bytes_delivered
+    assert counts.hits >= 0.95 * 800
+    nursery.cancel_scope.cancel()
+
+
+async def test_steps_fetched_before_an_order_was_announced_make_room_for_it(nursery, autojump_clock):
+    node = Node(lake(400, 1), memory_bytes=16 * 4 * KIB, window=16, hinted=indices(0))
+    await nursery.start(node.run)
+    await quiet()
+    assert node.slices.facts.holds(Step(0), 0)
+    node.prefetcher.accept(StepsHint(0, tuple(map(Step, range(300, 390)))))
+    await quiet()
+    assert all(node.slices.facts.holds(Step(step), 0) for step in range(300, 312))
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_listed_order_is_as_good(nursery, autojump_clock):
     steps = random.Random(4).sample(range(3000), 300)
     counts = await share_of_hits(nursery, steps, StepsHint(0, tuple(map(Step, steps))))

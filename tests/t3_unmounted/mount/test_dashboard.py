@@ -21,7 +21,7 @@ from stepfs.histogram import SECONDS, Histogram
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
-from stepfs_producer.plan.state import State
+from stepfs_producer.plan.state import SourceState, State
 from stepfs_producer.run import metrics as plan_metrics
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
 from stepfs_producer.run.results import PlanTotals
@@ -51,7 +51,7 @@ def registry():
 def registry_of_a_run():
     waits = Waits()
     waits.note(Cause.SOURCE, 1.0, "code")
-    state = State("0" * 32, 0, {})
+    state = State("0" * 32, 0, {"code": SourceState("0" * 32, "0" * 32)})
     loader = SimpleNamespace(held=SimpleNamespace(tokens=1, nbytes=1), block_bytes=1)
     conductor = SimpleNamespace(
         loaders={"code": loader}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
@@ -100,7 +100,7 @@ def test_a_panel_asks_for_what_exists(panel):
 
 
 def test_what_says_how_a_run_ails_has_a_panel():
-    """Its losses, its memory and its waits; progress and shares are what `stepfs status` shows."""
+    """Its losses, its memory, its waits, and whether sources keep their shares."""
     shown = {name for panel in PANELS for target in panel["targets"] for name in asked(target["expr"])}
     names = (
         "workers_died_total",
@@ -108,6 +108,7 @@ def test_what_says_how_a_run_ails_has_a_panel():
         "lost_bodies_total",
         "kept_bytes",
         "memory_limit_bytes",
+        "source_tokens_total",
     )
     assert {f"stepfs_produce_{name}" for name in (*names, "waited_seconds_total")} <= shown
 

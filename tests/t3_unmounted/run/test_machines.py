@@ -11,7 +11,7 @@ import pytest
 import trio
 from planned_run import sources_in, write_corpus
 
-from stepfs.errors import UsageError
+from stepfs.errors import StoreUnreachableError, UsageError
 from stepfs.format.grid.record import Grid
 from stepfs.format.keys import data_prefix, parse_data_key
 from stepfs.lake.identity import create_lake, open_lake
@@ -105,6 +105,19 @@ def test_rights_to_put_are_tried(sources, lake, monkeypatch) -> None:
     monkeypatch.setattr("stepfs.store.local.local_store.LocalStore.put", refused)
     (line,) = lacks(sources, lake)
     assert "Permission denied" in line
+
+
+@pytest.mark.parametrize("store", ["lake", "source"])
+def test_a_store_that_is_away_says_nothing_about_the_machine(sources, lake, monkeypatch, store) -> None:
+    """The run ended with exit code 4, which asks to mend something, where a server was restarted."""
+
+    def away(*_arguments: object, **_more: object) -> None:
+        raise StoreUnreachableError("the server answers nothing")
+
+    name = "open_lake" if store == "lake" else "format_of"
+    monkeypatch.setattr(f"stepfs_producer.run.machines.needs.{name}", away)
+    with pytest.raises(StoreUnreachableError, match="the server answers nothing"):
+        lacks(sources, lake)
 
 
 def test_what_the_look_puts_is_known_as_an_orphan(sources, lake) -> None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.errors import RefusedError
 from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import SliceIndex, SliceKey, Step
@@ -41,7 +42,7 @@ class DiskCache:
         """Adopt `directory`/slices with the files of a crashed mount. `RefusedError`. Touches files."""
         self.limit = limit
         self.used = 0
-        self.low = Step(0)  # files of steps below were passed over by the readers
+        self.order = ReadingOrder()
         self._lake_id = lake_id
         self._files: dict[SliceKey, tuple[str, int]] = {}  # name, bytes; in order of arrival
         self._consumed: dict[SliceKey, None] = {}
@@ -176,12 +177,14 @@ class DiskCache:
         os.unlink(name, dir_fd=self._directory)
 
     def _victim(self, step: Step, is_pinned: _Keeps, is_last_copy: _Keeps) -> SliceKey | None:
-        passed = (key for key in self._files if key[0] < self.low)
+        order = self.order
+        passed = (key for key in self._files if order.passed(key[0]))
         for key in itertools.chain(self._consumed, passed):
             if not is_pinned(key):
                 return key
-        for key in sorted(self._files, reverse=True):
-            if key[0] <= step:
+        own = order.distance(step)
+        for key in sorted(self._files, key=lambda key: (order.distance(key[0]), key[1]), reverse=True):
+            if order.distance(key[0]) <= own:
                 return None
             if not is_pinned(key) and not is_last_copy(key):
                 return key

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from stepfs.data.blocks import Block
+from stepfs.data.cache.reading_order import Distance, ReadingOrder
 from stepfs.data.roles import Role
 from stepfs.format.ids import Step
 
@@ -21,7 +22,7 @@ class EvictionOrder:
     """The order in which unpinned blocks may go."""
 
     def __init__(self) -> None:
-        self.low = Step(0)  # the lowest step of any reader: lower steps were skipped and leave early
+        self.order = ReadingOrder()  # of the steps ahead
         self._aside: dict[Role, OrderedDict[Block, None]] = {  # oldest first
             Role.CONSUMED: OrderedDict(),
             Role.IDLE: OrderedDict(),
@@ -65,27 +66,27 @@ class EvictionOrder:
         return self._take(next(reversed(self._aside[Role.AWAITED])))
 
     def pop_spent(self) -> Block | None:
-        """The oldest consumed or idle block, else one of the lowest step if readers have passed it."""
+        """The oldest consumed or idle block, else one of the lowest step if readers have passed over it."""
         unneeded = self.pop_unneeded()
         if unneeded is not None or not self._ahead:
             return unneeded
         step = min(self._ahead)
-        return self._take(next(iter(self._ahead[step]))) if step < self.low else None
+        return self._take(next(iter(self._ahead[step]))) if self.order.passed(step) else None
 
-    def pop_copied(self, copied: Callable[[Block], bool], *, above: int) -> Block | None:
-        """The farthest block of a step > `above` that can be loaded from disk again."""
-        for step in sorted(self._ahead, reverse=True):
-            if step <= above:
+    def pop_copied(self, copied: Callable[[Block], bool], *, beyond: Distance) -> Block | None:
+        """The farthest block beyond a distance that can be loaded from disk again."""
+        for step in sorted(self._ahead, key=self.order.distance, reverse=True):
+            if self.order.distance(step) <= beyond:
                 return None
             for block in self._ahead[step]:
                 if copied(block):
                     return self._take(block)
         return None
 
-    def pop_farthest(self, *, above: int) -> Block | None:
-        """A block of the farthest step, if that is > `above`."""
-        step = max(self._ahead, default=None)
-        if step is None or step <= above:
+    def pop_farthest(self, *, beyond: Distance | None = None) -> Block | None:
+        """A block of the farthest step, if that is beyond a distance."""
+        step = max(self._ahead, key=self.order.distance, default=None)
+        if step is None or (beyond is not None and self.order.distance(step) <= beyond):
             return None
         return self._take(next(reversed(self._ahead[step])))
 

@@ -15,6 +15,7 @@ from stepfs.data.blocks import Block, HeldSlice, State
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.cache.eviction import EvictionOrder
 from stepfs.data.cache.passed import find_passed
+from stepfs.data.cache.reading_order import NEAREST
 from stepfs.data.counters import DataCounts
 from stepfs.data.ranges import join_pieces
 from stepfs.data.roles import NEXT, Role
@@ -124,17 +125,15 @@ class Cache:
         spent = self.evictable.pop_spent() or self.evictable.pop_awaited(_AWAITED_SHARE * self.pool.limit)
         if spent is not None:
             return spent
-        near, far = self.evictable.low, -1
+        own = None if asking.pinned else self.evictable.order.distance(asking.step)
         loading = self.copied(asking)
-        if not asking.pinned:
-            far = asking.step
-            if loading or self._unsaved_bytes > _UNSAVED_SHARE * self.pool.limit:
-                near = max(near, asking.step)
-        copied = self.evictable.pop_copied(self.copied, above=near)
+        ahead_of_disk = loading or self._unsaved_bytes > _UNSAVED_SHARE * self.pool.limit
+        near = own if own is not None and ahead_of_disk else NEAREST
+        copied = self.evictable.pop_copied(self.copied, beyond=near)
         if copied is not None or (loading and not asking.waiting):
             return copied
         return (
-            self.evictable.pop_farthest(above=far)
+            self.evictable.pop_farthest(beyond=own)
             or (self.evictable.pop_awaited(0) if asking.pinned else None)
             or self._passed_victim(asking)
             or self._pinned_victim(asking)
@@ -198,7 +197,7 @@ class Cache:
         """Live within `limit` bytes from now on; pinned blocks stay, and go over it until they are closed."""
         while self.pool.set_limit(limit):
             order = self.evictable
-            victim = order.pop_spent() or order.pop_farthest(above=-1) or order.pop_awaited(0)
+            victim = order.pop_spent() or order.pop_farthest() or order.pop_awaited(0)
             if victim is None:
                 return
             self.drop(victim)

@@ -201,16 +201,25 @@ class Primer:
                     yield held
 
     async def _room(self, held: HeldSlice) -> bool:
-        """Charge the slice's pages, dropping consumed and idle ones for it. False: no room, or it was evicted meanwhile."""
+        """Charge the slice's pages, dropping those nobody needs for it. False: no room, or it was evicted meanwhile."""
         cache = self._slices.cache
         while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
-            if not self._order:
+            unneeded = self._order.oldest(held.length, lambda key: self._primed[key].length)
+            if not (unneeded := unneeded or self._unplanned()):
                 return False
-            await self._drop(self._order.oldest(held.length, lambda key: self._primed[key].length))
+            await self._drop(unneeded)
         if held.ready:
             return True
         cache.pool.discharge(held.length)
         return False
+
+    def _unplanned(self) -> list[SliceKey]:
+        """A file that was never opened, of a step that the newest plan does not name: its readers went elsewhere."""
+        cache = self._slices.cache
+        order = cache.evictable.order
+        kept = {held.key for held in cache.opened()}.union(self._order.closed())
+        found = next((key for key in self._primed if key not in kept and not order.plans(key[0])), None)
+        return [] if found is None else [found]
 
     def _enter(self, held: HeldSlice) -> None:
         # A file that was evicted before is not checked again: a kernel that evicts at once is not fought.

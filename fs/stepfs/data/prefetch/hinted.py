@@ -152,6 +152,10 @@ class HintedStreams:
             (step, tuple(sorted(missing[step]))) for step in sorted(missing, key=lambda step: places[step])
         ]
 
+    def ended(self, now: float) -> bool:
+        """Whether readers came to the end of an order a short while ago: they may not begin at the first step again."""
+        return any(stream.ended and now - stream.touched_at < EXPIRES_S for stream in self._streams)
+
     def needed_from(self) -> Step | None:
         """The least step that an unfinished order began with; None without one."""
         return min((stream.order.lowest for stream in self._streams if not stream.ended), default=None)

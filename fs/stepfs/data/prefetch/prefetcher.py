@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import trio
 
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.prefetch.hinted import HintedStreams
 from stepfs.data.prefetch.history import AccessHistory
 from stepfs.data.prefetch.order import ordered_runs
@@ -157,9 +158,10 @@ class Prefetcher:
             now=trio.current_time(),
         )
         self._alone = {step for step, _ in hinted}
-        if not opened and not hinted:
+        if not opened and not hinted and not self.hints.ended(trio.current_time()):
             start = first if self._start is None else max(first, self._start)
-            return plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
+            plan = plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
+            return self._ordered(plan, low=first)
         if not hinted:
             self._affordable(learned)
         plan = plan_ahead(
@@ -172,8 +174,12 @@ class Prefetcher:
             fixed=self._fixed,
         )
         low = min((step for step, _ in plan), default=opened[0].low if opened else first)
-        self._slices.requests.set_low(first if hinted else low)  # of announced steps none is passed over
-        return hinted + [prefetch for prefetch in plan if prefetch[0] not in self._alone]
+        whole = hinted + [prefetch for prefetch in plan if prefetch[0] not in self._alone]
+        return self._ordered(whole, low=first if hinted else low)  # of announced steps none is passed over
+
+    def _ordered(self, plan: Plan, *, low: Step) -> Plan:
+        self._slices.requests.set_order(ReadingOrder((step for step, _ in plan), low=low))
+        return plan
 
     def _affordable(self, slices: int) -> int:
         """The window from now on, for so many slices a step."""

@@ -87,9 +87,6 @@ def swap(costs: Integers, partition: Integers) -> Integers:
     return partition
 
 
-Integers = NDArray[np.int64]
-
-
 def differencing(costs: Integers, bins: int) -> Integers:
     """Item indices [bins, items / bins]. Of equal spreads the older state goes first; of equal loads the smaller bin."""
     order = np.argsort(-costs, kind="stable")

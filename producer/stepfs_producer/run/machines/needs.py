@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import RefusedError, StepfsError
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import data_key
 from stepfs.lake.identity import open_lake
@@ -49,7 +49,10 @@ def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) 
 
 
 def lacking(needs: Needs) -> list[str]:
-    """The lacks of this machine, each as the end of a sentence about it."""
+    """The lacks of this machine, each as the end of a sentence about it.
+
+    `StoreUnreachableError`: a store is away, which says nothing about the machine.
+    """
     here = libraries()
     lines = [
         f"has {name} {here[name] or 'not'}, the command {version}; install the same"
@@ -65,10 +68,14 @@ def lacking(needs: Needs) -> list[str]:
             if first is not None:
                 with open_listed(spec, first) as file:
                     file.read(0, min(first.size, 1))
+        except StoreUnreachableError:
+            raise
         except (StepfsError, OSError) as error:
             lines.append(f"cannot work for source {spec.name}: {error}")
     try:
         trio.run(_put, needs)
+    except StoreUnreachableError:
+        raise
     except (StepfsError, OSError) as error:
         lines.append(f"cannot put into the lake {needs.options.lake}: {error}")
     return list(dict.fromkeys(line.replace("\n", " ") for line in lines))
