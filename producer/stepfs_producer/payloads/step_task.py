@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stepfs_producer.payloads.columns import Columns, ColumnSpec, Taken
 from stepfs_producer.payloads.columns import gathered as gathered_columns
 
+Integers = NDArray[np.int64]
 NO_TOKEN: Final = -1
 SPAN_COLUMNS: Final = (
     "rank",
@@ -28,6 +29,19 @@ SPAN_COLUMNS: Final = (
     "offset",  # of the record in its file: bytes, or rows
     "first",  # token of the record
 )
+PLACED_COLUMNS: Final = (
+    "rank",
+    "micro",
+    "row",  # of its micro-batch
+    "column",
+    "tokens",
+    "source",  # index into `sources`
+    "epoch",
+    "group",  # number among the groups of the step
+    "record",  # of the group
+    "first",  # token of the record
+)
+_TOKENS, _GROUP, _RECORD, _FIRST = map(PLACED_COLUMNS.index, ("tokens", "group", "record", "first"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +106,6 @@ class PayloadSpec:
         counts[:, 0] = np.bincount(of, minlength=ranks * each)
         found: list[int] = counts.ravel().tolist()
         return found
-
-
-Integers = NDArray[np.int64]
-PLACED_COLUMNS: Final = (
-    "rank",
-    "micro",
-    "row",  # of its micro-batch
-    "column",
-    "tokens",
-    "source",  # index into `sources`
-    "epoch",
-    "group",  # number among the groups of the step
-    "record",  # of the group
-    "first",  # token of the record
-)
-_TOKENS, _GROUP, _RECORD, _FIRST = map(PLACED_COLUMNS.index, ("tokens", "group", "record", "first"))
 
 
 @dataclass(frozen=True, slots=True)
