@@ -26,7 +26,7 @@ from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.documents import BAD
 from stepfs_producer.transforms.images import library
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import function_of
@@ -83,7 +83,8 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
     found = Inspection()
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
-    usable = found.attempt(place, lambda: load_tokenizer(tokenizer)) is not None
+    loaded = found.attempt(place, lambda: pinned(tokenizer))  # read once, not by every source
+    usable = loaded is not None and found.attempt(place, lambda: load_tokenizer(loaded)) is not None
     call = plan.cost.call
     if call is not None:
         found.attempt(("cost", "call"), lambda: function_of(call))
@@ -97,7 +98,7 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         sees = usable
         if source is not None:
             sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
-        work = transform_spec(plan, sources[spec.name], tokenizer)
+        work = transform_spec(plan, sources[spec.name], loaded or tokenizer)
         if work.images is not None:
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
