@@ -29,18 +29,8 @@ SPAN_COLUMNS: Final = (
     "offset",  # of the record in its file: bytes, or rows
     "first",  # token of the record
 )
-PLACED_COLUMNS: Final = (
-    "rank",
-    "micro",
-    "row",  # of its micro-batch
-    "column",
-    "tokens",
-    "source",  # index into `sources`
-    "epoch",
-    "group",  # number among the groups of the step
-    "record",  # of the group
-    "first",  # token of the record
-)
+# "group": number among the groups of the step; "record": of the group.
+PLACED_COLUMNS: Final = (*SPAN_COLUMNS[:-3], "group", "record", "first")
 _TOKENS, _GROUP, _RECORD, _FIRST = map(PLACED_COLUMNS.index, ("tokens", "group", "record", "first"))
 
 

@@ -19,7 +19,7 @@ import trio
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch
-from stepfs.format.keys import LAKE, libraries_key, plan_key, source_listing_key
+from stepfs.format.keys import LAKE, libraries_key, source_listing_key
 from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
@@ -60,10 +60,6 @@ def committed_positions(log: LogReader) -> dict[str, object]:
     return {producer_id: position for producer_id, position in positions.items() if position is not None}
 
 
-async def keep_plan(store: Store, lake_id: str, digest: str, text: str) -> None:
-    await _keep(store, plan_key(lake_id, digest), text.encode())
-
-
 async def keep_libraries(store: Store, lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> None:
     """Keep the versions here, with which one incarnation makes its steps."""
     text = json.dumps(libraries())
@@ -96,7 +92,7 @@ def libraries() -> dict[str, str | None]:
 async def keep_listing(store: Store, lake_id: str, listing: Listing) -> None:
     """Keep a listing. A run that names it in a position has kept all of it before."""
     for number, shard in enumerate(listing.to_shards()):
-        await _keep(store, source_listing_key(lake_id, listing.digest, number), shard)
+        await keep(store, source_listing_key(lake_id, listing.digest, number), shard)
 
 
 async def frozen_listing(store: Store, lake_id: str, source: str, digest: str) -> Listing:
@@ -130,7 +126,8 @@ async def _create_or_open(store: Store, grid: Grid, ext: str, schema: str | None
             raise refused from None  # refused for another reason: the store is unfit
 
 
-async def _keep(store: Store, key: str, body: bytes) -> None:
+async def keep(store: Store, key: str, body: bytes) -> None:
+    """Create an object whose name is the digest of its content, unless it is there."""
     outcome = await take_slot(store, key, body)
     if isinstance(outcome, Unknown):
         raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; start again")

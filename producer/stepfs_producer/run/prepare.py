@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.keys import plan_key
 from stepfs.format.payload.schema import Scalar
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
@@ -31,7 +32,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
 from stepfs_producer.run.compile import compile_plan, modules_of, payload_spec, source_specs, tokenizer_spec
-from stepfs_producer.run.lake import keep_listing, keep_plan
+from stepfs_producer.run.lake import keep, keep_listing
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.layout import Layout
@@ -166,7 +167,7 @@ async def fit_plan(
         await keep_listing(store, identity.lake_id, listings[name])
     found = await trio.to_thread.run_sync(prepare_plan, place, listings)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
-    await keep_plan(store, identity.lake_id, found.digest, plan_text(place.plan))
+    await keep(store, plan_key(identity.lake_id, found.digest), plan_text(place.plan).encode())
     return found
 
 
